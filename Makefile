@@ -1,0 +1,107 @@
+# Everything a contributor does. `make` alone lists it.
+
+PYTHON ?= python3
+PYTEST_ARGS ?=
+EXTRAS := demo,dev
+
+VENV := .venv
+VENV42 := .venv-spark42
+BIN := $(VENV)/bin
+BIN42 := $(VENV42)/bin
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# Two suites at once would fight over the machine.
+.NOTPARALLEL:
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  \033[1m%-15s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# --- environments ---------------------------------------------------------------------------------------------------------
+
+.PHONY: install
+install: $(VENV)/.installed ## Make .venv, with .venv/bin/penstock in it (Spark 4.1)
+
+.PHONY: install-spark42
+install-spark42: $(VENV42)/.installed ## Make .venv-spark42, the same with Spark 4.2
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$(EXTRAS)]'
+	touch $@
+
+# The same packages, except for those that constraints-spark42.txt names again.
+$(VENV42)/.installed: pyproject.toml constraints.txt constraints-spark42.txt
+	$(PYTHON) -m venv $(VENV42)
+	awk -F '==' 'FNR == NR { newer[$$1]; print; next } !($$1 in newer)' constraints-spark42.txt constraints.txt > $(VENV42)/constraints.txt
+	$(BIN42)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV42)/constraints.txt --editable '.[$(EXTRAS)]'
+	touch $@
+
+# --- to see it -----------------------------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: install ## Postgres to Delta on this machine: snapshot, live changes, comparison
+	$(BIN)/penstock demo
+
+.PHONY: bench
+bench: install ## Capture speed beside pg_recvlogical
+	$(BIN)/python -m benchmarks.capture
+
+# --- to trust it ---------------------------------------------------------------------------------------------------------
+
+.PHONY: test
+test: test-spark41 test-spark42 ## All tests on Spark 4.1, then the tests of the source on Spark 4.2
+
+.PHONY: test-unit
+test-unit: install ## Unit and property tests; seconds
+	$(BIN)/python -m pytest tests/unit tests/property $(PYTEST_ARGS)
+
+.PHONY: test-quick
+test-quick: install ## Everything but recovery and acceptance
+	$(BIN)/python -m pytest -m 'not recovery and not acceptance' $(PYTEST_ARGS)
+
+.PHONY: test-spark41
+test-spark41: install ## All tests on Spark 4.1
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# pytest itself fails when it selects no test.
+.PHONY: test-spark42
+test-spark42: install-spark42 ## The tests of the Spark source on Spark 4.2
+	$(BIN42)/python -m pytest -m source $(PYTEST_ARGS)
+
+.PHONY: coverage
+coverage: install ## Unit to integration tests with branch coverage
+	$(BIN)/python -m pytest -m 'not recovery and not acceptance' --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
+
+.PHONY: lint
+lint: install ## Style, formatting, the direction of imports, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/mypy
+
+.PHONY: types
+types: install ## mypy, strict, over src, tests and benchmarks
+	$(BIN)/mypy
+
+.PHONY: format
+format: install ## Let ruff format and fix what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# --- to ship it ----------------------------------------------------------------------------------------------------------
+
+.PHONY: docs
+docs: install ## Write the generated reference pages under docs/reference
+	$(BIN)/python -m penstock.cli.docs docs/reference
+
+.PHONY: package
+package: install ## Build the wheel and the source distribution into dist/
+	$(BIN)/python -m build
+
+.PHONY: clean
+clean: ## Remove environments, caches and build results
+	rm -rf $(VENV) $(VENV42) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

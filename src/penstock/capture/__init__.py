@@ -1,0 +1,1 @@
+"""What produces changes. `WalCapture` follows a replication slot into a spool."""

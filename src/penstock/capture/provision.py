@@ -1,0 +1,21 @@
+"""Publication, then slot: what must be there before the first change can be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.publication import ensure_publication
+from penstock.postgres.slot import Slot, check_server, check_slot, ensure_slot, inspect_server
+from penstock.schema import TableName
+
+
+def ensure_capture(address: SourceAddress, slot: str, publication: str, tables: Collection[TableName]) -> Slot:
+    """Create what is missing, in the one order that is safe, and give back the slot. Does nothing when all is there."""
+    with connect(address) as connection:
+        server = inspect_server(connection)
+        check_server(server)
+        ensure_publication(connection, publication, tables)
+        found = ensure_slot(address, connection, slot)
+        check_slot(found, server.database)
+        return found

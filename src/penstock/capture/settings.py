@@ -1,0 +1,94 @@
+"""What a capture needs to know, declared once.
+
+The same settings travel as the options of the Spark source, so they have a plain string form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from penstock.errors import ConfigError
+from penstock.postgres.connection import SourceAddress
+from penstock.schema import TableName
+from penstock.secret import Secret
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureLimits:
+    """How much a capture may hold, and how long it may wait. All bounds, no targets."""
+
+    segment_rows: int = 100_000
+    segment_bytes: int = 64 << 20
+    segment_seconds: float = 0.5
+    seal_seconds: float = 0.02
+    """The least time between two seals; it grows by itself while readers are behind."""
+    quiet_seconds: float = 5.0
+    """How often, at most, an idle or filtered database moves the position forward."""
+    buffer_bytes: int = 128 << 20
+    spool_bytes: int = 20 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSettings:
+    """One slot, one publication, one spool."""
+
+    address: SourceAddress
+    slot: str
+    publication: str
+    spool: Path
+    tables: tuple[TableName, ...] = ()
+    """What the publication must hold when the capture itself has to create it."""
+    limits: CaptureLimits = CaptureLimits()
+
+    def to_options(self) -> dict[str, str]:
+        """As options of the Spark source. Spark hides the option called `password` wherever it shows options."""
+        options = {
+            "dsn": self.address.dsn,
+            "slot": self.slot,
+            "publication": self.publication,
+            "spool": str(self.spool),
+            "tables": ",".join(str(table) for table in self.tables),
+        }
+        if self.address.password is not None:
+            options["password"] = self.address.password.reveal()
+        for field in fields(CaptureLimits):
+            options[_camel(field.name)] = str(getattr(self.limits, field.name))
+        return options
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> CaptureSettings:
+        """Read the options back. Spark folds their names to lower case."""
+        folded = {name.lower(): value for name, value in options.items()}
+        for required in ("dsn", "slot", "spool"):
+            if not folded.get(required):
+                raise ConfigError(f"the option {required!r} is missing", hint=f'add .option("{required}", …)')
+        password = folded.get("password")
+        names = [part for part in folded.get("tables", "").split(",") if part.strip()]
+        return cls(
+            SourceAddress.parse(folded["dsn"], Secret(password) if password else None),
+            folded["slot"],
+            folded.get("publication") or folded["slot"],
+            Path(folded["spool"]),
+            tuple(TableName.parse(name.strip()) for name in names),
+            _limits(folded),
+        )
+
+
+def _limits(folded: Mapping[str, str]) -> CaptureLimits:
+    defaults = CaptureLimits()
+    values: dict[str, int | float] = {}
+    for field in fields(CaptureLimits):
+        default = getattr(defaults, field.name)
+        text = folded.get(_camel(field.name).lower())
+        try:
+            values[field.name] = type(default)(text) if text is not None else default
+        except ValueError as error:
+            raise ConfigError(f"the option {_camel(field.name)!r} is not a number: {text!r}", hint=f"the default is {default}") from error
+    return CaptureLimits(**values)  # type: ignore[arg-type]
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)

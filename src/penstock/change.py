@@ -1,0 +1,133 @@
+"""What travels from the decoder to the sinks: typed change batches, and the steps of the log that carry them.
+
+A change batch has the table's own columns, then the metadata columns below. The first three have the names that Delta's change feed and
+Spark already use. Changes are ordered by `(_commit_version, _ordinal)`, a pair that is unique; never by LSN, xid or time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+import pyarrow as pa
+
+from penstock.position import Position
+from penstock.schema import TableSchema
+
+
+class ChangeType(StrEnum):
+    """The values of `_change_type`. A primary key change is a `delete` of the old key, then an `insert` of the new one."""
+
+    INSERT = "insert"
+    UPDATE_PREIMAGE = "update_preimage"
+    UPDATE_POSTIMAGE = "update_postimage"
+    DELETE = "delete"
+    TRUNCATE = "truncate"
+
+
+CHANGE_TYPE = "_change_type"
+COMMIT_VERSION = "_commit_version"
+COMMIT_TIMESTAMP = "_commit_timestamp"
+ORDINAL = "_ordinal"
+XID = "_xid"
+UNCHANGED = "_unchanged"
+EXACT = "_exact"
+
+EXACT_TYPE = pa.map_(pa.string(), pa.string())
+
+METADATA_FIELDS: tuple[pa.Field, ...] = (
+    pa.field(CHANGE_TYPE, pa.string(), nullable=False),
+    # Null only in pieces of a transaction that was still open when they were written; the manifest then holds the one value.
+    pa.field(COMMIT_VERSION, pa.int64()),
+    pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", "UTC")),
+    pa.field(ORDINAL, pa.int64(), nullable=False),
+    pa.field(XID, pa.int64(), nullable=False),
+    # Names of columns whose stored value did not travel (unchanged TOAST); null when there are none.
+    pa.field(UNCHANGED, pa.list_(pa.string())),
+    # Column name → exact Postgres text, for values that the typed column cannot hold; null when there are none.
+    pa.field(EXACT, EXACT_TYPE),
+)
+METADATA_NAMES = frozenset(field.name for field in METADATA_FIELDS)
+
+
+def change_schema(table: TableSchema) -> pa.Schema:
+    """The Arrow schema of a change batch of `table`. Every column is nullable: a delete carries only its key."""
+    own = [pa.field(column.name, column.arrow_type) for column in table.columns]
+    return pa.schema([*own, *METADATA_FIELDS])
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeCounts:
+    """What a batch holds; lets a sink choose its way without reading the rows."""
+
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+    truncates: int = 0
+    moves: int = 0
+    """Key changes; each is also one delete and one insert."""
+    unchanged: int = 0
+    """Rows that name at least one column in `_unchanged`."""
+
+    @property
+    def rows(self) -> int:
+        return self.inserts + self.updates + self.deletes + self.truncates
+
+    def __add__(self, other: ChangeCounts) -> ChangeCounts:
+        return ChangeCounts(
+            self.inserts + other.inserts,
+            self.updates + other.updates,
+            self.deletes + other.deletes,
+            self.truncates + other.truncates,
+            self.moves + other.moves,
+            self.unchanged + other.unchanged,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch:
+    """Changes of one table under one version of its schema, in order. `rows` has exactly `change_schema(table)`."""
+
+    table: TableSchema
+    rows: pa.RecordBatch
+    counts: ChangeCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Transactions:
+    """A run of whole transactions, all committed. `end` is the position of the last; `batches` may be empty (nothing published)."""
+
+    batches: tuple[ChangeBatch, ...]
+    end: Position
+    commit_time: datetime
+    """Of the last transaction."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionPiece:
+    """Part of a transaction too long to wait for: `_commit_version` and `_commit_timestamp` are still null in its rows."""
+
+    xid: int
+    batches: tuple[ChangeBatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PiecesCommitted:
+    """The transaction of the pieces so far has committed at `end`."""
+
+    xid: int
+    end: Position
+    commit_time: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """The server has sent everything that commits up to `position`, and nothing is open."""
+
+    position: Position
+
+
+LogStep = Transactions | TransactionPiece | PiecesCommitted | Quiet
+"""What a decoder gives out, in the order of the log."""

@@ -1,0 +1,100 @@
+"""What a person sees while a pipeline runs: progress bars for snapshots, then one line of rate and lag."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from datetime import UTC, datetime
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from penstock.pipeline.observer import EpochReport, PipelineObserver
+from penstock.pipeline.states import TableStatus
+from penstock.schema import TableName
+
+_RATE_WINDOW_SECONDS = 10.0
+
+
+class LiveDisplay(PipelineObserver):
+    """A context manager; draws in place on a terminal, prints plain lines elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._progress = Progress(
+            TextColumn("  {task.description:<28}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("chunks  {task.fields[rows]:>12,} rows"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=False,
+        )
+        self._tasks: dict[TableName, TaskID] = {}
+        self._rows: dict[TableName, int] = {}
+        self._recent: deque[tuple[float, int]] = deque()
+        self._lock = threading.Lock()
+        self.rows_total = 0
+        self.epochs_total = 0
+        self.last_epoch: EpochReport | None = None
+
+    def __enter__(self) -> LiveDisplay:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None:
+        if not self._tasks:
+            self._console.print("[bold]Snapshot[/]")
+            self._progress.start()
+        self._rows[table] = 0
+        if table in self._tasks:
+            self._progress.reset(self._tasks[table], total=chunks)
+        else:
+            self._tasks[table] = self._progress.add_task(str(table), total=chunks, rows=0)
+
+    def snapshot_advanced(self, table: TableName, chunks: int, rows: int, heap_bytes: int) -> None:
+        self._rows[table] += rows
+        self._progress.update(self._tasks[table], advance=chunks, rows=self._rows[table])
+
+    def streaming_started(self) -> None:
+        self._progress.stop()
+        self._console.print("[bold]Streaming[/]")
+
+    def epoch_recorded(self, report: EpochReport) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self.rows_total += report.rows
+            self.epochs_total += 1
+            self.last_epoch = report
+            self._recent.append((now, report.rows))
+            while now - self._recent[0][0] > _RATE_WINDOW_SECONDS:
+                self._recent.popleft()
+        if report.rows:
+            self._console.print(self._line(report), highlight=False, soft_wrap=True)
+
+    def table_failed(self, table: TableName, status: TableStatus) -> None:
+        self._console.print(f"  [red]failed[/]  {table}: {status.reason}", highlight=False, soft_wrap=True)
+        if status.remedy:
+            self._console.print(f"          fix: {status.remedy}", highlight=False, soft_wrap=True)
+
+    def interrupted(self, reason: str, pause_seconds: float) -> None:
+        self._console.print(f"  [yellow]waiting[/] {reason} (trying again in about {pause_seconds:.0f} s)", highlight=False, soft_wrap=True)
+
+    @property
+    def rows_per_second(self) -> float:
+        with self._lock:
+            if not self._recent:
+                return 0.0
+            seconds = max(1.0, time.monotonic() - self._recent[0][0])
+            return sum(rows for _, rows in self._recent) / seconds
+
+    def _line(self, report: EpochReport) -> str:
+        lag = (datetime.now(UTC) - report.commit_time).total_seconds() if report.commit_time else 0.0
+        return (
+            f"  epoch {report.number:>5}  {report.rows:>9,} changes in {report.seconds:5.2f} s  "
+            f"{self.rows_per_second:>9,.0f} changes/s  lag {lag:5.2f} s  at {report.position}"
+        )

@@ -1,0 +1,88 @@
+"""`penstock`: run, status, demo.
+
+Exit codes: 0 ok, 1 runtime, 2 configuration, 3 environment, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from penstock.errors import (
+    AuthenticationError,
+    ConfigError,
+    ConnectionLostError,
+    EnvironmentUnfitError,
+    NoTablesError,
+    PenstockError,
+    PrivilegeError,
+    SecretError,
+    WalLevelError,
+)
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Mirror Postgres tables into a lakehouse, on Spark.")
+
+_CONFIGURATION = (ConfigError, SecretError, NoTablesError)
+_ENVIRONMENT = (EnvironmentUnfitError, AuthenticationError, ConnectionLostError, PrivilegeError, WalLevelError)
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="the pipeline's YAML file", show_default=False)]
+
+
+@app.command()
+def run(
+    config: ConfigPath,
+    once: Annotated[bool, typer.Option("--once", help="catch up to what was there at the start, then exit")] = False,
+) -> None:
+    """Copy the tables, then follow the log until stopped."""
+    from penstock.cli.run import run_pipeline
+
+    raise typer.Exit(run_pipeline(config, once=once, console=Console(stderr=True)))
+
+
+@app.command()
+def status(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
+    """Show where the slot, the spool and every table stand. Needs no Spark, and works while the pipeline runs."""
+    from penstock.cli.status import print_status
+    from penstock.pipeline.config import load_config
+    from penstock.pipeline.status import inspect_status
+
+    found = inspect_status(load_config(config))
+    if as_json:
+        typer.echo(json.dumps(found.as_document(), indent=2))
+    else:
+        print_status(found, Console())
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path, typer.Option(help="where the demo's database, state and lake go")] = Path("demo"),
+    seconds: Annotated[float, typer.Option(help="how long the live workload lasts")] = 30.0,
+) -> None:
+    """Mirror a small shop from an embedded Postgres, under load, and compare it row by row."""
+    from penstock.cli.demo import run_demo
+
+    raise typer.Exit(run_demo(directory, seconds, Console()))
+
+
+def main() -> None:
+    """The console script: errors become one message and an exit code, never a traceback."""
+    try:
+        app(standalone_mode=True)
+    except PenstockError as error:
+        Console(stderr=True).print(f"[red]error[/] {error}", highlight=False, soft_wrap=True)
+        sys.exit(exit_code(error))
+
+
+def exit_code(error: PenstockError) -> int:
+    if isinstance(error, _CONFIGURATION):
+        return 2
+    return 3 if isinstance(error, _ENVIRONMENT) else 1
+
+
+if __name__ == "__main__":
+    main()

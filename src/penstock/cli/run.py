@@ -1,0 +1,59 @@
+"""`penstock run`."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from penstock.cli.live import LiveDisplay
+from penstock.pipeline.config import PipelineConfig, load_config
+from penstock.pipeline.pipeline import Pipeline
+from penstock.spark.session import build_session, delta_package
+
+
+def run_pipeline(path: Path, *, once: bool, console: Console) -> int:
+    """Run until stopped, or caught up; gives back the exit code."""
+    config = load_config(path)
+    config.source.address()  # a missing secret is found before Spark is started
+    ended_by: list[int] = []
+    with LiveDisplay(console) as display:
+        pipeline = start_pipeline(config, display)
+
+        def stop(number: int) -> None:
+            ended_by.append(number)
+            pipeline.stop()
+
+        _on_signals(stop)
+        result = pipeline.run(once=once)
+    failed = result.failed
+    console.print(f"at {result.position}: {len(result.tables) - len(failed)} tables up to date, {len(failed)} failed", highlight=False)
+    if signal.SIGINT in ended_by:
+        return 130
+    return 1 if failed and once else 0
+
+
+def start_pipeline(config: PipelineConfig, display: LiveDisplay) -> Pipeline:
+    packages = config.spark.packages or (delta_package(),)
+    spark = build_session(
+        f"penstock {config.pipeline}",
+        master=config.spark.master,
+        packages=packages,
+        conf=config.spark.conf,
+        log=config.state / "spark.log",
+    )
+    return Pipeline(config, spark, display)
+
+
+def _on_signals(stop: Callable[[int], None]) -> None:
+    """Let SIGINT and SIGTERM end a run in order; a second one ends the process at once."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        stop(number)
+
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)

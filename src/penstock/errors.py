@@ -1,0 +1,311 @@
+"""The whole error tree.
+
+Every error has a stable code, a `Recovery` that says what follows, and, where an operator can mend it, a hint with the exact fix.
+A raise site only chooses a class; `penstock.pipeline` and `penstock.capture` decide from `Recovery` alone whether to try again.
+Spark hands exceptions over as text, so the code is part of the message. No error ever carries a row value or a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import Enum
+from typing import ClassVar
+
+
+class Recovery(Enum):
+    """What follows an error."""
+
+    RETRY = "retry"
+    """Back off and try the same thing again from the same position."""
+    OPERATOR = "operator"
+    """Stop; a person must act, and the hint says how."""
+    FATAL = "fatal"
+    """Stop; this should not be possible, and going on could harm data."""
+
+
+class PenstockError(Exception):
+    """The root of everything that Penstock raises on purpose."""
+
+    code: ClassVar[str] = "PEN-0000"
+    recovery: ClassVar[Recovery] = Recovery.FATAL
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        text = f"{self.code}: {self.message}"
+        return f"{text}\n  fix: {self.hint}" if self.hint else text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.hint)
+
+
+def parse_error(text: str) -> PenstockError | None:
+    """Find an error of ours in what Spark made of it: its text, somewhere in a traceback. None if there is none."""
+    match = re.search(r"(PEN-\d{4}): (.*)(?:\n  fix: (.*))?", text)
+    cls = _by_code().get(match[1]) if match else None
+    return cls(match[2], hint=match[3]) if match and cls else None
+
+
+def _by_code() -> dict[str, type[PenstockError]]:
+    def family(cls: type[PenstockError]) -> Iterator[type[PenstockError]]:
+        yield cls
+        for child in cls.__subclasses__():
+            yield from family(child)
+
+    return {cls.code: cls for cls in family(PenstockError)}
+
+
+def _rebuild(cls: type[PenstockError], message: str, hint: str | None) -> PenstockError:
+    return cls(message, hint=hint)
+
+
+# --- configuration -------------------------------------------------------------------------------------------------------
+
+
+class ConfigError(PenstockError):
+    """The configuration file cannot be read, or says something that cannot be done."""
+
+    code = "PEN-1001"
+    recovery = Recovery.OPERATOR
+
+
+class SecretError(PenstockError):
+    """A secret is given by reference, and the reference leads nowhere."""
+
+    code = "PEN-1002"
+    recovery = Recovery.OPERATOR
+
+
+class EnvironmentUnfitError(PenstockError):
+    """The machine lacks something that Penstock needs: Java, a package, a directory it may write to."""
+
+    code = "PEN-1003"
+    recovery = Recovery.OPERATOR
+
+
+# --- the source: connection and server ------------------------------------------------------------------------------------
+
+
+class SourceError(PenstockError):
+    """The Postgres side refused something that no other class names."""
+
+    code = "PEN-1100"
+    recovery = Recovery.OPERATOR
+
+
+class ConnectionLostError(PenstockError):
+    """The server cannot be reached, or went away."""
+
+    code = "PEN-1101"
+    recovery = Recovery.RETRY
+
+
+class AuthenticationError(PenstockError):
+    """The server refused the role, its password or its certificate."""
+
+    code = "PEN-1102"
+    recovery = Recovery.OPERATOR
+
+
+class WalLevelError(PenstockError):
+    """The server does not write a logical WAL."""
+
+    code = "PEN-1103"
+    recovery = Recovery.OPERATOR
+
+
+class PrivilegeError(PenstockError):
+    """The role may not do what capture needs."""
+
+    code = "PEN-1104"
+    recovery = Recovery.OPERATOR
+
+
+# --- the source: slot and position -------------------------------------------------------------------------------------------
+
+
+class SlotMissingError(PenstockError):
+    """Tables have been filled from a slot that no longer exists: changes since then are lost."""
+
+    code = "PEN-1201"
+    recovery = Recovery.OPERATOR
+
+
+class SlotBusyError(PenstockError):
+    """Another process is reading the slot."""
+
+    code = "PEN-1202"
+    recovery = Recovery.RETRY
+
+
+class SlotForeignError(PenstockError):
+    """The slot exists, but is of another plugin, database or kind."""
+
+    code = "PEN-1203"
+    recovery = Recovery.OPERATOR
+
+
+class SlotLostError(PenstockError):
+    """The server invalidated the slot: WAL that was still needed is gone."""
+
+    code = "PEN-1204"
+    recovery = Recovery.OPERATOR
+
+
+class PositionGapError(PenstockError):
+    """The slot has moved past what the targets hold: changes in between cannot be had any more."""
+
+    code = "PEN-1205"
+    recovery = Recovery.OPERATOR
+
+
+class SystemChangedError(PenstockError):
+    """The server is another database system, or on another timeline, than the one captured before."""
+
+    code = "PEN-1206"
+    recovery = Recovery.OPERATOR
+
+
+class ProtocolError(PenstockError):
+    """Bytes that are not the replication protocol. Says where and what kind of message, never the payload."""
+
+    code = "PEN-1301"
+    recovery = Recovery.FATAL
+
+
+# --- tables ------------------------------------------------------------------------------------------------------------------
+
+
+class TableError(PenstockError):
+    """One table cannot go on; the others do."""
+
+    code = "PEN-1400"
+    recovery = Recovery.OPERATOR
+
+
+class NoTablesError(TableError):
+    """The configuration matches no table of the source."""
+
+    code = "PEN-1401"
+
+
+class TableWithoutKeyError(TableError):
+    """A mirror needs a primary key to tell rows apart."""
+
+    code = "PEN-1402"
+
+
+class SchemaChangedError(TableError):
+    """The source table changed its shape in a way that the target cannot follow."""
+
+    code = "PEN-1403"
+
+
+class UnsupportedTableError(TableError):
+    """The table has names that Spark cannot tell apart, or is of a kind that cannot be captured."""
+
+    code = "PEN-1404"
+
+
+# --- spool ---------------------------------------------------------------------------------------------------------------------
+
+
+class SpoolError(PenstockError):
+    """The spool cannot be read or written."""
+
+    code = "PEN-2000"
+    recovery = Recovery.FATAL
+
+
+class SpoolLockedError(SpoolError):
+    """Another capture writes to this spool."""
+
+    code = "PEN-2001"
+    recovery = Recovery.RETRY
+
+
+class SpoolCorruptError(SpoolError):
+    """A sealed segment is not what its manifest says."""
+
+    code = "PEN-2002"
+    recovery = Recovery.OPERATOR
+
+
+class SpoolGapError(SpoolError):
+    """The spool does not reach back to the position that a reader needs."""
+
+    code = "PEN-2003"
+    recovery = Recovery.OPERATOR
+
+
+class SpoolFormatError(SpoolError):
+    """The spool was written by a version of Penstock that this one cannot read, or for another slot."""
+
+    code = "PEN-2004"
+    recovery = Recovery.OPERATOR
+
+
+# --- sinks ---------------------------------------------------------------------------------------------------------------------
+
+
+class SinkError(PenstockError):
+    """The target refused a write; the epoch is tried again."""
+
+    code = "PEN-3000"
+    recovery = Recovery.RETRY
+
+
+class TargetForeignError(SinkError):
+    """Something that this pipeline did not write stands where its table should go."""
+
+    code = "PEN-3001"
+    recovery = Recovery.OPERATOR
+
+
+class TargetRewoundError(SinkError):
+    """The target table holds less than was recorded: it was dropped, replaced or restored to an older version."""
+
+    code = "PEN-3002"
+    recovery = Recovery.OPERATOR
+
+
+class SinkRefusedError(SinkError):
+    """The target refused a write for a reason that trying again will not mend; only this table stops."""
+
+    code = "PEN-3003"
+    recovery = Recovery.OPERATOR
+
+
+# --- pipeline --------------------------------------------------------------------------------------------------------------------
+
+
+class PipelineBusyError(PenstockError):
+    """Another run of the same pipeline is still alive."""
+
+    code = "PEN-4001"
+    recovery = Recovery.RETRY
+
+
+class SnapshotLostError(PenstockError):
+    """The exported snapshot went away while chunks were still to be read; the table's snapshot starts again."""
+
+    code = "PEN-4002"
+    recovery = Recovery.RETRY
+
+
+class CaptureFailedError(PenstockError):
+    """The capture process ended with an error of its own; the message says which."""
+
+    code = "PEN-4003"
+    recovery = Recovery.OPERATOR
+
+
+class StillDifferentError(PenstockError):
+    """Source and target were compared and are not equal."""
+
+    code = "PEN-4004"
+    recovery = Recovery.OPERATOR

@@ -1,0 +1,1 @@
+"""A pipeline: configuration, tables' states, snapshots, epochs and their record."""

@@ -1,0 +1,216 @@
+"""The configuration: one YAML file, every option declared here once.
+
+Relative paths are relative to the file. Secrets are given by reference and resolved when they are needed, not when the file is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from penstock.capture.settings import CaptureLimits, CaptureSettings
+from penstock.errors import ConfigError, SecretError
+from penstock.postgres.connection import SourceAddress
+from penstock.schema import TableName
+from penstock.secret import Secret
+
+_PIPELINE = re.compile(r"[a-z][a-z0-9_]{0,39}")
+_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|millisecond|s|second|min|minute|h|hour)s?\s*")
+_SECONDS = {"ms": 0.001, "millisecond": 0.001, "s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EnvReference(_Model):
+    """A secret in an environment variable."""
+
+    env: str
+
+    def resolve(self) -> Secret:
+        value = os.environ.get(self.env)
+        if value is None:
+            raise SecretError(f"the environment variable {self.env} is not set", hint=f"export {self.env}=…")
+        return Secret(value)
+
+
+class FileReference(_Model):
+    """A secret in a file; a trailing newline is not part of it."""
+
+    file: Path
+
+    def resolve(self) -> Secret:
+        try:
+            return Secret(self.file.read_text(encoding="utf-8").rstrip("\r\n"))
+        except OSError as error:
+            raise SecretError(f"the secret file {self.file} cannot be read: {error.strerror}", hint="check the path and its permissions") from error
+
+
+class TlsConfig(_Model):
+    """How the connection is secured; the same words as libpq's."""
+
+    mode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] = "verify-full"
+    root_cert: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+
+
+class SourceConfig(_Model):
+    """The Postgres database that is captured."""
+
+    dsn: str = Field(description="libpq URI or key=value string; the password goes elsewhere")
+    password: EnvReference | FileReference | None = Field(None, description="{env: NAME} or {file: PATH}")
+    slot: str | None = Field(None, description="default: penstock_<pipeline>", pattern=r"^[a-z0-9_]{1,63}$")
+    publication: str | None = Field(None, description="default: penstock_<pipeline>", min_length=1, max_length=63)
+    tls: TlsConfig | None = None
+
+    def address(self) -> SourceAddress:
+        address = SourceAddress.parse(self.dsn, self.password.resolve() if self.password else None)
+        if self.tls is None:
+            return address
+        pairs = {"sslmode": self.tls.mode, "sslrootcert": self.tls.root_cert, "sslcert": self.tls.cert, "sslkey": self.tls.key}
+        return address.with_parameters({name: str(value) for name, value in pairs.items() if value is not None})
+
+
+class TableRule(_Model):
+    """Which tables are mirrored: one by name, or all that match a pattern."""
+
+    table: str | None = Field(None, description="schema.table, quoted as in SQL where need be")
+    match: str | None = Field(None, description="pattern over schema.table, with * and ?; case counts")
+    exclude: tuple[str, ...] = Field((), description="patterns that take tables out again")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_form(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"match": value} if any(sign in value for sign in "*?[") else {"table": value}
+        return value
+
+    @model_validator(mode="after")
+    def _one_of(self) -> TableRule:
+        if (self.table is None) == (self.match is None):
+            raise ValueError("give either table: or match:")
+        if self.table is not None:
+            TableName.parse(self.table)
+        return self
+
+    def selects(self, name: TableName) -> bool:
+        if self.table is not None:
+            return TableName.parse(self.table) == name
+        plain = f"{name.schema}.{name.name}"
+        return fnmatchcase(plain, self.match or "") and not any(fnmatchcase(plain, pattern) for pattern in self.exclude)
+
+
+class DeltaConfig(_Model):
+    """Delta tables in a directory: a table lands in <path>/<schema>/<table>."""
+
+    path: Path
+
+
+class SinkConfig(_Model):
+    """Where the tables go."""
+
+    delta: DeltaConfig
+
+
+class SparkConfig(_Model):
+    """The Spark application. The right Maven coordinates for the running Spark are chosen by default."""
+
+    master: str = "local[*]"
+    packages: tuple[str, ...] = ()
+    conf: dict[str, str] = Field(default_factory=dict)
+
+
+class PipelineConfig(_Model):
+    """The whole file."""
+
+    pipeline: str
+    source: SourceConfig
+    tables: Annotated[tuple[TableRule, ...], Field(min_length=1)]
+    sink: SinkConfig
+    state: Path = Field(Path("state"), description="spool and checkpoint; on a disk that the executors reach")
+    trigger: str = Field("1 second", description="how often an epoch is applied, at most")
+    max_rows_per_epoch: int = Field(1_000_000, gt=0)
+    max_spool_bytes: int = Field(20 << 30, gt=0, description="at this size receiving pauses until targets catch up")
+    snapshot_chunk_bytes: int = Field(64 << 20, ge=8192, description="heap bytes that one task reads")
+    spark: SparkConfig = SparkConfig()
+
+    @field_validator("pipeline")
+    @classmethod
+    def _plain_name(cls, value: str) -> str:
+        if not _PIPELINE.fullmatch(value):
+            raise ValueError("a pipeline's name has lower-case letters, digits and underscores, at most 40, and begins with a letter")
+        return value
+
+    @field_validator("trigger")
+    @classmethod
+    def _is_duration(cls, value: str) -> str:
+        if not _DURATION.fullmatch(value):
+            raise ValueError("write a duration such as '1 second' or '500 ms'")
+        return value
+
+    @property
+    def trigger_seconds(self) -> float:
+        match = _DURATION.fullmatch(self.trigger)
+        assert match is not None
+        return float(match[1]) * _SECONDS[match[2]]
+
+    @property
+    def slot(self) -> str:
+        return self.source.slot or f"penstock_{self.pipeline}"
+
+    @property
+    def publication(self) -> str:
+        return self.source.publication or f"penstock_{self.pipeline}"
+
+    @property
+    def spool(self) -> Path:
+        return self.state / "spool"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.state / "checkpoint"
+
+    def selects(self, name: TableName) -> bool:
+        return any(rule.selects(name) for rule in self.tables)
+
+    def capture_settings(self, tables: tuple[TableName, ...], *, quiet_seconds: float | None = None) -> CaptureSettings:
+        limits = CaptureLimits(spool_bytes=self.max_spool_bytes)
+        if quiet_seconds is not None:
+            limits = CaptureLimits(spool_bytes=self.max_spool_bytes, quiet_seconds=quiet_seconds)
+        return CaptureSettings(self.source.address(), self.slot, self.publication, self.spool, tables, limits)
+
+
+def load_config(path: Path) -> PipelineConfig:
+    """Read and check a configuration file; every problem is named at once."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="give the path of the pipeline's YAML file") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}", hint="check the indentation at the place it names") from error
+    try:
+        config = PipelineConfig.model_validate(document)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'file'}: {each['msg']}" for each in error.errors(include_input=False))
+        raise ConfigError(f"{path} is not a pipeline configuration: {problems}", hint="mend the keys named above") from error
+    return _resolved(config, path.absolute().parent)
+
+
+def _resolved(config: PipelineConfig, base: Path) -> PipelineConfig:
+    """Paths in the file are relative to the file."""
+    source = config.source
+    if isinstance(source.password, FileReference):
+        source = source.model_copy(update={"password": FileReference(file=base / source.password.file)})
+    if source.tls is not None:
+        paths = {name: base / value for name in ("root_cert", "cert", "key") if (value := getattr(source.tls, name)) is not None}
+        source = source.model_copy(update={"tls": source.tls.model_copy(update=paths)})
+    delta = DeltaConfig(path=base / config.sink.delta.path)
+    return config.model_copy(update={"source": source, "sink": SinkConfig(delta=delta), "state": base / config.state})

@@ -1,0 +1,138 @@
+"""`penstock_epochs`: the record of what the targets hold, kept beside them.
+
+One row for each epoch after which every streaming table holds all changes up to its position. The last row is the pipeline's position, and the
+only thing that allows confirming. A row is a small JSON file renamed into place; now and then the files are folded into one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import SpoolCorruptError
+from penstock.pipeline.states import TableState, TableStatus
+from penstock.position import Position
+from penstock.schema import TableName
+
+FORMAT = 1
+_FOLD_FILES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """All tables as of one position. `tables` names every table of the pipeline, touched or not."""
+
+    number: int
+    position: Position
+    commit_time: datetime | None
+    system_identifier: str
+    tables: Mapping[TableName, TableStatus] = field(default_factory=dict)
+
+
+class EpochLog:
+    """One directory of one pipeline, `<target root>/penstock_epochs/<pipeline>`. One writer: the pipeline that runs."""
+
+    def __init__(self, root: Path, pipeline: str) -> None:
+        self._directory = root / "penstock_epochs" / pipeline
+
+    def last(self) -> Epoch | None:
+        """The newest row; None if the pipeline never got so far."""
+        for path in sorted(self._files(), reverse=True):
+            rows = list(_rows(path))
+            if rows:
+                return max(rows, key=lambda epoch: epoch.position)
+        return None
+
+    def record(self, epoch: Epoch) -> None:
+        """Make the row durable. Only after this may its position be confirmed."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._put(self._directory / f"{epoch.position.value:016X}.json", [_document(epoch)])
+        files = sorted(self._files())
+        if len(files) > _FOLD_FILES:
+            self._fold(files)
+
+    def _fold(self, files: list[Path]) -> None:
+        """All rows so far into the newest file; a crash in between leaves some rows twice, which does no harm."""
+        rows = {epoch.position: epoch for path in files for epoch in _rows(path)}
+        self._put(files[-1], [_document(rows[position]) for position in sorted(rows)])
+        for path in files[:-1]:
+            path.unlink()
+
+    def _put(self, path: Path, documents: list[dict[str, object]]) -> None:
+        temporary = path.with_suffix(".tmp")
+        with temporary.open("w", encoding="utf-8") as stream:
+            stream.writelines(json.dumps(document) + "\n" for document in documents)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.rename(path)
+        directory = os.open(self._directory, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def _files(self) -> Iterator[Path]:
+        return self._directory.glob("*.json")
+
+
+def _rows(path: Path) -> Iterator[Epoch]:
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            yield _parse(json.loads(line))
+    except (ValueError, KeyError, TypeError) as error:
+        raise SpoolCorruptError(f"{path} is not a record of epochs", hint="restore the file from a backup of the target") from error
+
+
+def _document(epoch: Epoch) -> dict[str, object]:
+    return {
+        "format": FORMAT,
+        "epoch": epoch.number,
+        "position": str(epoch.position),
+        "commit_time": epoch.commit_time.isoformat() if epoch.commit_time else None,
+        "system_identifier": epoch.system_identifier,
+        "tables": {str(name): _table_document(status) for name, status in sorted(epoch.tables.items())},
+    }
+
+
+def _table_document(status: TableStatus) -> dict[str, object]:
+    return {
+        "state": status.state.value,
+        "applied": _text(status.applied),
+        "committed": _text(status.committed),
+        "reason": status.reason,
+        "remedy": status.remedy,
+    }
+
+
+def _parse(document: dict[str, Any]) -> Epoch:
+    time = document["commit_time"]
+    return Epoch(
+        document["epoch"],
+        Position.parse(document["position"]),
+        datetime.fromisoformat(time) if time else None,
+        document["system_identifier"],
+        {TableName.parse(name): _parse_table(each) for name, each in document["tables"].items()},
+    )
+
+
+def _parse_table(document: dict[str, Any]) -> TableStatus:
+    return TableStatus(
+        TableState(document["state"]),
+        _position(document["applied"]),
+        _position(document["committed"]),
+        document["reason"],
+        document["remedy"],
+    )
+
+
+def _text(position: Position | None) -> str | None:
+    return str(position) if position is not None else None
+
+
+def _position(text: str | None) -> Position | None:
+    return Position.parse(text) if text is not None else None

@@ -1,0 +1,202 @@
+"""`Pipeline`: from a configuration to tables that equal their source.
+
+Start-up: lock, look at source and target, publication, slot, snapshots of the tables that have none. Then one streaming query over the control
+stream, whose `foreachBatch` applies the epochs. Spark's checkpoint is only a clock here: what is applied, and from where, the targets say.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+from penstock.capture.provision import ensure_capture
+from penstock.errors import NoTablesError, PenstockError, Recovery, SlotMissingError, SystemChangedError, parse_error
+from penstock.pipeline.apply import EpochApplier
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.snapshot import SnapshotCoordinator
+from penstock.pipeline.states import TableState, TableStatus
+from penstock.pipeline.tables import Tables, fail_over_holes, inspect_pipeline
+from penstock.position import Position
+from penstock.postgres.connection import connect, identify_system
+from penstock.postgres.slot import check_server, current_position, inspect_server, inspect_slot
+from penstock.sinks.base import Sink
+from penstock.sinks.delta import DeltaSink
+from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
+from penstock.spark.lock import jvm_lock
+from penstock.spool.reader import SpoolReader
+
+_log = logging.getLogger(__name__)
+
+_LOCK_SECONDS = 60.0
+_POLL_SECONDS = 0.1
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+_ONCE_QUIET_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended: what was recorded, and the tables as they stand."""
+
+    position: Position
+    tables: dict[str, TableStatus]
+
+    @property
+    def failed(self) -> dict[str, TableStatus]:
+        return {name: status for name, status in self.tables.items() if status.state is TableState.FAILED}
+
+
+class Pipeline:
+    """One configuration on one Spark session. `run` may be called once; `stop` from any thread, or from a signal handler."""
+
+    def __init__(self, config: PipelineConfig, spark: SparkSession, observer: PipelineObserver | None = None) -> None:
+        self._config = config
+        self._spark = spark
+        self._observer = observer or PipelineObserver()
+        self._address = config.source.address()
+        self._root = config.sink.delta.path
+        self._sink: Sink = DeltaSink(spark, self._root, config.pipeline)
+        self._stopping = threading.Event()
+        self._applier: EpochApplier | None = None
+
+    def stop(self) -> None:
+        """Ask the run to end. The epoch that is being applied is finished first."""
+        self._stopping.set()
+
+    def run(self, *, once: bool = False) -> RunResult:
+        """Mirror until stopped. With `once`: until everything that had committed at the start is in the targets."""
+        with jvm_lock(self._spark, self._config.state / "pipeline.lock", _LOCK_SECONDS):
+            pause = _FIRST_PAUSE_SECONDS
+            goal: Position | None = None
+            while True:
+                started = time.monotonic()
+                try:
+                    if once and goal is None:
+                        with connect(self._address) as connection:
+                            goal = current_position(connection)
+                    return self._attempt(goal)
+                except PenstockError as error:
+                    if error.recovery is not Recovery.RETRY or self._stopping.is_set():
+                        raise
+                    if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:
+                        pause = _FIRST_PAUSE_SECONDS
+                    self._observer.interrupted(str(error), pause)
+                    _log.warning("pipeline interrupted", extra={"code": error.code, "pause_seconds": pause})
+                    self._stopping.wait(pause * random.uniform(0.5, 1.5))
+                    pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    def _attempt(self, goal: Position | None) -> RunResult:
+        """From looking around to the end of the stream."""
+        system = identify_system(self._address)
+        applier = EpochApplier(
+            self._sink,
+            EpochLog(self._root, self._config.pipeline),
+            self._config.spool,
+            self._config.pipeline,
+            system,
+            self._observer,
+        )
+        tables = self._prepare(applier, system)
+        self._copy(tables)
+        applier.adopt(tables.targets, tables.statuses)
+        self._applier = applier
+        if not self._stopping.is_set():
+            self._stream(applier, tables, goal)
+        return RunResult(applier.position, {str(name): status for name, status in applier.statuses.items()})
+
+    def _prepare(self, applier: EpochApplier, system: str) -> Tables:
+        """Everything that can be wrong is found here, before the first row."""
+        config, last = self._config, applier.last
+        if last is not None and last.system_identifier != system:
+            raise SystemChangedError(
+                f"the source is database system {system}, and the targets were filled from {last.system_identifier}",
+                hint="point source.dsn back at the old system, or remove the targets and the state directory to start anew",
+            )
+        with connect(self._address) as connection:
+            check_server(inspect_server(connection))
+            tables = inspect_pipeline(connection, config.selects, self._sink, last)
+            if not tables.statuses:
+                raise NoTablesError(f"no table of {self._address.describe()} is selected", hint="check tables: in the configuration")
+            if tables.filled and inspect_slot(connection, config.slot) is None:
+                raise SlotMissingError(
+                    f"slot {config.slot} is gone: what committed since the targets were last updated cannot be had any more",
+                    hint=f"remove {self._root} and {config.state}, and run again to copy the tables anew",
+                )
+        for name, status in tables.statuses.items():
+            if status.state is TableState.FAILED:
+                self._observer.table_failed(name, status)
+        if not tables.capturable:
+            return tables
+        slot = ensure_capture(self._address, config.slot, config.publication, tables.capturable)
+        reader = SpoolReader(config.spool)
+        start, end = reader.start, reader.end
+        ground = (start, end) if start is not None and end is not None else None
+        fail_over_holes(tables, ground, slot.confirmed, config.slot, self._sink.describe)
+        return tables
+
+    def _copy(self, tables: Tables) -> None:
+        """Snapshot what has none. Its changes wait in the slot meanwhile."""
+        if not tables.pending:
+            return
+        coordinator = SnapshotCoordinator(
+            self._spark, self._address, self._sink, self._observer, self._config.snapshot_chunk_bytes
+        )
+        failures = coordinator.copy(tables.pending)
+        for table in tables.pending:
+            if table.name in failures:
+                tables.statuses[table.name] = TableStatus.failed(failures[table.name], None)
+                self._observer.table_failed(table.name, tables.statuses[table.name])
+                continue
+            target = self._sink.load_target(table.name)
+            assert target is not None
+            tables.targets[table.name] = target
+            tables.statuses[table.name] = TableStatus(TableState.CATCHING_UP, target.applied, target.applied)
+
+    def _stream(self, applier: EpochApplier, tables: Tables, goal: Position | None) -> None:
+        query = self._start_query(applier, tables, goal)
+        self._observer.streaming_started()
+        try:
+            while not self._stopping.is_set() and not (goal is not None and applier.position >= goal):
+                if query.awaitTermination(_POLL_SECONDS):
+                    break
+        except PySparkException as error:
+            found = parse_error(str(error))
+            if found is None:
+                raise
+            raise found from error
+        finally:
+            query.stop()
+
+    def _start_query(self, applier: EpochApplier, tables: Tables, goal: Position | None) -> StreamingQuery:
+        config = self._config
+        quiet = None if goal is None else _ONCE_QUIET_SECONDS
+        options = config.capture_settings(tuple(tables.capturable), quiet_seconds=quiet).to_options()
+        checkpoint = config.checkpoint
+
+        def apply(_: DataFrame, batch: int) -> None:
+            applier.apply(planned_end(checkpoint, batch))
+
+        self._spark.dataSource.register(ControlSource)
+        stream = self._spark.readStream.format(CONTROL_FORMAT).options(**options)
+        stream = stream.option("maxRowsPerBatch", str(config.max_rows_per_epoch)).option("run", uuid4().hex)
+        writer = stream.load().writeStream.foreachBatch(apply).queryName(f"penstock {config.pipeline}")
+        trigger = f"{int(config.trigger_seconds * 1000)} milliseconds"
+        return writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime=trigger).start()
+
+
+def planned_end(checkpoint: Path, batch: int) -> Position:
+    """The end of a batch, from the offset log that Spark wrote before it began."""
+    lines = (checkpoint / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
+    return Position.parse(json.loads(lines[2])["position"])

@@ -1,0 +1,86 @@
+"""What an executor does for a snapshot: read one chunk from the source, write one file where the target wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.postgres.chunks import Chunk, read_chunk
+from penstock.postgres.connection import SourceAddress
+from penstock.sinks.base import SnapshotFile, SnapshotPlace
+from penstock.sinks.delta_log import file_stats
+
+_ROW_GROUP_ROWS = 122_880
+_LONGEST_STATISTIC = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTask:
+    """One chunk and the place for its rows."""
+
+    index: int
+    chunk: Chunk
+    place: SnapshotPlace
+
+
+def chunk_writer(address: SourceAddress, snapshot: str) -> Callable[[ChunkTask], SnapshotFile]:
+    """The function that travels to the executors."""
+    return lambda task: write_chunk(address, snapshot, task)
+
+
+def write_chunk(address: SourceAddress, snapshot: str, task: ChunkTask) -> SnapshotFile:
+    """Read, write, and say what was written. A chunk without rows leaves no file."""
+    name = f"{task.place.prefix}-{task.index:06d}.parquet"
+    path = Path(task.place.directory) / name
+    rows = 0
+    with pq.ParquetWriter(path, task.place.schema, compression="snappy") as writer:
+        for table in _row_groups(read_chunk(address, snapshot, task.chunk), task.place.schema):
+            writer.write_table(table)
+            rows += table.num_rows
+    if not rows:
+        path.unlink()
+        return SnapshotFile(name, 0, 0, "{}")
+    return SnapshotFile(name, rows, path.stat().st_size, _statistics(path))
+
+
+def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Join small batches, so that a file has a few row groups and memory holds one."""
+    held: list[pa.RecordBatch] = []
+    count = 0
+    for batch in batches:
+        held.append(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+        count += batch.num_rows
+        if count >= _ROW_GROUP_ROWS:
+            yield pa.Table.from_batches(held, schema)
+            held, count = [], 0
+    if count:
+        yield pa.Table.from_batches(held, schema)
+
+
+def _statistics(path: Path) -> str:
+    """Least and greatest values by column, from the file's own footer, for the types that have a plain order."""
+    metadata = pq.read_metadata(path)
+    found: dict[str, tuple[object, object, int]] = {}
+    for column in range(metadata.num_columns):
+        parts = [metadata.row_group(group).column(column) for group in range(metadata.num_row_groups)]
+        name = parts[0].path_in_schema
+        stats = [part.statistics for part in parts]
+        if "." in name or any(each is None or not each.has_min_max or not each.has_null_count for each in stats):
+            continue
+        low, high = min(each.min for each in stats), max(each.max for each in stats)
+        if _is_plain(low) and _is_plain(high):
+            found[name] = (_plain(low), _plain(high), sum(each.null_count for each in stats))
+    return file_stats(metadata.num_rows, found)
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in (int, date) or (type(value) is str and len(value) <= _LONGEST_STATISTIC)
+
+
+def _plain(value: object) -> object:
+    return value.isoformat() if isinstance(value, date) else value

@@ -1,0 +1,39 @@
+"""The states of a table, who sets each and what it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.errors import PenstockError
+from penstock.position import Position
+
+
+class TableState(StrEnum):
+    PENDING = "pending"
+    """Set when a table is found that the target does not have yet. Its changes are being spooled; it waits for a snapshot."""
+    SNAPSHOTTING = "snapshotting"
+    """Set by the snapshot coordinator while chunks are being read. The target is not complete."""
+    CATCHING_UP = "catching_up"
+    """Set by the coordinator after the last chunk. Changes after the fence are about to be applied."""
+    STREAMING = "streaming"
+    """Set by the first epoch after that. The target equals the source at the end of every epoch."""
+    FAILED = "failed"
+    """Set by whoever found that the table cannot go on. It stays so, across restarts, until its target is removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A state, how far the table is, and, when it failed, why and what to do."""
+
+    state: TableState
+    applied: Position | None = None
+    """All of the table's changes up to here are in its target."""
+    committed: Position | None = None
+    """What the target itself said when last asked. Less than `applied` while the table has no changes of its own."""
+    reason: str | None = None
+    remedy: str | None = None
+
+    @classmethod
+    def failed(cls, error: PenstockError, applied: Position | None) -> TableStatus:
+        return cls(TableState.FAILED, applied, None, f"{error.code}: {error.message}", error.hint)

@@ -1,0 +1,72 @@
+"""The catalog of now: which tables there are, their columns and primary keys.
+
+It chooses tables and plans snapshots. It never decodes the log: the log's own Relation messages do that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+from penstock.change import METADATA_NAMES
+from penstock.errors import TableWithoutKeyError, UnsupportedTableError
+from penstock.postgres.connection import Connection
+from penstock.postgres.queries import query
+from penstock.postgres.types.registry import arrow_type
+from penstock.schema import Column, TableName, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTable:
+    """One ordinary or partitioned table; partitions are part of their root."""
+
+    oid: int
+    name: TableName
+    partitioned: bool
+    replica_identity: str
+    """`d` default, `f` full, `i` index, `n` nothing."""
+
+
+def inspect_tables(connection: Connection) -> list[CatalogTable]:
+    """All tables that could be captured, in name order. System schemas, partitions, temporary and unlogged tables are not."""
+    rows: list[Any] = connection.execute(query("catalog", "tables")).fetchall()
+    return [CatalogTable(oid, TableName(schema, name), kind == "p", identity) for oid, schema, name, kind, identity, _ in rows]
+
+
+def inspect_keys(connection: Connection) -> Mapping[int, tuple[str, ...]]:
+    """Relation OID → the columns that tell its rows apart, in table order: the replica identity's index, else the primary key."""
+    rows: list[Any] = connection.execute(query("catalog", "keys")).fetchall()
+    return {oid: tuple(names) for oid, names in rows}
+
+
+def inspect_schema(connection: Connection, table: CatalogTable) -> TableSchema:
+    """The table's shape now, in the columns that the stream also carries."""
+    rows: list[Any] = connection.execute(query("catalog", "columns"), {"oid": table.oid}).fetchall()
+    columns = tuple(Column(name, arrow_type(oid, modifier), oid, modifier) for name, oid, modifier in rows)
+    key = inspect_keys(connection).get(table.oid, ())
+    return TableSchema(table.oid, table.name, columns, key)
+
+
+def check_mirrorable(schema: TableSchema) -> None:
+    """Raise the error that names why `schema` cannot be mirrored, if there is a reason."""
+    if not schema.key:
+        raise TableWithoutKeyError(
+            f"table {schema.name} has no primary key (or its replica identity is NOTHING), so its rows cannot be told apart",
+            hint=f"ALTER TABLE {schema.name} ADD PRIMARY KEY (…), or exclude the table",
+        )
+    seen: dict[str, str] = {}
+    for name in schema.column_names:
+        other = seen.setdefault(name.casefold(), name)
+        if other != name:
+            raise UnsupportedTableError(
+                f"table {schema.name} has columns {other!r} and {name!r}, which Spark cannot tell apart",
+                hint="rename one of them, or exclude the table",
+            )
+    reserved = sorted(METADATA_NAMES & seen.keys())
+    if reserved:
+        raise UnsupportedTableError(
+            f"table {schema.name} has a column named {reserved[0]!r}, a name that change batches need for themselves",
+            hint="rename the column, or exclude the table",
+        )

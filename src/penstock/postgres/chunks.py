@@ -1,0 +1,106 @@
+"""Reading a table in pieces: block ranges of its heap, under one exported snapshot, on any machine that reaches the source.
+
+Ranges of ctid need no key. The last range of a table is open at its end, so that growth between planning and reading does no harm. A
+rewrite of the table (VACUUM FULL, CLUSTER, TRUNCATE) moves rows to other blocks or hides them; each chunk therefore looks at the
+relation's filenode before and after its rows and fails if it is not the planned one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import adbc_driver_postgresql.dbapi as adbc
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from penstock.change import EXACT, EXACT_TYPE
+from penstock.errors import SnapshotLostError
+from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.connection import Connection, SourceAddress, classify
+from penstock.postgres.queries import query
+from penstock.postgres.types.rows import decode_rows
+from penstock.schema import TableName, TableSchema
+
+BLOCK_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Blocks `first` to `last` (exclusive; None: to the end) of one heap, which is `schema`'s table or one of its partitions."""
+
+    schema: TableSchema
+    heap: TableName
+    heap_oid: int
+    filenode: int
+    first: int
+    last: int | None
+    heap_bytes: int
+
+
+def plan_chunks(connection: Connection, table: CatalogTable, schema: TableSchema, chunk_bytes: int) -> list[Chunk]:
+    """Cut a table into chunks of about `chunk_bytes` of heap. Call it after the snapshot was taken."""
+    rows: list[Any] = connection.execute(query("catalog", "leaves"), {"oid": table.oid}).fetchall()
+    chunks = []
+    for oid, namespace, name, size, filenode in rows:
+        blocks = size // BLOCK_BYTES
+        step = max(1, chunk_bytes // BLOCK_BYTES)
+        starts = list(range(0, max(1, blocks), step))
+        for index, first in enumerate(starts):
+            last = None if index == len(starts) - 1 else first + step
+            heap_bytes = (min(first + step, blocks) - first) * BLOCK_BYTES
+            chunks.append(Chunk(schema, TableName(namespace, name), oid, filenode, first, last, heap_bytes))
+    return chunks
+
+
+def snapshot_schema(schema: TableSchema) -> pa.Schema:
+    """What `read_chunk` yields: the table's own columns, then `_exact`."""
+    return pa.schema([*(pa.field(column.name, column.arrow_type) for column in schema.columns), pa.field(EXACT, EXACT_TYPE)])
+
+
+def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+    """The rows of one chunk, typed by the stream's own decoder. Runs on an executor; opens its own connection."""
+    target = snapshot_schema(chunk.schema)
+    statement = chunk_statement(chunk)
+    try:
+        with adbc.connect(address.conninfo("penstock snapshot")) as connection, connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            cursor.execute(_set_snapshot(snapshot))
+            _check_filenode(cursor, chunk)
+            cursor.execute(statement)
+            with cursor.fetch_record_batch() as batches:
+                for batch in batches:
+                    arrays, exact = decode_rows(batch.columns, chunk.schema)
+                    yield pa.RecordBatch.from_arrays([*arrays, exact], schema=target)
+            _check_filenode(cursor, chunk)
+    except adbc.Error as error:
+        raise _translated(error, chunk) from error
+
+
+def chunk_statement(chunk: Chunk) -> str:
+    """Every column as text: one decoder then serves snapshot and stream."""
+    columns = [sql.SQL("{}::text").format(sql.Identifier(name)) for name in chunk.schema.column_names]
+    heap = sql.Identifier(chunk.heap.schema, chunk.heap.name)
+    first = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first},0)"))
+    bounds = [first] if chunk.last is None else [first, sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last},0)"))]
+    return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(sql.SQL(", ").join(columns), heap, sql.SQL(" AND ").join(bounds)).as_string()
+
+
+def _set_snapshot(snapshot: str) -> str:
+    return sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)).as_string()
+
+
+def _check_filenode(cursor: Any, chunk: Chunk) -> None:
+    cursor.execute(sql.SQL("SELECT pg_catalog.pg_relation_filenode({}::oid)::text").format(sql.Literal(chunk.heap_oid)).as_string())
+    (found,) = cursor.fetchone()
+    if found is None or int(found) != chunk.filenode:
+        raise SnapshotLostError(f"table {chunk.heap} was rewritten or emptied while it was being read; its snapshot starts again")
+
+
+def _translated(error: adbc.Error, chunk: Chunk) -> Exception:
+    text = " ".join(str(error).split())
+    if "invalid snapshot identifier" in text or "could not import the requested snapshot" in text:
+        return SnapshotLostError(f"the snapshot went away while {chunk.heap} was being read; it starts again")
+    return classify(getattr(error, "sqlstate", None) or "", text, f"reading {chunk.heap}")

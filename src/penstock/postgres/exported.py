@@ -1,0 +1,37 @@
+"""A snapshot and the position at which it is exact.
+
+The pair comes from creating a temporary logical slot: every transaction that commits up to its consistent point is visible in the exported
+snapshot, every later one is not. The snapshot lives as long as the connection that made the slot stays idle.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from psycopg import sql
+
+from penstock.position import Position
+from penstock.postgres.connection import SourceAddress, connect_replication, replication_command
+from penstock.postgres.slot import PLUGIN
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedSnapshot:
+    """`name` is for SET TRANSACTION SNAPSHOT; `fence` is the position at which reading under it is exact."""
+
+    name: str
+    fence: Position
+
+
+@contextmanager
+def export_snapshot(address: SourceAddress) -> Iterator[ExportedSnapshot]:
+    """Hold a snapshot open for the length of the block. Creating it waits for the transactions that are open at that moment."""
+    slot = f"penstock_snapshot_{os.getpid()}_{secrets.token_hex(4)}"
+    command = sql.SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL {} EXPORT_SNAPSHOT").format(sql.Identifier(slot), sql.SQL(PLUGIN))
+    with connect_replication(address, "penstock snapshot") as connection:
+        _, consistent, name, _ = replication_command(connection, command, "exporting a snapshot")
+        yield ExportedSnapshot(name, Position.parse(consistent))

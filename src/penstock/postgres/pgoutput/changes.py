@@ -1,0 +1,116 @@
+"""Finds the row changes among the messages, numbers them within their transactions and groups them by table and schema version.
+
+An update with an old tuple reserves two numbers, since it may turn out to be a change of the key: a delete, then an insert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.postgres.pgoutput.framing import DELETE, HEADER_BYTES, INSERT, TRUNCATE, UPDATE, BoolArray, ByteArray, Frames, IntArray
+from penstock.postgres.pgoutput.messages import decode_truncate
+from penstock.postgres.pgoutput.relations import Version
+from penstock.postgres.pgoutput.transactions import Timeline
+from penstock.schema import TableSchema
+
+NEW, OLD_KEY, OLD_ROW = b"NKO"
+COUNT_BYTES = 2
+
+_OID_AT = HEADER_BYTES + 1
+_MARKER_AT = _OID_AT + 4
+_TUPLE_AT = _MARKER_AT + 1 + COUNT_BYTES
+
+_ROW_KINDS = np.zeros(256, np.bool_)
+_ROW_KINDS[[INSERT, UPDATE, DELETE]] = True
+_MARKERS = np.zeros((256, 256), np.bool_)
+_MARKERS[INSERT, NEW] = True
+_MARKERS[UPDATE, [NEW, OLD_KEY, OLD_ROW]] = True
+_MARKERS[DELETE, [OLD_KEY, OLD_ROW]] = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Changes:
+    """One entry for each insert, update and delete message, and for each table of a truncate message, in the order of the log."""
+
+    messages: IntArray
+    kinds: ByteArray
+    oids: IntArray
+    ordinals: IntArray
+    tuples: IntArray
+    """Where the first tuple's values begin. A truncate has none, and reads nulls from the padding."""
+    has_old: BoolArray
+    """Updates with an old tuple before the new one."""
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __getitem__(self, part: IntArray | slice) -> Changes:
+        return Changes(self.messages[part], self.kinds[part], self.oids[part], self.ordinals[part], self.tuples[part], self.has_old[part])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableChanges:
+    """The changes of one table under one version of its schema, as indices into `Changes`."""
+
+    table: TableSchema
+    members: IntArray
+
+
+def find_changes(frames: Frames, timeline: Timeline) -> tuple[Changes, int]:
+    """The changes, and the number that the next change of the last transaction would get."""
+    messages = np.flatnonzero(_ROW_KINDS[frames.kinds])
+    starts = frames.starts[messages]
+    frames.require(frames.ends[messages] - starts >= _TUPLE_AT, messages, "is too short")
+    kinds = frames.kinds[messages]
+    markers = frames.octets[starts + _MARKER_AT]
+    frames.require(_MARKERS[kinds, markers], messages, "has an unexpected tuple")
+    has_old = (kinds == UPDATE) & (markers != NEW)
+
+    changes = Changes(messages, kinds, frames.u32(starts + _OID_AT), np.zeros(len(messages), np.int64), starts + _TUPLE_AT, has_old)
+    if (frames.kinds == TRUNCATE).any():
+        changes = _with_truncates(frames, changes)
+    weights = np.bincount(changes.messages, minlength=len(frames))
+    weights[messages] += has_old
+    before = np.cumsum(weights) - weights
+    skipped = np.where(timeline.begins < 0, 0, before[timeline.begins]) - timeline.first_ordinal
+    changes.ordinals[:] += before[changes.messages] - skipped[timeline.of(changes.messages)]
+    return changes, int(weights.sum()) + timeline.first_ordinal
+
+
+def _with_truncates(frames: Frames, changes: Changes) -> Changes:
+    """Adds an entry for each truncated table, numbered within its message."""
+    truncates = {int(index): decode_truncate(frames, int(index)) for index in frames.where(TRUNCATE)}
+    sizes = [len(oids) for oids in truncates.values()]
+    count = sum(sizes)
+    messages = np.concatenate([changes.messages, np.repeat(np.fromiter(truncates, np.int64), sizes)])
+    joined = Changes(
+        messages,
+        np.concatenate([changes.kinds, np.full(count, TRUNCATE, np.uint8)]),
+        np.concatenate([changes.oids, np.array([oid for oids in truncates.values() for oid in oids], np.int64)]),
+        np.concatenate([changes.ordinals, *(np.arange(size) for size in sizes)]),
+        np.concatenate([changes.tuples, np.full(count, frames.padding_at, np.int64)]),
+        np.concatenate([changes.has_old, np.zeros(count, np.bool_)]),
+    )
+    return joined[np.argsort(messages, kind="stable")]
+
+
+def group(frames: Frames, changes: Changes, versions: dict[int, list[Version]]) -> list[TableChanges]:
+    """Sort the changes by table and by the schema that held when they were made; wide tables first, as the walk needs them."""
+    order = np.argsort(changes.oids, kind="stable")
+    oids = changes.oids[order]
+    bounds = np.flatnonzero(np.diff(oids, prepend=-1, append=-1))
+    groups: list[TableChanges] = []
+    for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        groups += _by_version(frames, changes, order[low:high], versions.get(int(oids[low]), []))
+    return sorted(groups, key=lambda group: -len(group.table.columns))
+
+
+def _by_version(frames: Frames, changes: Changes, members: IntArray, versions: list[Version]) -> list[TableChanges]:
+    messages = changes.messages[members]
+    if not versions or messages[0] < versions[0][0]:
+        raise frames.fault(int(messages[0]), "changes a table that no Relation message has described")
+    cuts = [*np.searchsorted(messages, [index for index, _ in versions]).tolist(), len(members)]
+    parts = zip(versions, cuts[:-1], cuts[1:], strict=True)
+    return [TableChanges(table, members[low:high]) for (_, table), low, high in parts if low < high]

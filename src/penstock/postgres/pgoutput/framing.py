@@ -1,0 +1,147 @@
+"""Thousands of CopyData payloads as one buffer with numpy offsets: what everything else here reads from.
+
+A payload is XLogData (`w`, three 8-byte fields, then one pgoutput message) or a keepalive (`k`). The buffer ends in padding that reads as
+null values: a walk over damaged tuples may run past the last message before it is noticed, and a truncated table's row is read from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ProtocolError
+from penstock.position import Lsn
+
+Payload = bytes | bytearray | memoryview
+"""One CopyData payload, as bytes of whatever kind the driver hands out."""
+
+IntArray = npt.NDArray[np.int64]
+ByteArray = npt.NDArray[np.uint8]
+BoolArray = npt.NDArray[np.bool_]
+
+HEADER_BYTES = 25
+KEEPALIVE_BYTES = 18
+MAX_COLUMNS = 1664
+"""As many as a Postgres tuple can have."""
+
+BEGIN, COMMIT, ORIGIN, RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = b"BCORYIUDTM"
+KEEPALIVE = 0
+
+_PADDING = b"n" * (MAX_COLUMNS + 8)
+_XLOG_DATA, _KEEPALIVE_HEAD = b"wk"
+_KNOWN = np.zeros(256, np.bool_)
+_KNOWN[[BEGIN, COMMIT, ORIGIN, RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE]] = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frames:
+    """Messages in the order of the log. `starts` and `ends` bound each payload, header included; `kinds` is `KEEPALIVE` for keepalives."""
+
+    buffer: bytes
+    octets: ByteArray
+    starts: IntArray
+    ends: IntArray
+    kinds: ByteArray
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.ends[-1] - self.starts[0]) if len(self) else 0
+
+    @property
+    def padding_at(self) -> int:
+        return len(self.buffer) - len(_PADDING)
+
+    def __getitem__(self, part: slice) -> Frames:
+        """A run of the messages, over the same buffer."""
+        return Frames(self.buffer, self.octets, self.starts[part], self.ends[part], self.kinds[part])
+
+    def view(self) -> memoryview:
+        """The bytes of these messages, without a copy."""
+        return memoryview(self.buffer)[self.starts[0] : self.ends[-1]]
+
+    def where(self, kind: int) -> IntArray:
+        """The indices of the messages of one kind."""
+        return np.flatnonzero(self.kinds == kind)
+
+    def u16(self, at: IntArray) -> IntArray:
+        return self._gather(">u2", at)
+
+    def u32(self, at: IntArray) -> IntArray:
+        return self._gather(">u4", at)
+
+    def i64(self, at: IntArray) -> IntArray:
+        return self._gather(">i8", at)
+
+    def _gather(self, dtype: str, at: IntArray) -> IntArray:
+        # A view of the number at every byte: unaligned, big-endian, and still read by one numpy call.
+        count = len(self.buffer) - np.dtype(dtype).itemsize + 1
+        return np.ndarray((count,), dtype, self.buffer, 0, (1,))[at].astype(np.int64)
+
+    def body(self, index: int) -> bytes:
+        """The pgoutput message after its kind byte, or the keepalive after its head."""
+        skip = 1 if self.kinds[index] == KEEPALIVE else HEADER_BYTES + 1
+        return self.buffer[self.starts[index] + skip : self.ends[index]]
+
+    def require(self, ok: BoolArray, messages: IntArray, reason: str) -> None:
+        """Raise for the first of `messages` that is not `ok`."""
+        if not ok.all():
+            raise self.fault(int(messages[np.argmin(ok)]), reason)
+
+    def fault(self, index: int, reason: str) -> ProtocolError:
+        start = int(self.starts[index])
+        lsn = Lsn(int.from_bytes(self.buffer[start + 1 : start + 9], "big"))
+        kind = int(self.kinds[index])
+        name = "keepalive" if kind == KEEPALIVE else f"message {chr(kind)!r}"
+        return ProtocolError(f"{name} at {lsn}: {reason}")
+
+
+def frame(messages: Sequence[Payload], sizes: IntArray, before: Sequence[Frames] = ()) -> Frames:
+    """Join payloads of the given sizes into one buffer, after those framed `before`, and find the kind of each."""
+    sizes = np.concatenate([*(part.ends - part.starts for part in before), sizes])
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
+    buffer = b"".join((*map(Frames.view, before), *messages, _PADDING))
+    octets = np.frombuffer(buffer, np.uint8)
+    heads = octets[starts]
+    is_data = heads == _XLOG_DATA
+    kinds = octets[np.minimum(starts + HEADER_BYTES, len(octets) - 1)]
+    if is_data.all():
+        fit = (sizes > HEADER_BYTES) & _KNOWN[kinds]
+    else:
+        fit = np.where(is_data, (sizes > HEADER_BYTES) & _KNOWN[kinds], (heads == _KEEPALIVE_HEAD) & (sizes == KEEPALIVE_BYTES))
+        kinds = np.where(is_data, kinds, np.uint8(KEEPALIVE))
+    frames = Frames(buffer, octets, starts, ends, kinds)
+    if not fit.all():
+        bad = int(np.argmin(fit))
+        if is_data[bad] and sizes[bad] > HEADER_BYTES:
+            raise frames.fault(bad, "is of an unknown kind")
+        raise ProtocolError(f"message {bad} of {len(sizes)} is neither WAL data nor a keepalive")
+    return frames
+
+
+def payload_sizes(messages: Sequence[Payload]) -> IntArray:
+    return np.fromiter(map(len, messages), np.int64, len(messages))
+
+
+def join(parts: Sequence[Frames]) -> Frames:
+    """Several runs as one, in a buffer of their own."""
+    runs = [part for part in parts if len(part)]
+    buffer = b"".join((*map(Frames.view, runs), _PADDING))
+    shifts = list(_shifts(runs))
+    starts = np.concatenate([part.starts + shift for part, shift in zip(runs, shifts, strict=True)])
+    ends = np.concatenate([part.ends + shift for part, shift in zip(runs, shifts, strict=True)])
+    kinds = np.concatenate([part.kinds for part in runs])
+    return Frames(buffer, np.frombuffer(buffer, np.uint8), starts, ends, kinds)
+
+
+def _shifts(runs: Sequence[Frames]) -> Iterator[int]:
+    filled = 0
+    for run in runs:
+        yield filled - int(run.starts[0])
+        filled += run.size_bytes

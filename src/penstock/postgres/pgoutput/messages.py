@@ -1,0 +1,107 @@
+"""The rare messages, parsed one at a time. Row changes, Begin and Commit are too many for that; see `tuples` and `transactions`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import ProtocolError
+from penstock.postgres.pgoutput.framing import MAX_COLUMNS, Frames
+
+REPLICA_IDENTITIES = "dnfi"
+
+
+@dataclass(frozen=True, slots=True)
+class RelationColumn:
+    name: str
+    is_key: bool
+    type_oid: int
+    type_modifier: int
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table as of this place in the log."""
+
+    oid: int
+    namespace: str
+    name: str
+    replica_identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+class _Reader:
+    """Reads fields off one message's body and never past its end."""
+
+    def __init__(self, frames: Frames, index: int) -> None:
+        self._frames = frames
+        self._index = index
+        self._body = frames.body(index)
+        self._at = 0
+
+    def fault(self, reason: str) -> ProtocolError:
+        return self._frames.fault(self._index, reason)
+
+    def take(self, count: int) -> bytes:
+        end = self._at + count
+        if end > len(self._body):
+            raise self.fault("ends inside a field")
+        field = self._body[self._at : end]
+        self._at = end
+        return field
+
+    def number(self, count: int, *, signed: bool = False) -> int:
+        return int.from_bytes(self.take(count), "big", signed=signed)
+
+    def text(self) -> str:
+        end = self._body.find(b"\0", self._at)
+        if end < 0:
+            raise self.fault("has a name without an end")
+        field = self._body[self._at : end]
+        self._at = end + 1
+        try:
+            return field.decode()
+        except UnicodeDecodeError:
+            raise self.fault("has a name that is not UTF-8") from None
+
+    def finish(self) -> None:
+        if self._at != len(self._body):
+            raise self.fault("is longer than its fields")
+
+
+def decode_relation(frames: Frames, index: int) -> Relation:
+    reader = _Reader(frames, index)
+    oid = reader.number(4)
+    # An empty namespace stands for the catalog's.
+    namespace = reader.text() or "pg_catalog"
+    name = reader.text()
+    identity = chr(reader.number(1))
+    if identity not in REPLICA_IDENTITIES:
+        raise reader.fault("has an unknown replica identity")
+    count = reader.number(2)
+    if count > MAX_COLUMNS:
+        raise reader.fault("has more columns than a table can")
+    columns = tuple(_column(reader) for _ in range(count))
+    reader.finish()
+    if len({column.name for column in columns}) != count:
+        raise reader.fault("names a column twice")
+    return Relation(oid, namespace, name, identity, columns)
+
+
+def _column(reader: _Reader) -> RelationColumn:
+    is_key = bool(reader.number(1) & 1)
+    return RelationColumn(reader.text(), is_key, reader.number(4), reader.number(4, signed=True))
+
+
+def decode_truncate(frames: Frames, index: int) -> tuple[int, ...]:
+    """The OIDs of the tables emptied, in order."""
+    reader = _Reader(frames, index)
+    count = reader.number(4)
+    reader.take(1)
+    oids = tuple(int.from_bytes(reader.take(4), "big") for _ in range(count))
+    reader.finish()
+    return oids
+
+
+def decode_keepalive(frames: Frames, index: int) -> int:
+    """The server's WAL end: everything that commits below it has been sent."""
+    return _Reader(frames, index).number(8)

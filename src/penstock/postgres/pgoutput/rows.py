@@ -1,0 +1,158 @@
+"""The rows of one table's batch: what each change shows, and the metadata columns beside it.
+
+An update that carries its old key is compared with it: the same key gives `update_postimage`, another one a `delete` of the old key and an
+`insert` of the new. A delete shows its key alone, or the whole old row where no key is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.change import ChangeBatch, ChangeCounts, ChangeType, change_schema
+from penstock.postgres.pgoutput import tuples
+from penstock.postgres.pgoutput.changes import Changes
+from penstock.postgres.pgoutput.framing import DELETE, INSERT, TRUNCATE, UPDATE, BoolArray, ByteArray, IntArray
+from penstock.postgres.pgoutput.transactions import Timeline
+from penstock.postgres.pgoutput.tuples import ColumnSpans, join_spans
+from penstock.postgres.types.arrays import Ragged, as_arrow
+from penstock.postgres.types.rows import decode_rows
+from penstock.schema import TableSchema
+
+_CODES = (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE)
+_INSERTED, _UPDATED, _DELETED, _TRUNCATED = range(len(_CODES))
+_NAMES = pa.array([str(name) for name in _CODES], pa.string())
+_POSITION = pa.int64()
+_TIME = pa.timestamp("us", "UTC")
+_CODE_OF_KIND = np.zeros(256, np.uint8)
+_CODE_OF_KIND[[INSERT, UPDATE, DELETE, TRUNCATE]] = [_INSERTED, _UPDATED, _DELETED, _TRUNCATED]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableTuples:
+    """For each column, the values in the first tuple of every change, and in the second tuple of the changes that have an old one."""
+
+    first: list[ColumnSpans]
+    second: list[ColumnSpans]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """For each row: its change, its kind, its number, and the tuple that it shows (second tuples are counted after all first ones)."""
+
+    changes: IntArray
+    codes: ByteArray
+    ordinals: IntArray
+    tuples: IntArray
+    moves: int = 0
+
+
+def build_batch(buffer: pa.Buffer, timeline: Timeline, table: TableSchema, changes: Changes, given: TableTuples) -> ChangeBatch:
+    columns, rows = _plan(buffer, table, changes, given)
+    row_count = len(rows.codes)
+    deleted = rows.codes == _DELETED
+    any_deleted = bool(table.key) and bool(deleted.any())
+    texts: list[pa.StringArray] = []
+    unchanged: dict[int, IntArray] = {}
+    for at, (column, spans) in enumerate(zip(table.columns, columns, strict=True)):
+        hidden = deleted if any_deleted and column.name not in table.key else None
+        texts.append(spans.strings(buffer, rows.tuples, hidden))
+        missing = _unchanged_rows(spans, rows.tuples, hidden)
+        if len(missing):
+            unchanged[at] = missing
+    typed, exact = decode_rows(texts, table, row_count)
+    names, unchanged_count = _unchanged(table, row_count, unchanged)
+    arrays = [*typed, *_metadata(timeline, changes, rows), names, exact]
+    inserts, updates, deletes, truncates = np.bincount(rows.codes, minlength=len(_CODES)).tolist()
+    counts = ChangeCounts(inserts, updates, deletes, truncates, rows.moves, unchanged_count)
+    return ChangeBatch(table, pa.RecordBatch.from_arrays(arrays, schema=change_schema(table)), counts)
+
+
+def _plan(buffer: pa.Buffer, table: TableSchema, changes: Changes, given: TableTuples) -> tuple[list[ColumnSpans], _Rows]:
+    """The tuples to choose from, and which of them each row shows."""
+    codes = _CODE_OF_KIND[changes.kinds]
+    each = np.arange(len(changes))
+    two = np.flatnonzero(changes.has_old)
+    if not len(two):
+        return given.first, _Rows(each, codes, changes.ordinals, each)
+    old = [column[two] for column in given.first]
+    new = [_filled(before, after) for before, after in zip(old, given.second, strict=True)]
+    moved = _moved(buffer, table, old, new)
+    columns = [join_spans(first, second) for first, second in zip(given.first, new, strict=True)]
+
+    is_move = np.zeros(len(changes), np.bool_)
+    is_move[two[moved]] = True
+    row_changes = np.repeat(each, 1 + is_move)
+    is_half = is_move[row_changes]
+    is_insert_half = is_half & (np.diff(row_changes, prepend=-1) == 0)
+    codes = codes[row_changes]
+    codes[is_half] = _DELETED
+    codes[is_insert_half] = _INSERTED
+    shows_second = changes.has_old[row_changes] & (~is_half | is_insert_half)
+    seconds = np.zeros(len(changes), np.int64)
+    seconds[two] = len(changes) + np.arange(len(two))
+    row_tuples = np.where(shows_second, seconds[row_changes], row_changes)
+    ordinals = changes.ordinals[row_changes] + shows_second
+    return columns, _Rows(row_changes, codes, ordinals, row_tuples, int(np.count_nonzero(moved)))
+
+
+def _filled(old: ColumnSpans, new: ColumnSpans) -> ColumnSpans:
+    """Takes unchanged TOAST values from the old tuple, where it has them."""
+    if new.kinds is None:
+        return new
+    known = (new.kinds == tuples.UNCHANGED) & (old.kinds_or_text() == tuples.TEXT)
+    if not known.any():
+        return new
+    kinds = np.where(known, np.uint8(tuples.TEXT), new.kinds)
+    return ColumnSpans(np.where(known[:, np.newaxis], old.spans, new.spans), kinds)
+
+
+def _moved(buffer: pa.Buffer, table: TableSchema, old: list[ColumnSpans], new: list[ColumnSpans]) -> BoolArray:
+    """Which updates changed the key, byte for byte."""
+    count = len(old[0].spans) if old else 0
+    moved = np.zeros(count, np.bool_)
+    each = np.arange(count)
+    for column, before, after in zip(table.columns, old, new, strict=True):
+        if column.name in table.key:
+            moved |= before.kinds_or_text() != after.kinds_or_text()
+            same = pc.equal(before.strings(buffer, each).cast(pa.binary()), after.strings(buffer, each).cast(pa.binary()))
+            moved |= ~_as_bools(pc.fill_null(same, True))
+    return moved
+
+
+def _as_bools(values: pa.BooleanArray) -> npt.NDArray[np.bool_]:
+    bits = np.frombuffer(values.buffers()[1], np.uint8)
+    return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].view(np.bool_)
+
+
+def _unchanged_rows(spans: ColumnSpans, row_tuples: IntArray, hidden: BoolArray | None) -> IntArray:
+    if spans.kinds is None:
+        return np.empty(0, np.int64)
+    missing = spans.kinds[row_tuples] == tuples.UNCHANGED
+    return np.flatnonzero(missing if hidden is None else missing & ~hidden)
+
+
+def _unchanged(table: TableSchema, row_count: int, rows: dict[int, IntArray]) -> tuple[pa.ListArray, int]:
+    arrow_type = pa.list_(pa.string())
+    if not rows:
+        return pa.nulls(row_count, arrow_type), 0
+    ragged = Ragged.plan(row_count, rows)
+    names = pa.array(table.column_names, pa.string()).take(as_arrow(ragged.columns, pa.int64()))
+    return ragged.build(arrow_type, names), ragged.filled_rows
+
+
+def _metadata(timeline: Timeline, changes: Changes, rows: _Rows) -> list[pa.Array]:
+    """`_change_type` to `_xid`."""
+    transactions = timeline.of(changes.messages[rows.changes])
+    count = len(transactions)
+    if timeline.commits is None:
+        positions, times = pa.nulls(count, _POSITION), pa.nulls(count, _TIME)
+    else:
+        positions = as_arrow(timeline.commits.positions[transactions], _POSITION)
+        times = as_arrow(timeline.commits.times[transactions], _TIME)
+    names = _NAMES.take(as_arrow(rows.codes, pa.uint8()))
+    return [names, positions, times, as_arrow(rows.ordinals, pa.int64()), as_arrow(timeline.xids[transactions], pa.int64())]

@@ -1,0 +1,40 @@
+-- Tables as they are now. Used to choose tables, to plan snapshots and to learn primary keys; never to decode the log.
+
+-- name: tables
+SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relreplident::text, c.relpersistence::text
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p')
+  AND NOT c.relispartition
+  AND c.relpersistence = 'p'
+  AND n.nspname <> 'information_schema'
+  AND n.nspname !~ '^pg_'
+ORDER BY n.nspname, c.relname
+
+-- name: columns
+SELECT a.attname, a.atttypid, a.atttypmod
+FROM pg_catalog.pg_attribute a
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+ORDER BY a.attnum
+
+-- name: keys
+SELECT i.indrelid, array_agg(a.attname::text ORDER BY a.attnum)
+FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary END
+GROUP BY i.indrelid
+
+-- name: leaves
+SELECT c.oid, n.nspname, c.relname, pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_relation_filenode(c.oid)
+FROM pg_catalog.pg_partition_tree(%(oid)s) t
+JOIN pg_catalog.pg_class c ON c.oid = t.relid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE t.isleaf AND c.relkind = 'r'
+UNION ALL
+SELECT c.oid, n.nspname, c.relname, pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_relation_filenode(c.oid)
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = %(oid)s AND c.relkind = 'r'
+  AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_partition_tree(%(oid)s))
+ORDER BY 4 DESC

@@ -1,0 +1,46 @@
+"""Arrow arrays laid over numpy memory, without pyarrow's own conversion, which would import pandas where that is installed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+
+def as_arrow(values: npt.NDArray[Any], arrow_type: pa.DataType) -> pa.Array:
+    """Numbers of the same width as `arrow_type`, none of them null."""
+    return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """Where the entries of `_exact` and `_unchanged` go: lists with at most one entry for each table column, null in nearly every row."""
+
+    order: npt.NDArray[np.int64]
+    """Puts entries, concatenated in column order, into row order."""
+    columns: npt.NDArray[np.int64]
+    """The table column of each entry, in row order."""
+    row_count: int
+    offsets: npt.NDArray[np.int32]
+
+    @classmethod
+    def plan(cls, row_count: int, rows_by_column: dict[int, npt.NDArray[np.int64]]) -> Ragged:
+        rows = np.concatenate(list(rows_by_column.values()))
+        columns = np.repeat(np.fromiter(rows_by_column, np.int64), [len(rows) for rows in rows_by_column.values()])
+        order = np.argsort(rows, kind="stable")
+        offsets = np.zeros(row_count + 1, np.int32)
+        np.cumsum(np.bincount(rows, minlength=row_count), out=offsets[1:])
+        return cls(order, columns[order], row_count, offsets)
+
+    @property
+    def filled_rows(self) -> int:
+        return int(np.count_nonzero(np.diff(self.offsets)))
+
+    def build(self, arrow_type: pa.DataType, entries: pa.Array) -> pa.Array:
+        """Make the column; `entries` are its children, in row order."""
+        present = np.packbits(np.diff(self.offsets) > 0, bitorder="little")
+        buffers = [pa.py_buffer(present), pa.py_buffer(self.offsets)]
+        return pa.Array.from_buffers(arrow_type, self.row_count, buffers, children=[entries])

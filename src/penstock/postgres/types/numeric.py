@@ -1,0 +1,57 @@
+"""numeric. Declared within 38 digits it is that decimal; otherwise decimal(38, 18), and what does not fit stays text.
+
+`NaN`, the infinities and numbers with too many digits on either side of the point are inexact; zeros at the end do not count.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.postgres.types.column import NULL_TEXT, DecodedColumn, TextType, cast
+
+MAX_DIGITS = 38
+_FALLBACK = pa.decimal128(MAX_DIGITS, 18)
+_WRITTEN = r"^(-?[0-9]+(\.[0-9]+)?|NaN|-?Infinity)$"
+
+
+def _arrow_type(modifier: int) -> pa.DataType:
+    if modifier < 4:
+        return _FALLBACK
+    precision = (modifier - 4) >> 16 & 0xFFFF
+    # Eleven bits with a sign since Postgres 15; before, sixteen without, but never above a thousand.
+    scale = ((modifier - 4 & 0x7FF) ^ 0x400) - 0x400
+    if precision > MAX_DIGITS or not 0 <= scale <= precision:
+        return _FALLBACK
+    return pa.decimal128(precision, scale)
+
+
+def _decode(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
+    if _may_wrap(values, arrow_type):
+        return _decode_held(values, arrow_type)
+    try:
+        return DecodedColumn(values.cast(arrow_type))
+    except pa.ArrowInvalid:
+        return _decode_held(values, arrow_type)
+
+
+def _may_wrap(values: pa.StringArray, arrow_type: pa.DataType) -> bool:
+    """Arrow gives a wrong number, and no error, where digits before the point and scale together pass 38."""
+    safe_digits = MAX_DIGITS - arrow_type.scale
+    longest = pc.max(pc.binary_length(values)).as_py()
+    if longest is None or longest <= safe_digits:
+        return False
+    return bool(pc.any(pc.match_substring_regex(values, rf"^-?[0-9]{{{safe_digits + 1},}}")).as_py())
+
+
+def _decode_held(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
+    whole_digits = arrow_type.precision - arrow_type.scale
+    fits = rf"^-?0*[0-9]{{0,{whole_digits}}}(\.[0-9]{{0,{arrow_type.scale}}}0*)?$"
+    inexact = pc.and_not(pc.match_substring_regex(values, _WRITTEN), pc.match_substring_regex(values, fits))
+    held = pc.if_else(pc.fill_null(inexact, True), NULL_TEXT, values)
+    # Arrow counts the zeros at the end of a fraction as digits.
+    trimmed = pc.replace_substring_regex(held, r"(\.[0-9]*?)0+$", r"\1")
+    return DecodedColumn(cast(pc.replace_substring_regex(trimmed, r"\.$", ""), arrow_type), pc.fill_null(inexact, False))
+
+
+TYPES = {1700: TextType(_arrow_type, _decode)}

@@ -1,0 +1,67 @@
+"""Names and shapes of tables, as every layer shares them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+import pyarrow as pa
+
+_PLAIN = r'[^".\s]+'
+_PART = rf'"(?:[^"]|"")+"|{_PLAIN}'
+_NAME = re.compile(rf"({_PART})\.({_PART})")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class TableName:
+    """A schema-qualified name, exactly as the catalog has it: case is kept, nothing is folded."""
+
+    schema: str
+    name: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `schema.table`; a part with a dot, a quote or blanks stands in double quotes, as in SQL."""
+        match = _NAME.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not a table name of the form schema.table: {text!r}")
+        return cls(_unquoted(match[1]), _unquoted(match[2]))
+
+    def __str__(self) -> str:
+        return f"{_quoted(self.schema)}.{_quoted(self.name)}"
+
+
+def _quoted(part: str) -> str:
+    if re.fullmatch(_PLAIN, part):
+        return part
+    escaped = part.replace('"', '""')
+    return f'"{escaped}"'
+
+
+def _unquoted(part: str) -> str:
+    return part[1:-1].replace('""', '"') if part.startswith('"') else part
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: how Postgres declares it, and the Arrow type that its values get."""
+
+    name: str
+    arrow_type: pa.DataType
+    type_oid: int
+    type_modifier: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TableSchema:
+    """A table as of one place in the log. `key` names the columns that tell rows apart, in table order; empty if none do."""
+
+    oid: int
+    name: TableName
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)

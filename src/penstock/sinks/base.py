@@ -1,0 +1,87 @@
+"""What a sink promises.
+
+A sink owns the position: `applied_position` is read from the target itself, where `finish_snapshot` and `apply` put it in the same commit as
+the data. All methods run in the driver; `apply` of different tables may run in different threads at the same time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.change import ChangeCounts
+from penstock.position import Position
+from penstock.schema import TableName, TableSchema
+from penstock.spool.range import FileSlice
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A table as it stands in the target: how far it is, and what it was made from."""
+
+    table: TableName
+    source_oid: int
+    key: tuple[str, ...]
+    schema: pa.Schema
+    applied: Position | None
+    """None: the table was begun, and its first snapshot never finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPlace:
+    """Where and how executors write a table's snapshot files. Travels to the executors."""
+
+    directory: str
+    schema: pa.Schema
+    """With the names that the files must carry, which need not be the table's own."""
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """One written file, as its executor reports it."""
+
+    name: str
+    rows: int
+    bytes: int
+    stats: str
+    """Column statistics, in the sink's own form."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """What one epoch brings to one table: changes after its applied position, up to the epoch's end."""
+
+    table: TableName
+    slices: Sequence[FileSlice]
+    counts: ChangeCounts
+
+    @property
+    def schemas(self) -> list[TableSchema]:
+        """The versions of the source's schema among the changes, oldest first."""
+        return list(dict.fromkeys(slice.file.schema for slice in self.slices))
+
+
+class Sink(ABC):
+    @abstractmethod
+    def load_target(self, table: TableName) -> Target | None:
+        """Read how the table stands. None if there is nothing. Raises `TargetForeignError` for what another pipeline wrote."""
+
+    @abstractmethod
+    def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
+        """Make room for a snapshot: create the table if need be, drop what an unfinished one left. Idempotent."""
+
+    @abstractmethod
+    def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
+        """Make the table exactly `files`, and its applied position `fence`, in one commit."""
+
+    @abstractmethod
+    def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
+        """Apply one epoch and set the applied position to `end`, in one commit. A repeated or older epoch changes nothing."""
+
+    @abstractmethod
+    def describe(self, table: TableName) -> str:
+        """How to find the table, for people."""

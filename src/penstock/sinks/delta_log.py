@@ -1,0 +1,111 @@
+"""The Delta log of one table: read and committed directly, without a Spark job.
+
+Applied position, key and origin are read from here, and files that executors have already written become part of the table here. The rows
+themselves are always read and merged by Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction
+
+from penstock.change import EXACT
+from penstock.errors import SinkError, TargetForeignError
+from penstock.position import Position
+from penstock.schema import TableName
+from penstock.sinks.base import SnapshotFile, Target
+
+OWNER = "penstock.pipeline"
+KEY = "penstock.key"
+SOURCE_OID = "penstock.source_oid"
+
+
+def application_id(pipeline: str, table: TableName) -> str:
+    """Under this name the table's transaction log keeps the applied position."""
+    return f"penstock/{pipeline}/{table}"
+
+
+def open_log(path: Path) -> DeltaTable | None:
+    try:
+        return DeltaTable(path)
+    except TableNotFoundError:
+        return None
+    except DeltaError as error:
+        raise SinkError(f"the Delta table at {path} cannot be opened: {error}") from error
+
+
+def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
+    """How the table stands, or None if there is none. What this pipeline did not write is refused."""
+    log = open_log(path)
+    if log is None:
+        return None
+    properties = log.metadata().configuration
+    owner = properties.get(OWNER)
+    if owner != pipeline:
+        written_by = f"pipeline {owner!r}" if owner else "something that is not Penstock"
+        raise TargetForeignError(
+            f"the Delta table at {path} was written by {written_by}",
+            hint="choose another path under sink.delta, or remove that table",
+        )
+    version = log.transaction_version(application_id(pipeline, table))
+    return Target(
+        table=table,
+        source_oid=int(properties[SOURCE_OID]),
+        key=tuple(json.loads(properties[KEY])),
+        schema=_own_columns(log),
+        applied=Position.of(version) if version is not None else None,
+    )
+
+
+def physical_names(log: DeltaTable) -> dict[str, str]:
+    """What columns are called inside the files: their own names, unless the table maps them."""
+    fields = json.loads(log.schema().to_json())["fields"]
+    return {field["name"]: field["metadata"].get("delta.columnMapping.physicalName", field["name"]) for field in fields}
+
+
+def adopt_files(path: Path, application: str, files: Sequence[SnapshotFile], position: Position) -> None:
+    """Make files that lie in the table's directory part of it, with the position, in one commit."""
+    log = open_log(path)
+    if log is None:
+        raise SinkError(f"there is no Delta table at {path} any more")
+    now = int(time.time() * 1000)
+    actions = [AddAction(file.name, file.bytes, {}, now, True, file.stats) for file in files if file.rows]
+    properties = CommitProperties(app_transactions=[Transaction(application, position.value, now)])
+    try:
+        log.create_write_transaction(actions, mode="append", schema=log.schema(), partition_by=[], commit_properties=properties)
+    except DeltaError as error:
+        raise SinkError(f"the snapshot of {path} could not be committed: {error}") from error
+
+
+def file_stats(rows: int, columns: Mapping[str, tuple[object, object, int]]) -> str:
+    """Statistics of one file as the log holds them: by physical name, least and greatest value and how many are null."""
+    return json.dumps(
+        {
+            "numRecords": rows,
+            "minValues": {name: low for name, (low, _, _) in columns.items()},
+            "maxValues": {name: high for name, (_, high, _) in columns.items()},
+            "nullCount": {name: nulls for name, (_, _, nulls) in columns.items()},
+        }
+    )
+
+
+def _own_columns(log: DeltaTable) -> pa.Schema:
+    """The source's columns as the target has them, `_exact` left out."""
+    schema = pa.schema(log.schema().to_arrow())
+    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema if field.name != EXACT])
+
+
+def _plain(arrow_type: pa.DataType) -> pa.DataType:
+    """delta-rs may answer with the large or view form of a type that our own schemas have in its plain form."""
+    if pa.types.is_large_string(arrow_type) or pa.types.is_string_view(arrow_type):
+        return pa.string()
+    if pa.types.is_large_binary(arrow_type) or pa.types.is_binary_view(arrow_type):
+        return pa.binary()
+    return arrow_type

@@ -1,0 +1,118 @@
+"""A SparkSession with the settings that Penstock's streams and sinks need.
+
+All of them must be in the SparkConf before the JVM starts: several (Delta's snapshot partitions among them) are not seen by other sessions
+of the same application when they are set later.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from penstock.errors import EnvironmentUnfitError
+from penstock.spark.java import ensure_java
+
+DELTA_VERSION = "4.4.0"
+_DELTA_MINORS = {"4.1", "4.2"}
+
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.sql.adaptive.enabled": "true",
+    # Saves some 80 ms of every micro-batch (see docs/decisions/0006-spark-versions.md for where that is allowed).
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.execution.arrow.localRelationThreshold": "0",
+    # A control batch carries no rows, so there is nothing to gain from keeping many of its logs.
+    "spark.sql.streaming.minBatchesToRetain": "20",
+    "spark.sql.streaming.metricsEnabled": "false",
+}
+
+_LOCAL_CHECKPOINTS = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+}
+
+_DELTA_SETTINGS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "1",
+    "spark.databricks.delta.properties.defaults.enableDeletionVectors": "true",
+    "spark.databricks.delta.stalenessLimit": "0",
+}
+
+
+def spark_minor() -> str:
+    """The running Spark's `major.minor`."""
+    return ".".join(version("pyspark").split(".")[:2])
+
+
+def delta_package() -> str:
+    """The Maven coordinate of Delta for the running Spark."""
+    minor = spark_minor()
+    if minor not in _DELTA_MINORS:
+        raise EnvironmentUnfitError(
+            f"there is no release of Delta Lake for Spark {minor} yet",
+            hint="install pyspark 4.1 or 4.2, or name a package of your own under spark.packages",
+        )
+    return f"io.delta:delta-spark_{minor}_2.13:{DELTA_VERSION}"
+
+
+def build_session(
+    app_name: str,
+    *,
+    master: str = "local[*]",
+    packages: Sequence[str] = (),
+    conf: Mapping[str, str] | None = None,
+    log: Path | None = None,
+) -> SparkSession:
+    """Start (or join) the Spark application of this process. `packages` are Maven coordinates; `conf` wins over our settings.
+
+    With `log`, everything that the JVM and its workers print goes to that file instead of the terminal.
+    """
+    ensure_java()
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    settings = dict(_SETTINGS)
+    if master.startswith("local"):
+        settings |= _LOCAL_CHECKPOINTS | {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if any("delta-spark" in package for package in packages):
+        settings |= _DELTA_SETTINGS
+    if packages:
+        settings["spark.jars.packages"] = ",".join(packages)
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for name, value in {**settings, **(conf or {})}.items():
+        builder = builder.config(name, value)
+    with _stderr_to(log):
+        session = builder.getOrCreate()
+    # What goes wrong in a query or a task reaches the caller as an exception; the JVM's own account of it is only noise beside that.
+    session.sparkContext.setLogLevel("FATAL")
+    return session
+
+
+@contextmanager
+def _stderr_to(log: Path | None) -> Iterator[None]:
+    """A JVM that is started inside inherits the file as its standard error, and keeps it."""
+    if log is None:
+        yield
+        return
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    except Exception as error:
+        raise EnvironmentUnfitError(f"Spark did not start: {type(error).__name__}", hint=f"see {log}") from error
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)

@@ -1,0 +1,44 @@
+"""The spool: whole transactions on disk as segments, one uncompressed Parquet file per table and one manifest each.
+
+Written by one capture (`SpoolWriter` under `SpoolLock`), read by any number of consumers (`SpoolReader`), who release what they no longer
+need. Only a directory with a manifest is a segment, and a segment never splits a transaction.
+"""
+
+from __future__ import annotations
+
+from penstock.spool.consumers import forget, minimum, release, released
+from penstock.spool.identity import CaptureIdentity, ensure_identity, load_identity
+from penstock.spool.lock import SpoolLock
+from penstock.spool.manifest import Manifest, SegmentFile
+from penstock.spool.range import FileSlice, SpoolRange, TableRange
+from penstock.spool.reader import SpoolReader
+from penstock.spool.retention import SpoolBudget, delete_released, spool_bytes
+from penstock.spool.status import CaptureFailure, CaptureStatus, load_status, write_status
+from penstock.spool.waiting import wait_for_end
+from penstock.spool.writer import SpoolWriter
+
+__all__ = [
+    "CaptureFailure",
+    "CaptureIdentity",
+    "CaptureStatus",
+    "FileSlice",
+    "Manifest",
+    "SegmentFile",
+    "SpoolBudget",
+    "SpoolLock",
+    "SpoolRange",
+    "SpoolReader",
+    "SpoolWriter",
+    "TableRange",
+    "delete_released",
+    "ensure_identity",
+    "forget",
+    "load_identity",
+    "load_status",
+    "minimum",
+    "release",
+    "released",
+    "spool_bytes",
+    "wait_for_end",
+    "write_status",
+]

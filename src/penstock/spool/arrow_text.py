@@ -1,0 +1,57 @@
+"""Arrow types as text in manifests: `int64`, `decimal128(10, 2)`, `list<item: string>`.
+
+What has no readable form that leads back to the very same type is stored as its Arrow IPC bytes instead, so every type can be stored.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from functools import lru_cache
+
+import pyarrow as pa
+
+_IPC = "ipc:"
+_NAMED: dict[str, pa.DataType] = {
+    str(arrow_type): arrow_type
+    for arrow_type in (
+        *(pa.null(), pa.bool_(), pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float16(), pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.large_string(), pa.large_binary()),
+        *(pa.date32(), pa.date64(), pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
+        *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),
+        *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+        pa.month_day_nano_interval(),
+    )
+}
+_DECIMAL = re.compile(r"decimal(128|256)\((\d+), (-?\d+)\)")
+_LIST = re.compile(r"list<item: (.+)>")
+
+
+@lru_cache(maxsize=4096)
+def type_text(arrow_type: pa.DataType) -> str:
+    text = str(arrow_type)
+    if _readable(text) == arrow_type:
+        return text
+    return _IPC + base64.b64encode(pa.schema([pa.field("", arrow_type)]).serialize()).decode()
+
+
+@lru_cache(maxsize=4096)
+def parse_type(text: str) -> pa.DataType:
+    if text.startswith(_IPC):
+        return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text.removeprefix(_IPC)))).field(0).type
+    found = _readable(text)
+    if found is None:
+        raise ValueError(f"not an arrow type: {text!r}")
+    return found
+
+
+def _readable(text: str) -> pa.DataType | None:
+    if text in _NAMED:
+        return _NAMED[text]
+    if match := _DECIMAL.fullmatch(text):
+        make = pa.decimal128 if match[1] == "128" else pa.decimal256
+        return make(int(match[2]), int(match[3]))
+    if match := _LIST.fullmatch(text):
+        item = _readable(match[1])
+        return None if item is None else pa.list_(item)
+    return None

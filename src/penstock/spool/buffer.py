@@ -1,0 +1,71 @@
+"""Whole transactions that wait to be sealed, by table.
+
+Batches of one table under one schema version make a *run*. When a table's schema changes, a new run begins, even if it later changes back:
+so each run is in order, and the runs of a table follow each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from penstock.change import COMMIT_VERSION, ChangeBatch, Transactions
+from penstock.errors import SpoolError
+from penstock.position import Position
+from penstock.schema import TableSchema
+from penstock.spool.changefile import check_batch
+
+
+@dataclass(slots=True)
+class Run:
+    table: TableSchema
+    min_position: Position
+    max_position: Position
+    batches: list[ChangeBatch] = field(default_factory=list)
+
+
+class TransactionBuffer:
+    """What has been appended since `start`. Positions only go up; a step that says otherwise is refused."""
+
+    def __init__(self, start: Position) -> None:
+        self.start = start
+        self.end = start
+        self.commit_time: datetime | None = None
+        self.transactions = 0
+        self.rows = 0
+        self.bytes = 0
+        self.runs: list[Run] = []
+        self._latest: dict[int, Run] = {}
+
+    def add(self, step: Transactions) -> None:
+        if step.end <= self.end:
+            raise SpoolError(f"transactions up to {step.end} come after {self.end} was reached: the log does not go backward")
+        added = [(batch, *_reach(batch, after=self.end, upto=step.end)) for batch in step.batches if batch.rows.num_rows]
+        for batch, first, last in added:
+            run = self._run(batch.table, first)
+            run.batches.append(batch)
+            run.max_position = last
+            self.rows += batch.rows.num_rows
+            self.bytes += batch.rows.nbytes
+        self.end = step.end
+        self.commit_time = step.commit_time
+        self.transactions += step.count
+
+    def _run(self, table: TableSchema, first: Position) -> Run:
+        run = self._latest.get(table.oid)
+        if run is None or run.table != table:
+            run = self._latest[table.oid] = Run(table, first, first)
+            self.runs.append(run)
+        return run
+
+
+def _reach(batch: ChangeBatch, *, after: Position, upto: Position) -> tuple[Position, Position]:
+    """The positions of the first and last row. Rows are in order, so a transaction of another step would show here."""
+    check_batch(batch)
+    versions = batch.rows.column(COMMIT_VERSION)
+    if versions.null_count:
+        raise SpoolError(f"a batch of {batch.table.name} has rows without a commit version outside a piece of an open transaction")
+    first, last = Position.of(versions[0].as_py()), Position.of(versions[-1].as_py())
+    if not after < first <= last <= upto:
+        raise SpoolError(f"a batch of {batch.table.name} holds changes of ({first}, {last}], its transactions lie in ({after}, {upto}]")
+    return first, last

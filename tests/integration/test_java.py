@@ -1,0 +1,44 @@
+"""Spark runs where there is no Java."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUNS_A_JOB = """
+import os, shutil
+assert shutil.which("java") is None and "JAVA_HOME" not in os.environ
+
+from penstock.spark.session import build_session
+spark = build_session("no-java", master="local[1]")
+print("rows", spark.range(10).rdd.map(lambda row: row.id).sum(), "java", spark._jvm.System.getProperty("java.vendor.version"))
+spark.stop()
+"""
+
+# What Spark's launch scripts call. Nothing else is on the PATH, java least of all.
+PROGRAMS = ("bash", "sh", "dirname", "ps", "cat", "env", "uname")
+
+
+@pytest.mark.spark
+def test_a_job_runs_on_the_bundled_jre_when_no_java_is_found(tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in PROGRAMS:
+        found = shutil.which(name)
+        if found:
+            (programs / name).symlink_to(found)
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in {"JAVA_HOME", "PYSPARK_PYTHON"}},
+        "PATH": str(programs),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", RUNS_A_JOB], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "rows 45 java " in done.stdout

@@ -1,0 +1,108 @@
+"""Writes pgoutput messages as a server would: the other end of the decoder under test."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+
+POSTGRES_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+class Absent(Enum):
+    """A value that does not travel because it is stored out of line and did not change."""
+
+    UNCHANGED = "u"
+
+
+Value = bytes | None | Absent
+"""Postgres text, NULL, or unchanged TOAST."""
+
+Tuple = Sequence[Value]
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    name: str
+    type_oid: int = 25
+    type_modifier: int = -1
+    is_key: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    oid: int
+    name: str
+    columns: tuple[TableColumn, ...]
+    identity: str = "d"
+    schema: str = "public"
+
+
+def microseconds(at: datetime) -> int:
+    return (at - POSTGRES_EPOCH) // timedelta(microseconds=1)
+
+
+def wal_data(payload: bytes, lsn: int = 0x1000) -> bytes:
+    return struct.pack("!cQQq", b"w", lsn, lsn, 0) + payload
+
+
+def keepalive(wal_end: int) -> bytes:
+    return struct.pack("!cQqb", b"k", wal_end, 0, 0)
+
+
+def begin(xid: int, final_lsn: int = 0) -> bytes:
+    return wal_data(struct.pack("!cQqI", b"B", final_lsn, 0, xid))
+
+
+def commit(end_lsn: int, at: datetime = POSTGRES_EPOCH) -> bytes:
+    return wal_data(struct.pack("!cBQQq", b"C", 0, end_lsn - 8, end_lsn, microseconds(at)))
+
+
+def relation(table: Table) -> bytes:
+    head = struct.pack("!cI", b"R", table.oid) + table.schema.encode() + b"\0" + table.name.encode() + b"\0" + table.identity.encode()
+    columns = b"".join(
+        struct.pack("!B", column.is_key or table.identity == "f")
+        + column.name.encode()
+        + b"\0"
+        + struct.pack("!Ii", column.type_oid, column.type_modifier)
+        for column in table.columns
+    )
+    return wal_data(head + struct.pack("!H", len(table.columns)) + columns)
+
+
+def row(values: Tuple) -> bytes:
+    return struct.pack("!H", len(values)) + b"".join(map(_value, values))
+
+
+def _value(value: Value) -> bytes:
+    match value:
+        case None:
+            return b"n"
+        case Absent.UNCHANGED:
+            return b"u"
+        case bytes():
+            return struct.pack("!cI", b"t", len(value)) + value
+
+
+def insert(oid: int, new: Tuple) -> bytes:
+    return wal_data(struct.pack("!cI", b"I", oid) + b"N" + row(new))
+
+
+def update(oid: int, new: Tuple, old: Tuple | None = None, marker: bytes = b"K") -> bytes:
+    before = b"" if old is None else marker + row(old)
+    return wal_data(struct.pack("!cI", b"U", oid) + before + b"N" + row(new))
+
+
+def delete(oid: int, old: Tuple, marker: bytes = b"K") -> bytes:
+    return wal_data(struct.pack("!cI", b"D", oid) + marker + row(old))
+
+
+def truncate(*oids: int) -> bytes:
+    return wal_data(struct.pack("!cIB", b"T", len(oids), 0) + struct.pack(f"!{len(oids)}I", *oids))
+
+
+def other(kind: bytes, rest: bytes = b"") -> bytes:
+    """Origin, Type and logical messages: what the decoder passes over."""
+    return wal_data(kind + rest)

@@ -1,0 +1,238 @@
+"""A decoder of pgoutput that is small, obvious and slow: one message, one field, one value at a time. The fast one must agree with it."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.change import ChangeType
+from penstock.errors import ProtocolError
+from penstock.postgres.types.registry import arrow_type, decode_text
+from penstock.schema import Column, TableName, TableSchema
+from tests.pgoutput_builder import POSTGRES_EPOCH, Absent, Value
+
+
+@dataclass(frozen=True)
+class OracleRow:
+    table: TableSchema
+    change_type: str
+    ordinal: int
+    values: dict[str, Any]
+    unchanged: tuple[str, ...] | None = None
+    exact: dict[str, str] | None = None
+    is_move: bool = field(default=False, compare=False)
+    """The insert half of a key change."""
+
+
+@dataclass(frozen=True)
+class OracleTransaction:
+    xid: int
+    position: int
+    time: datetime
+    rows: list[OracleRow]
+
+    @property
+    def moves(self) -> int:
+        return sum(row.is_move for row in self.rows)
+
+
+@dataclass
+class Oracle:
+    """Decodes a whole stream, whose transactions count only once they have committed."""
+
+    keys: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    tables: dict[int, TableSchema] = field(default_factory=dict)
+    transactions: list[OracleTransaction] = field(default_factory=list)
+
+    def decode(self, messages: Sequence[bytes]) -> list[OracleTransaction]:
+        waiting: list[bytes] | None = None
+        for message in messages:
+            if message[:1] == b"k" and len(message) == 18:
+                continue
+            kind = message[25:26]
+            if message[:1] != b"w" or len(kind) == 0 or kind not in b"BCORYIUDTM":
+                raise ProtocolError("unknown")
+            if kind == b"M":
+                continue
+            if (kind == b"B") != (waiting is None):
+                raise ProtocolError("wrong place")
+            waiting = [*(waiting or []), message[25:]]
+            if kind == b"C":
+                self._transaction(waiting)
+                waiting = None
+        return self.transactions
+
+    def _transaction(self, payloads: list[bytes]) -> None:
+        _, _, xid = _unpack("!QqI", payloads[0])
+        _, _, end, microseconds = _unpack("!BQQq", payloads[-1])
+        try:
+            time = POSTGRES_EPOCH + timedelta(microseconds=microseconds)
+        except OverflowError:
+            raise ProtocolError("time") from None
+        if not (self.transactions[-1].position if self.transactions else 0) < end < 1 << 63:
+            raise ProtocolError("position")
+        rows: list[OracleRow] = []
+        ordinal = 0
+        for payload in payloads[1:-1]:
+            reader = _Reader(payload[1:])
+            match payload[:1]:
+                case b"R":
+                    self._relation(reader)
+                case b"I" | b"U" | b"D":
+                    found = self._change(payload[:1], reader)
+                    rows += [replace(row, ordinal=ordinal + row.ordinal) for row in found]
+                    ordinal += 2 if payload[:1] == b"U" and payload[5:6] != b"N" else 1
+                case b"T":
+                    for oid in self._truncate(reader):
+                        rows.append(self._row(self._table(oid), ChangeType.TRUNCATE, ordinal, [None] * len(self._table(oid).columns)))
+                        ordinal += 1
+        self.transactions.append(OracleTransaction(xid, end, time, rows))
+
+    def _relation(self, reader: _Reader) -> None:
+        (oid,) = reader.fields("!I")
+        name = TableName(reader.name() or "pg_catalog", reader.name())
+        identity, count = reader.fields("!cH")
+        if identity not in (b"d", b"n", b"f", b"i") or count > 1664:
+            raise ProtocolError("relation")
+        columns: list[Column] = []
+        flagged: list[str] = []
+        for _ in range(count):
+            (flags,) = reader.fields("!B")
+            column_name = reader.name()
+            type_oid, modifier = reader.fields("!Ii")
+            columns.append(Column(column_name, arrow_type(type_oid, modifier), type_oid, modifier))
+            if flags & 1:
+                flagged.append(column_name)
+        reader.finish()
+        names = [column.name for column in columns]
+        if len(set(names)) != len(names):
+            raise ProtocolError("names")
+        known = self.keys.get(oid, ())
+        if identity == b"f":
+            flagged = [name for name in names if name in known] if set(known) <= set(names) else []
+        self.tables[oid] = TableSchema(oid, name, tuple(columns), tuple(flagged))
+
+    def _change(self, kind: bytes, reader: _Reader) -> list[OracleRow]:
+        (oid,) = reader.fields("!I")
+        (marker,) = reader.fields("!c")
+        if marker not in {b"I": b"N", b"U": b"NKO", b"D": b"KO"}[kind]:
+            raise ProtocolError("marker")
+        table = self._table(oid)
+        first = reader.row(table)
+        if kind == b"D":
+            reader.finish()
+            return [self._row(table, ChangeType.DELETE, 0, _key_only(table, first))]
+        if marker == b"N":
+            reader.finish()
+            return [self._row(table, ChangeType.INSERT if kind == b"I" else ChangeType.UPDATE_POSTIMAGE, 0, first)]
+        if reader.fields("!c") != (b"N",):
+            raise ProtocolError("marker")
+        second = reader.row(table)
+        reader.finish()
+        new = [old if value is Absent.UNCHANGED and isinstance(old, bytes) else value for old, value in zip(first, second, strict=True)]
+        keys = [at for at, column in enumerate(table.columns) if column.name in table.key]
+        if any(first[at] != new[at] for at in keys):
+            return [
+                self._row(table, ChangeType.DELETE, 0, _key_only(table, first)),
+                replace(self._row(table, ChangeType.INSERT, 1, new), is_move=True),
+            ]
+        return [self._row(table, ChangeType.UPDATE_POSTIMAGE, 1, new)]
+
+    def _truncate(self, reader: _Reader) -> list[int]:
+        count, _ = reader.fields("!IB")
+        oids = [reader.fields("!I")[0] for _ in range(count)]
+        reader.finish()
+        return oids
+
+    def _table(self, oid: int) -> TableSchema:
+        if oid not in self.tables:
+            raise ProtocolError("table")
+        return self.tables[oid]
+
+    def _row(self, table: TableSchema, change_type: ChangeType, ordinal: int, values: Sequence[Value]) -> OracleRow:
+        typed: dict[str, Any] = {}
+        unchanged: list[str] = []
+        exact: dict[str, str] = {}
+        for column, value in zip(table.columns, values, strict=True):
+            typed[column.name] = None
+            if value is Absent.UNCHANGED:
+                unchanged.append(column.name)
+            elif isinstance(value, bytes):
+                decoded = decode_text(_text(value), column.type_oid, column.type_modifier)
+                # Compared as Arrow's own text: what a damaged stream dates to the year 0 is no Python date.
+                typed[column.name] = decoded.values.cast(pa.string())[0].as_py() if _is_date(column) else decoded.values[0].as_py()
+                if decoded.inexact is not None and decoded.inexact[0].as_py():
+                    exact[column.name] = value.decode()
+        return OracleRow(table, str(change_type), ordinal, typed, tuple(unchanged) or None, exact or None)
+
+
+def _is_date(column: Column) -> bool:
+    return bool(pa.types.is_temporal(column.arrow_type))
+
+
+def _text(value: bytes) -> pa.StringArray:
+    try:
+        return pa.array([value.decode()])
+    except UnicodeDecodeError:
+        raise ProtocolError("text") from None
+
+
+def _key_only(table: TableSchema, values: list[Value]) -> list[Value]:
+    if not table.key:
+        return values
+    return [value if column.name in table.key else None for column, value in zip(table.columns, values, strict=True)]
+
+
+def _unpack(layout: str, payload: bytes) -> tuple[Any, ...]:
+    reader = _Reader(payload[1:])
+    fields = reader.fields(layout)
+    reader.finish()
+    return fields
+
+
+class _Reader:
+    def __init__(self, body: bytes) -> None:
+        self.body = body
+
+    def take(self, count: int) -> bytes:
+        if count > len(self.body):
+            raise ProtocolError("short")
+        taken, self.body = self.body[:count], self.body[count:]
+        return taken
+
+    def fields(self, layout: str) -> tuple[Any, ...]:
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))
+
+    def name(self) -> str:
+        if b"\0" not in self.body:
+            raise ProtocolError("name")
+        taken, self.body = self.body.split(b"\0", 1)
+        try:
+            return taken.decode()
+        except UnicodeDecodeError:
+            raise ProtocolError("name") from None
+
+    def row(self, table: TableSchema) -> list[Value]:
+        if self.fields("!H") != (len(table.columns),):
+            raise ProtocolError("columns")
+        return [self.value() for _ in table.columns]
+
+    def value(self) -> Value:
+        match self.take(1):
+            case b"n":
+                return None
+            case b"u":
+                return Absent.UNCHANGED
+            case b"t":
+                return self.take(self.fields("!I")[0])
+            case _:
+                raise ProtocolError("kind")
+
+    def finish(self) -> None:
+        if self.body:
+            raise ProtocolError("long")

@@ -1,0 +1,178 @@
+"""A spool whose writer or retention ends between any two steps reads as before or as after, never as something between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.change import LogStep, Quiet
+from penstock.spool import SpoolReader, SpoolWriter, delete_released, release, storage
+from tests.unit.spool.builders import ITEMS, ORDERS, Commit, all_changes, at, capture, changes, committed, piece, transactions
+
+STEPS = (
+    "make_directory",
+    "create_file",
+    "write_bytes",
+    "rename",
+    "remove_file",
+    "remove_tree",
+    "sync_file",
+    "sync_directory",
+)
+LONG = [("orders", 30, 0), ("items", 30, 1), ("orders", 30, 2)]
+LOG: tuple[tuple[LogStep, ...], ...] = (
+    (transactions(Commit(10, (ORDERS, ITEMS)), Commit(20)),),
+    (piece(7, (ORDERS, 0), (ITEMS, 1)), transactions(Commit(25)), piece(7, (ORDERS, 2)), committed(7, 30)),
+    (Quiet(at(40)),),
+    (transactions(Commit(50, (ITEMS,))),),
+)
+POSSIBLE = {
+    0: Counter[Any](),
+    20: Counter([*Commit(10, (ORDERS, ITEMS)).seen(), *Commit(20).seen()]),
+}
+POSSIBLE[25] = POSSIBLE[20] + Counter(Commit(25).seen())
+POSSIBLE[30] = POSSIBLE[25] + Counter(LONG)
+POSSIBLE[40] = POSSIBLE[30]
+POSSIBLE[50] = POSSIBLE[40] + Counter(Commit(50, (ITEMS,)).seen())
+
+
+class PowerCut(BaseException):
+    """Not an `Exception`: nothing may catch it and tidy up."""
+
+
+class Fuse:
+    """Lets so many steps of the storage through; the next one does half of what it should, or nothing, and ends the world."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
+        self.left = steps
+        for name in STEPS:
+            monkeypatch.setattr(storage, name, self._guard(name, getattr(storage, name)))
+
+    def _guard(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left < 0:
+                if name == "write_bytes" and self.left == -1:
+                    arguments[0].write_bytes(arguments[1][: len(arguments[1]) // 2])
+                raise PowerCut
+            return real(*arguments, **options)
+
+        return step
+
+
+def _write(root: Path, start: int) -> None:
+    """Capture the log from `start` on, as a capture would after a restart."""
+    writer = SpoolWriter(root, at(start), piece_buffer_bytes=0)
+    for steps in LOG:
+        for step in steps:
+            if not isinstance(step, Quiet) and getattr(step, "end", at(1000)) <= at(start):
+                continue
+            if getattr(step, "xid", None) == 7 and start >= 30:
+                continue
+            writer.append(step)
+        writer.seal(quiet=True)
+
+
+def _steps_of(action: Callable[[], None]) -> int:
+    with pytest.MonkeyPatch.context() as patched:
+        fuse = Fuse(patched, 1_000_000)
+        action()
+        return 1_000_000 - fuse.left
+
+
+def _cut(action: Callable[[], None], after: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        Fuse(patched, after)
+        with suppress(PowerCut):
+            action()
+
+
+def _end(root: Path) -> int:
+    end = SpoolReader(root).end
+    return 0 if end is None else end.value
+
+
+def test_a_crash_at_any_step_of_writing_leaves_whole_segments_and_the_rest_is_captured_again(tmp_path: Path) -> None:
+    steps = _steps_of(lambda: _write(tmp_path / "whole", 0))
+    assert steps > 40
+    seen_ends = set()
+    for after in range(steps):
+        root = tmp_path / str(after)
+        _cut(lambda root=root: _write(root, 0), after)  # type: ignore[misc]
+        end = _end(root)
+        seen_ends.add(end)
+        assert all_changes(root) == POSSIBLE[end], after
+        _write(root, end)
+        assert _end(root) == 50
+        assert all_changes(root) == POSSIBLE[50], after
+    assert seen_ends == set(POSSIBLE)
+
+
+def test_a_crash_at_any_step_of_cleaning_up_after_a_crash_harms_nothing(tmp_path: Path) -> None:
+    def prepare(root: Path) -> None:
+        capture(root, 0, [[Commit(10)]])
+        half = root / "segments" / f"{20:016X}"
+        half.mkdir()
+        (half / "half.parquet").write_bytes(b"PAR1")
+        (root / "open" / "7").mkdir(parents=True)
+
+    prepare(tmp_path / "whole")
+    for after in range(_steps_of(lambda: SpoolWriter(tmp_path / "whole", at(10)).close())):
+        root = tmp_path / str(after)
+        prepare(root)
+        _cut(lambda root=root: SpoolWriter(root, at(10)).close(), after)  # type: ignore[misc]
+        assert all_changes(root) == Counter(Commit(10).seen())
+
+
+def test_a_crash_at_any_step_of_deleting_leaves_segments_whole_or_gone_and_the_next_pass_finishes(tmp_path: Path) -> None:
+    def prepare(root: Path) -> None:
+        capture(root, 0, [[Commit(10, (ORDERS, ITEMS))], [Commit(20)], [Commit(30)]])
+        release(root, "one", at(20))
+
+    def delete(root: Path) -> None:
+        delete_released(SpoolReader(root))
+
+    prepare(tmp_path / "whole")
+    steps = _steps_of(lambda: delete(tmp_path / "whole"))
+    assert steps >= 6
+    for after in range(steps):
+        root = tmp_path / str(after)
+        prepare(root)
+        _cut(lambda root=root: delete(root), after)  # type: ignore[misc]
+        reader = SpoolReader(root)
+        assert changes(reader.read(at(20), at(30))) == {"orders": [("orders", 30, 0)]}
+        for segment in reader.segments():
+            assert changes(reader.read(segment.start, segment.end))
+        delete(root)
+        assert [path.name for path in (root / "segments").iterdir()] == [f"{30:016X}"], after
+
+
+def test_a_reader_never_sees_a_segment_before_its_files_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, str]] = []
+    for name in ("sync_file", "sync_directory", "write_bytes", "rename"):
+        real = getattr(storage, name)
+
+        def step(path: Path, *rest: Any, name: str = name, real: Callable[..., Any] = real, **options: Any) -> Any:
+            calls.append((name, path.suffix or path.name))
+            return real(path, *rest, **options)
+
+        monkeypatch.setattr(storage, name, step)
+    writer = SpoolWriter(tmp_path, at(0))
+    calls.clear()
+    writer.append(transactions(Commit(10, (ORDERS, ITEMS))))
+    writer.seal()
+    directory = f"{10:016X}"
+    assert calls == [
+        ("sync_file", ".parquet"),
+        ("sync_file", ".parquet"),
+        ("write_bytes", ".tmp"),
+        ("sync_directory", directory),
+        ("rename", ".tmp"),
+        ("sync_directory", directory),
+        ("sync_directory", "segments"),
+    ]

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.change import ChangeCounts
+from penstock.errors import SpoolCorruptError, SpoolFormatError
+from penstock.schema import Column, TableName, TableSchema
+from penstock.spool.arrow_text import parse_type, type_text
+from penstock.spool.manifest import Manifest, SegmentFile, dump_manifest, parse_manifest
+from tests.unit.spool.builders import ORDERS, at, time_of
+
+COUNTS = ChangeCounts(inserts=3, updates=2, deletes=1, moves=1, unchanged=2)
+ODD = TableSchema(1, TableName('Ünï."x"', "a b"), (Column("è", pa.struct([("x", pa.int8())]), 99, 4),), ())
+
+
+def _manifest() -> Manifest:
+    return Manifest(
+        at(5),
+        at(1 << 40),
+        3,
+        time_of(9),
+        (
+            SegmentFile(ORDERS, "a.parquet", 6, 1234, COUNTS, at(6), at(9)),
+            SegmentFile(ODD, "b.parquet", 0, 1, ChangeCounts(), at(9), at(9), at(9), time_of(9)),
+        ),
+    )
+
+
+def test_a_manifest_survives_its_own_text() -> None:
+    assert parse_manifest(dump_manifest(_manifest()), where="here") == _manifest()
+
+
+def test_an_empty_segment_survives_its_own_text() -> None:
+    empty = Manifest(at(5), at(6), 0, None, ())
+    assert parse_manifest(dump_manifest(empty), where="here") == empty
+
+
+def test_the_keys_of_a_manifest_stand_in_a_fixed_order() -> None:
+    document = json.loads(dump_manifest(_manifest()))
+    assert list(document) == ["format", "start", "end", "transactions", "commit_time", "files"]
+    assert list(document["files"][0])[:5] == ["table", "oid", "key", "columns", "path"]
+
+
+def test_a_newer_format_is_refused_with_a_hint() -> None:
+    newer = json.loads(dump_manifest(_manifest())) | {"format": 2}
+    with pytest.raises(SpoolFormatError, match="has format 2") as caught:
+        parse_manifest(json.dumps(newer).encode(), where="segment X")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format":1}', b'{"format":1,"start":"x"}', b'{"format":null}'])
+def test_what_is_not_a_manifest_is_called_corrupt(data: bytes) -> None:
+    with pytest.raises(SpoolCorruptError, match="segment X"):
+        parse_manifest(data, where="segment X")
+
+
+@pytest.mark.parametrize(
+    ("arrow_type", "text"),
+    [
+        (pa.int64(), "int64"),
+        (pa.float64(), "double"),
+        (pa.timestamp("us", "UTC"), "timestamp[us, tz=UTC]"),
+        (pa.timestamp("us"), "timestamp[us]"),
+        (pa.decimal128(38, 10), "decimal128(38, 10)"),
+        (pa.decimal256(60, 0), "decimal256(60, 0)"),
+        (pa.list_(pa.list_(pa.decimal128(5, 2))), "list<item: list<item: decimal128(5, 2)>>"),
+        (pa.timestamp("us", "Europe/Paris"), None),
+        (pa.list_(pa.field("item", pa.int8(), nullable=False)), None),
+        (pa.struct([pa.field("a", pa.int32()), pa.field("b, c", pa.string())]), None),
+        (pa.map_(pa.string(), pa.string()), None),
+        (pa.binary(16), None),
+    ],
+)
+def test_every_type_comes_back_from_its_text(arrow_type: Any, text: str | None) -> None:
+    assert parse_type(type_text(arrow_type)) == arrow_type
+    assert type_text(arrow_type) == text or (text is None and type_text(arrow_type).startswith("ipc:"))

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import SpoolCorruptError
+from penstock.spool import SpoolBudget, SpoolReader, SpoolWriter, delete_released, forget, minimum, release, released, spool_bytes
+from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, capture, changes, piece, transactions
+
+THREE = [[Commit(10)], [Commit(20, (ORDERS, ITEMS))], [Commit(30)]]
+
+
+def test_a_release_never_goes_backward(tmp_path: Path) -> None:
+    assert release(tmp_path, "one", at(20)) == at(20)
+    assert release(tmp_path, "one", at(10)) == at(20)
+    assert release(tmp_path, "one", at(30)) == at(30)
+    assert released(tmp_path) == {"one": at(30)}
+
+
+def test_the_minimum_is_over_all_consumers(tmp_path: Path) -> None:
+    assert (released(tmp_path), minimum(tmp_path)) == ({}, None)
+    names = ["one", "../Two/é %", ".hidden"]
+    for position, name in enumerate(names, 20):
+        release(tmp_path, name, at(position))
+    assert released(tmp_path) == {name: at(position) for position, name in enumerate(names, 20)}
+    assert minimum(tmp_path) == at(20)
+    forget(tmp_path, "one")
+    forget(tmp_path, "never seen")
+    assert minimum(tmp_path) == at(21)
+
+
+def test_a_damaged_release_is_an_error_not_a_licence_to_delete(tmp_path: Path) -> None:
+    release(tmp_path, "one", at(20))
+    (tmp_path / "consumers" / "one.json").write_text('{"format": 1}')
+    with pytest.raises(SpoolCorruptError, match=r"one\.json"):
+        minimum(tmp_path)
+
+
+def test_only_what_every_consumer_released_is_deleted(tmp_path: Path) -> None:
+    capture(tmp_path, 0, THREE)
+    reader = SpoolReader(tmp_path)
+    assert delete_released(reader) == ()
+    release(tmp_path, "one", at(25))
+    release(tmp_path, "two", at(10))
+    assert delete_released(reader) == (at(10),)
+    assert reader.start == at(10)
+    release(tmp_path, "two", at(29))
+    assert delete_released(reader) == (at(20),)
+    assert changes(reader.read(at(20), at(30))) == {"orders": [("orders", 30, 0)]}
+
+
+def test_the_newest_segment_stays(tmp_path: Path) -> None:
+    capture(tmp_path, 0, THREE)
+    release(tmp_path, "one", at(1000))
+    reader = SpoolReader(tmp_path)
+    assert delete_released(reader) == (at(10), at(20))
+    assert reader.end == at(30)
+    assert [path.name for path in (tmp_path / "segments").iterdir()] == [f"{30:016X}"]
+
+
+def test_a_segment_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
+    capture(tmp_path, 0, THREE)
+    release(tmp_path, "one", at(1000))
+    for end in (15, 40):
+        (tmp_path / "segments" / f"{end:016X}").mkdir()
+        (tmp_path / "segments" / f"{end:016X}" / "a.parquet").write_bytes(b"PAR1")
+    delete_released(SpoolReader(tmp_path))
+    assert sorted(path.name for path in (tmp_path / "segments").iterdir()) == [f"{end:016X}" for end in (15, 30, 40)]
+
+
+def test_the_size_is_that_of_sealed_and_open_files(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path, at(0), piece_buffer_bytes=0)
+    writer.append(transactions(Commit(10)))
+    writer.seal()
+    writer.append(piece(7, (ORDERS, 0)))
+    writer.append(piece(7, (ORDERS, 1)))
+    on_disk = sum(path.stat().st_size for path in tmp_path.rglob("*.parquet"))
+    assert spool_bytes(SpoolReader(tmp_path)) == on_disk
+
+
+def test_the_capture_pauses_at_the_limit_and_goes_on_well_below_it(tmp_path: Path) -> None:
+    now = [0.0]
+    capture(tmp_path, 0, THREE)
+    release(tmp_path, "one", at(0))
+    reader = SpoolReader(tmp_path)
+    sizes = [segment.bytes for segment in reader.segments()]
+    budget = SpoolBudget(reader, sum(sizes) - 1, interval_seconds=1, clock=lambda: now[0])
+    assert budget.must_pause()
+    release(tmp_path, "one", at(10))
+    assert budget.must_pause(), "not looked again yet"
+    now[0] = 1.0
+    assert not budget.must_pause()
+    assert not SpoolBudget(reader, sum(sizes[1:])).must_pause()
+
+
+def test_a_paused_capture_does_not_flutter_around_the_limit(tmp_path: Path) -> None:
+    now = [0.0]
+    capture(tmp_path, 0, [[Commit(position, (ORDERS,))] for position in range(1, 41)])
+    release(tmp_path, "one", at(0))
+    reader = SpoolReader(tmp_path)
+    size = reader.segments()[0].bytes
+    budget = SpoolBudget(reader, 39 * size, interval_seconds=1, clock=lambda: now[0])
+    answers = []
+    for position in (0, 1, 4, 6):
+        release(tmp_path, "one", at(position))
+        now[0] += 1
+        answers.append(budget.must_pause())
+    assert answers == [True, True, True, False]
+
+
+def test_pausing_stops_when_only_waiting_cannot_help(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path, at(0), piece_buffer_bytes=0)
+    writer.append(transactions(Commit(10)))
+    writer.seal()
+    writer.append(piece(7, (ORDERS, 0)))
+    budget = SpoolBudget(SpoolReader(tmp_path), 1, interval_seconds=0)
+    assert budget.must_pause()
+    release(tmp_path, "one", at(10))
+    assert not budget.must_pause()
