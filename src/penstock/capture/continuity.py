@@ -9,8 +9,8 @@ from penstock.position import Position
 def check_continuity(needed: Position, spool: tuple[Position, Position] | None, confirmed: Position, slot: str) -> None:
     """Raise unless everything after `needed` can still be had.
 
-    The server gives out what commits after `confirmed`; the spool holds the ground between its two positions. A reader is safe when the slot
-    has not moved past it, or when the spool bridges the way from the reader to where the slot begins.
+    The server gives out what commits after `confirmed`; the spool holds the ground between its two positions. A reader is safe when the
+    slot has not moved past it, or when the spool bridges the way from the reader to where the slot begins.
     """
     if confirmed <= needed:
         return

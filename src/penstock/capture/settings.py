@@ -5,7 +5,9 @@ The same settings travel as the options of the Spark source, so they have a plai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -49,7 +51,7 @@ class CaptureSettings:
             "slot": self.slot,
             "publication": self.publication,
             "spool": str(self.spool),
-            "tables": ",".join(str(table) for table in self.tables),
+            "tables": tables_option(self.tables),
         }
         if self.address.password is not None:
             options["password"] = self.address.password.reveal()
@@ -64,16 +66,30 @@ class CaptureSettings:
         for required in ("dsn", "slot", "spool"):
             if not folded.get(required):
                 raise ConfigError(f"the option {required!r} is missing", hint=f'add .option("{required}", …)')
-        password = folded.get("password")
-        names = [part for part in folded.get("tables", "").split(",") if part.strip()]
         return cls(
-            SourceAddress.parse(folded["dsn"], Secret(password) if password else None),
+            _address(folded),
             folded["slot"],
             folded.get("publication") or folded["slot"],
             Path(folded["spool"]),
-            tuple(TableName.parse(name.strip()) for name in names),
+            tuple(TableName.parse(name) for name in json.loads(folded.get("tables") or "[]")),
             _limits(folded),
         )
+
+
+def tables_option(tables: Iterable[TableName]) -> str:
+    """The option `tables`, which users do not write themselves. JSON, since a table's name may hold any character."""
+    return json.dumps([str(table) for table in tables])
+
+
+def _address(folded: Mapping[str, str]) -> SourceAddress:
+    password = folded.get("password")
+    address = SourceAddress.parse(folded["dsn"])
+    if address.password is not None:
+        raise ConfigError(
+            "the option 'dsn' holds a password, and Spark shows that option wherever it prints a plan",
+            hint='take it out of the dsn and add .option("password", …), which Spark hides',
+        )
+    return SourceAddress(address.dsn, Secret(password)) if password else address
 
 
 def _limits(folded: Mapping[str, str]) -> CaptureLimits:
@@ -82,11 +98,19 @@ def _limits(folded: Mapping[str, str]) -> CaptureLimits:
     for field in fields(CaptureLimits):
         default = getattr(defaults, field.name)
         text = folded.get(_camel(field.name).lower())
-        try:
-            values[field.name] = type(default)(text) if text is not None else default
-        except ValueError as error:
-            raise ConfigError(f"the option {_camel(field.name)!r} is not a number: {text!r}", hint=f"the default is {default}") from error
+        values[field.name] = default if text is None else _number(_camel(field.name), text, default)
     return CaptureLimits(**values)  # type: ignore[arg-type]
+
+
+def _number(option: str, text: str, default: float) -> float:
+    """Of the type that the default has. Not a number, infinite or negative: none of them is a bound."""
+    try:
+        value = type(default)(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"the option {option!r} is not a number of 0 or more: {text!r}", hint=f"the default is {default}")
+    return value
 
 
 def _camel(name: str) -> str:

@@ -1,8 +1,8 @@
 """`WalCapture`: follows a replication slot into a spool.
 
-It runs as one named daemon thread beside the receive thread of its `ReplicationStream`: take messages, decode them, append the steps of the log
-to the spool, seal segments, confirm. It owns the spool's lock and is its only writer. What it confirms is what every consumer of the spool
-has released, and consumers release only what their targets hold; the capture itself never decides that something is safe.
+It runs as one named daemon thread beside the receive thread of its `ReplicationStream`: take messages, decode them, append the steps of
+the log to the spool, seal segments, confirm. It owns the spool's lock and is its only writer. What it confirms is what every consumer of
+the spool has released, and consumers release only what their targets hold; the capture itself never decides that something is safe.
 
 Errors that time can mend are tried again here, with growing pauses, from where the spool ends. All others end the capture; `wait_beyond`
 raises them to the reader, and the spool's status file shows them to everybody else.
@@ -105,13 +105,13 @@ class WalCapture:
     def _run(self) -> None:
         pause = _FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
-            started = time.monotonic()
+            before = self._received
             try:
                 self._capture()
             except PenstockError as error:
                 if error.recovery is not Recovery.RETRY:
                     return self._fail(error)
-                if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:
+                if self._received > before:
                     pause = _FIRST_PAUSE_SECONDS
                 self._report("waiting", error)
                 _log.warning("capture interrupted", extra={"code": error.code, "pause_seconds": pause})
@@ -123,10 +123,10 @@ class WalCapture:
 
     def _fail(self, error: BaseException) -> None:
         _log.error("capture failed", extra={"error": str(error)})
-        self._report("failed", error)
         with self._changed:
             self._failure = error
             self._changed.notify_all()
+        self._report("failed", error)
 
     def _capture(self) -> None:
         settings = self._settings
@@ -134,7 +134,7 @@ class WalCapture:
             reader = SpoolReader(settings.spool)
             slot, keys = self._inspect(reader)
             start = max(reader.end or Position.ZERO, slot.confirmed)
-            request = StreamRequest(settings.slot, settings.publication, start, settings.limits.buffer_bytes)
+            request = StreamRequest(settings.slot, settings.publication, start, settings.limits.buffer_bytes, slot.confirmed)
             with self._open(request) as stream:
                 ensure_identity(
                     settings.spool,
@@ -178,6 +178,7 @@ class WalCapture:
 
     def _follow(self, stream: ReplicationStream, decoder: PgOutputDecoder, writer: SpoolWriter, reader: SpoolReader) -> None:
         budget = SpoolBudget(reader, self._settings.limits.spool_bytes)
+        bytes_before = self._bytes_total
         try:
             while not self._stopping.is_set():
                 self._keep_house(stream, reader, budget)
@@ -186,7 +187,7 @@ class WalCapture:
                     continue
                 messages = stream.take(self._patience_seconds(writer))
                 if messages:
-                    self._bytes_total += sum(map(len, messages))
+                    self._bytes_total = bytes_before + stream.taken_bytes
                     for step in decoder.decode(messages):
                         for manifest in writer.append(step):
                             self._sealed(manifest.rows, writer.end)
@@ -255,7 +256,11 @@ class WalCapture:
             updated_at=datetime.now(UTC),
             failure=CaptureFailure.of(_named(trouble)) if trouble is not None else None,
         )
-        write_status(self._settings.spool, status)
+        try:
+            write_status(self._settings.spool, status)
+        except OSError as error:
+            # The capture goes on without it; if the disk is full or gone, the next segment says so.
+            _log.warning("capture status not written", extra={"error": str(error)})
 
 
 def _named(error: BaseException) -> PenstockError:

@@ -10,7 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
 from penstock.errors import PenstockError, Recovery
+from penstock.pipeline.config import DeltaConfig, PipelineConfig, SourceConfig, SparkConfig, TableRule, TlsConfig
 
 _FOLLOWS: Mapping[Recovery, str] = {
     Recovery.RETRY: "Penstock backs off and tries again by itself, from the same position.",
@@ -42,13 +46,58 @@ def errors_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES: Mapping[str, Callable[[], str]] = {"errors.md": errors_page}
+def configuration_page() -> str:
+    """Every key of the configuration file, from its declaration."""
+    lines = [
+        "# Configuration",
+        "",
+        "<!-- Generated from src/penstock/pipeline/config.py by `make docs`. -->",
+        "",
+        "One YAML file. Relative paths are relative to the file. A key that is not listed here is an error.",
+    ]
+    for model, key in _MODELS.items():
+        summary = inspect.cleandoc(model.__doc__ or "")
+        lines += ["", f"## {key}", "", " ".join(summary.split()), "", "| key | type | default | |", "|---|---|---|---|"]
+        lines += [_field_row(name, field) for name, field in model.model_fields.items()]
+    return "\n".join(lines) + "\n"
+
+
+_MODELS: Mapping[type[BaseModel], str] = {
+    PipelineConfig: "The file",
+    SourceConfig: "`source`",
+    TlsConfig: "`source.tls`",
+    TableRule: "`tables[]`",
+    DeltaConfig: "`sink.delta`",
+    SparkConfig: "`spark`",
+}
+
+PAGES: Mapping[str, Callable[[], str]] = {"errors.md": errors_page, "configuration.md": configuration_page}
 
 
 def write_pages(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, render in PAGES.items():
         (folder / name).write_text(render(), encoding="utf-8")
+
+
+def _field_row(name: str, field: FieldInfo) -> str:
+    default = "required" if field.is_required() else f"`{_plain(field.get_default(call_default_factory=True))}`"
+    return f"| `{name}` | {_type_text(field.annotation)} | {default} | {field.description or ''} |"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return {}
+    if isinstance(value, tuple):
+        return list(value)
+    return str(value) if isinstance(value, Path) else value
+
+
+def _type_text(annotation: object) -> str:
+    text = annotation.__name__ if isinstance(annotation, type) and not hasattr(annotation, "__args__") else str(annotation)
+    for noise in ("penstock.pipeline.config.", "pathlib.", "typing."):
+        text = text.replace(noise, "")
+    return f"`{text}`".replace("|", "\\|")
 
 
 def _sorted_errors() -> list[type[PenstockError]]:

@@ -10,12 +10,14 @@ from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.status import Status
 
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.states import TableStatus
 from penstock.schema import TableName
 
 _RATE_WINDOW_SECONDS = 10.0
+_TICK_SECONDS = 5.0
 
 
 class LiveDisplay(PipelineObserver):
@@ -36,6 +38,9 @@ class LiveDisplay(PipelineObserver):
         self._rows: dict[TableName, int] = {}
         self._recent: deque[tuple[float, int]] = deque()
         self._lock = threading.Lock()
+        self._streaming = threading.Event()
+        self._status: Status | None = None
+        self._ticked_at = 0.0
         self.rows_total = 0
         self.epochs_total = 0
         self.last_epoch: EpochReport | None = None
@@ -45,6 +50,8 @@ class LiveDisplay(PipelineObserver):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._progress.stop()
+        if self._status is not None:
+            self._status.stop()
 
     def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None:
         if not self._tasks:
@@ -62,7 +69,24 @@ class LiveDisplay(PipelineObserver):
 
     def streaming_started(self) -> None:
         self._progress.stop()
-        self._console.print("[bold]Streaming[/]")
+        if not self._streaming.is_set():
+            self._console.print("[bold]Streaming[/]")
+        self._streaming.set()
+
+    def wait_for_streaming(self) -> None:
+        self._streaming.wait()
+
+    def tick(self, beside: str) -> None:
+        """Refresh the one live line; where there is no terminal, print it every five seconds."""
+        text = f"{beside}; applied {self.rows_total:,}, {self.rows_per_second:,.0f} changes/s, lag {self.lag_seconds:.1f} s"
+        if self._console.is_terminal:
+            if self._status is None:
+                self._status = self._console.status(text)
+                self._status.start()
+            self._status.update(text)
+        elif time.monotonic() - self._ticked_at >= _TICK_SECONDS:
+            self._ticked_at = time.monotonic()
+            self._console.print(f"  {text}", highlight=False, soft_wrap=True)
 
     def epoch_recorded(self, report: EpochReport) -> None:
         with self._lock:
@@ -92,9 +116,14 @@ class LiveDisplay(PipelineObserver):
             seconds = max(1.0, time.monotonic() - self._recent[0][0])
             return sum(rows for _, rows in self._recent) / seconds
 
+    @property
+    def lag_seconds(self) -> float:
+        """How long ago the newest applied transaction committed; it grows while an epoch is being applied."""
+        report = self.last_epoch
+        return (datetime.now(UTC) - report.commit_time).total_seconds() if report is not None and report.commit_time else 0.0
+
     def _line(self, report: EpochReport) -> str:
-        lag = (datetime.now(UTC) - report.commit_time).total_seconds() if report.commit_time else 0.0
         return (
             f"  epoch {report.number:>5}  {report.rows:>9,} changes in {report.seconds:5.2f} s  "
-            f"{self.rows_per_second:>9,.0f} changes/s  lag {lag:5.2f} s  at {report.position}"
+            f"{self.rows_per_second:>9,.0f} changes/s  lag {self.lag_seconds:5.2f} s  at {report.position}"
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from pyspark.sql import SparkSession
 from rich.console import Console
 
 from penstock.cli.live import LiveDisplay
@@ -37,15 +38,18 @@ def run_pipeline(path: Path, *, once: bool, console: Console) -> int:
 
 
 def start_pipeline(config: PipelineConfig, display: LiveDisplay) -> Pipeline:
-    packages = config.spark.packages or (delta_package(),)
-    spark = build_session(
+    return Pipeline(config, start_session(config), display)
+
+
+def start_session(config: PipelineConfig) -> SparkSession:
+    """The Spark application that the configuration asks for; what its JVM prints goes to the state directory."""
+    return build_session(
         f"penstock {config.pipeline}",
         master=config.spark.master,
-        packages=packages,
+        packages=config.spark.packages or (delta_package(),),
         conf=config.spark.conf,
         log=config.state / "spark.log",
     )
-    return Pipeline(config, spark, display)
 
 
 def _on_signals(stop: Callable[[int], None]) -> None:

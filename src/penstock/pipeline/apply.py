@@ -1,8 +1,8 @@
 """Applying epochs: everything that committed up to a position, to every table, then the record of it, then the release.
 
-The order of these three is the whole of exactly-once: a table's own commit holds its position; the epoch is recorded when every table is there;
-only what is recorded is released, and only what is released is ever confirmed to the source. A crash between any two of them repeats work that
-each table recognises as done.
+The order of these three is the whole of exactly-once: a table's own commit holds its position; the epoch is recorded when every table is
+there; only what is recorded is released, and only what is released is ever confirmed to the source. A crash between any two of them
+repeats work that each table recognises as done.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class EpochApplier:
     """Owns the tables' states while the pipeline streams. Called by one thread at a time."""
 
     def __init__(
-        self, sink: Sink, log: EpochLog, spool: Path, consumer: str, system_identifier: str, observer: PipelineObserver
+        self, sink: Sink, log: EpochLog, spool: Path, *, consumer: str, system_identifier: str, observer: PipelineObserver
     ) -> None:
         self._sink = sink
         self._log = log
@@ -81,7 +81,7 @@ class EpochApplier:
         """What each table has to take in, read from where that table stands; the largest first."""
         work = []
         for name, status in self.statuses.items():
-            if status.state is not TableState.FAILED and status.applied in ranges:
+            if status.state is not TableState.FAILED and status.applied is not None and status.applied in ranges:
                 found = ranges[status.applied].tables.get(name)
                 if found is not None:
                     work.append(TableChanges(name, found.slices, found.counts))
@@ -120,13 +120,13 @@ class EpochApplier:
     def _record(self, epoch: Epoch, rows: int, seconds: float) -> None:
         for name, status in self.statuses.items():
             if status.state is not TableState.FAILED:
-                self.statuses[name] = replace(status, state=TableState.STREAMING, applied=max(epoch.position, status.applied or epoch.position))
-        self.last = replace(epoch, tables=dict(self.statuses))
-        self._log.record(self.last)
+                applied = max(epoch.position, status.applied or epoch.position)
+                self.statuses[name] = replace(status, state=TableState.STREAMING, applied=applied)
+        recorded = replace(epoch, tables=dict(self.statuses))
+        self._log.record(recorded)
+        self.last = recorded
         release(self._reader.root, self._consumer, epoch.position)
-        self._observer.epoch_recorded(
-            EpochReport(epoch.number, epoch.position, rows, epoch.commit_time, seconds, dict(self.statuses))
-        )
+        self._observer.epoch_recorded(EpochReport(epoch.number, epoch.position, rows, epoch.commit_time, seconds, dict(self.statuses)))
 
     def _next_number(self) -> int:
         return self.last.number + 1 if self.last is not None else 1

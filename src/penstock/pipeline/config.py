@@ -50,7 +50,8 @@ class FileReference(_Model):
         try:
             return Secret(self.file.read_text(encoding="utf-8").rstrip("\r\n"))
         except OSError as error:
-            raise SecretError(f"the secret file {self.file} cannot be read: {error.strerror}", hint="check the path and its permissions") from error
+            reason = f"the secret file {self.file} cannot be read: {error.strerror}"
+            raise SecretError(reason, hint="check the path and its permissions") from error
 
 
 class TlsConfig(_Model):
@@ -195,7 +196,8 @@ def load_config(path: Path) -> PipelineConfig:
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="give the path of the pipeline's YAML file") from error
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}", hint="check the indentation at the place it names") from error
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path} is not YAML: {reason}", hint="check the indentation at the place it names") from error
     try:
         config = PipelineConfig.model_validate(document)
     except ValidationError as error:

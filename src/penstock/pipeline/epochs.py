@@ -1,7 +1,7 @@
 """`penstock_epochs`: the record of what the targets hold, kept beside them.
 
-One row for each epoch after which every streaming table holds all changes up to its position. The last row is the pipeline's position, and the
-only thing that allows confirming. A row is a small JSON file renamed into place; now and then the files are folded into one.
+One row for each epoch after which every streaming table holds all changes up to its position. The last row is the pipeline's position,
+and the only thing that allows confirming. A row is a small JSON file renamed into place; now and then the files are folded into one.
 """
 
 from __future__ import annotations

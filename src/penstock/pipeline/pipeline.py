@@ -1,7 +1,8 @@
 """`Pipeline`: from a configuration to tables that equal their source.
 
-Start-up: lock, look at source and target, publication, slot, snapshots of the tables that have none. Then one streaming query over the control
-stream, whose `foreachBatch` applies the epochs. Spark's checkpoint is only a clock here: what is applied, and from where, the targets say.
+Start-up: lock, look at source and target, publication, slot, snapshots of the tables that have none. Then one streaming query over the
+control stream, whose `foreachBatch` applies the epochs. Spark's checkpoint is only a clock here: what is applied, and from where, the
+targets say.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from uuid import uuid4
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.capture.provision import ensure_capture
-from penstock.errors import NoTablesError, PenstockError, Recovery, SlotMissingError, SystemChangedError, parse_error
+from penstock.errors import NoTablesError, PenstockError, Recovery, SlotMissingError, SpoolLockedError, SystemChangedError, parse_error
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
@@ -28,6 +29,7 @@ from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot import SnapshotCoordinator
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, fail_over_holes, inspect_pipeline
+from penstock.pipeline.verify import Comparison, compare_tables
 from penstock.position import Position
 from penstock.postgres.connection import connect, identify_system
 from penstock.postgres.slot import check_server, current_position, inspect_server, inspect_slot
@@ -35,6 +37,7 @@ from penstock.sinks.base import Sink
 from penstock.sinks.delta import DeltaSink
 from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
+from penstock.spool.lock import SpoolLock
 from penstock.spool.reader import SpoolReader
 
 _log = logging.getLogger(__name__)
@@ -44,6 +47,7 @@ _POLL_SECONDS = 0.1
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _ONCE_QUIET_SECONDS = 0.2
+_CAPTURE_END_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,15 @@ class Pipeline:
         """Ask the run to end. The epoch that is being applied is finished first."""
         self._stopping.set()
 
+    @property
+    def position(self) -> Position:
+        """What is recorded so far: every streaming table holds everything up to here."""
+        return self._applier.position if self._applier is not None else Position.ZERO
+
+    def compare(self) -> list[Comparison]:
+        """Compare source and target row by row. For a source at rest and a pipeline that has caught up and ended."""
+        return compare_tables(self._spark, self._config)
+
     def run(self, *, once: bool = False) -> RunResult:
         """Mirror until stopped. With `once`: until everything that had committed at the start is in the targets."""
         with jvm_lock(self._spark, self._config.state / "pipeline.lock", _LOCK_SECONDS):
@@ -88,7 +101,8 @@ class Pipeline:
                             goal = current_position(connection)
                     return self._attempt(goal)
                 except PenstockError as error:
-                    if error.recovery is not Recovery.RETRY or self._stopping.is_set():
+                    never_connected = once and goal is None
+                    if error.recovery is not Recovery.RETRY or self._stopping.is_set() or never_connected:
                         raise
                     if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:
                         pause = _FIRST_PAUSE_SECONDS
@@ -104,9 +118,9 @@ class Pipeline:
             self._sink,
             EpochLog(self._root, self._config.pipeline),
             self._config.spool,
-            self._config.pipeline,
-            system,
-            self._observer,
+            consumer=self._config.pipeline,
+            system_identifier=system,
+            observer=self._observer,
         )
         tables = self._prepare(applier, system)
         self._copy(tables)
@@ -151,9 +165,11 @@ class Pipeline:
         if not tables.pending:
             return
         coordinator = SnapshotCoordinator(
-            self._spark, self._address, self._sink, self._observer, self._config.snapshot_chunk_bytes
+            self._spark, self._address, self._sink, self._observer, self._config.snapshot_chunk_bytes, self._stopping.is_set
         )
         failures = coordinator.copy(tables.pending)
+        if self._stopping.is_set():
+            return
         for table in tables.pending:
             if table.name in failures:
                 tables.statuses[table.name] = TableStatus.failed(failures[table.name], None)
@@ -169,8 +185,10 @@ class Pipeline:
         self._observer.streaming_started()
         try:
             while not self._stopping.is_set() and not (goal is not None and applier.position >= goal):
-                if query.awaitTermination(_POLL_SECONDS):
+                if not query.isActive:
+                    query.awaitTermination()  # raises what ended it
                     break
+                self._stopping.wait(_POLL_SECONDS)
         except PySparkException as error:
             found = parse_error(str(error))
             if found is None:
@@ -178,6 +196,17 @@ class Pipeline:
             raise found from error
         finally:
             query.stop()
+            self._wait_for_capture()
+
+    def _wait_for_capture(self) -> None:
+        """Spark ends the capture's process and does not wait for it; the last confirmation and the slot's release come from there."""
+        deadline = time.monotonic() + _CAPTURE_END_SECONDS
+        while time.monotonic() < deadline:
+            try:
+                with SpoolLock(self._config.spool):
+                    return
+            except SpoolLockedError:
+                time.sleep(_POLL_SECONDS)
 
     def _start_query(self, applier: EpochApplier, tables: Tables, goal: Position | None) -> StreamingQuery:
         config = self._config

@@ -1,13 +1,13 @@
 """The snapshot coordinator: copies tables as they are at one position, their fence.
 
-All tables that wait are copied under one exported snapshot. Executors read ctid chunks and write files where the target wants them; when all
-chunks of a table are there, the target takes the files and the fence in one commit. Until then the target has no applied position, so a crash
-at any moment only means that the table is copied again.
+All tables that wait are copied under one exported snapshot. Executors read ctid chunks and write files where the target wants them; when
+all chunks of a table are there, the target takes the files and the fence in one commit. Until then the target has no applied position, so
+a crash at any moment only means that the table is copied again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from py4j.protocol import Py4JJavaError
@@ -27,6 +27,10 @@ from penstock.sinks.base import Sink, SnapshotFile
 _ATTEMPTS = 5
 
 
+class _StoppedError(Exception):
+    """The run is to end; what is not finished is copied again by the next one."""
+
+
 @dataclass(frozen=True, slots=True)
 class SnapshotCoordinator:
     spark: SparkSession
@@ -34,6 +38,7 @@ class SnapshotCoordinator:
     sink: Sink
     observer: PipelineObserver
     chunk_bytes: int
+    is_stopping: Callable[[], bool] = lambda: False
 
     def copy(self, tables: Sequence[CatalogTable]) -> dict[TableName, PenstockError]:
         """Copy all `tables`; gives back those that cannot be copied, each with its reason. A lost snapshot is taken anew."""
@@ -51,6 +56,8 @@ class SnapshotCoordinator:
                             failures[table.name] = error
                     except SourceError as error:
                         failures[table.name] = error
+                    except _StoppedError:
+                        return failures
             waiting = lost
             if not waiting:
                 break
@@ -66,6 +73,8 @@ class SnapshotCoordinator:
         files: list[SnapshotFile] = []
         wave = max(1, self.spark.sparkContext.defaultParallelism * 2)
         for start in range(0, len(tasks), wave):
+            if self.is_stopping():
+                raise _StoppedError
             part = tasks[start : start + wave]
             written = self._run(exported.name, part)
             files += written

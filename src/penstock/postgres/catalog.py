@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
 from penstock.change import METADATA_NAMES
 from penstock.errors import TableWithoutKeyError, UnsupportedTableError
 from penstock.postgres.connection import Connection

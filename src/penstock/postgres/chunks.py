@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import adbc_driver_postgresql.dbapi as adbc
-import psycopg
 import pyarrow as pa
 from psycopg import sql
 
@@ -22,9 +21,13 @@ from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, SourceAddress, classify
 from penstock.postgres.queries import query
 from penstock.postgres.types.rows import decode_rows
-from penstock.schema import TableName, TableSchema
+from penstock.schema import Column, TableName, TableSchema
 
 BLOCK_BYTES = 8192
+
+# Types whose cast to text is their output function, or that the decoder reads in both spellings: bool bytea int8 int2 int4 text oid json
+# float4 float8 varchar date timestamp timestamptz numeric uuid jsonb.
+_CAST_IS_OUTPUT = frozenset({16, 17, 20, 21, 23, 25, 26, 114, 700, 701, 1043, 1082, 1114, 1184, 1700, 2950, 3802})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +83,20 @@ def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk) -> Iterator[
 
 
 def chunk_statement(chunk: Chunk) -> str:
-    """Every column as text: one decoder then serves snapshot and stream."""
-    columns = [sql.SQL("{}::text").format(sql.Identifier(name)) for name in chunk.schema.column_names]
+    """Every column as the text that the stream would carry: one decoder then serves both."""
+    columns = [_as_text(column) for column in chunk.schema.columns]
     heap = sql.Identifier(chunk.heap.schema, chunk.heap.name)
     first = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first},0)"))
     bounds = [first] if chunk.last is None else [first, sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last},0)"))]
     return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(sql.SQL(", ").join(columns), heap, sql.SQL(" AND ").join(bounds)).as_string()
+
+
+def _as_text(column: Column) -> sql.Composed:
+    """A cast to text gives what the type's output function gives only for some types: char(n) loses its blanks, inet gains a mask."""
+    name = sql.Identifier(column.name)
+    if column.type_oid in _CAST_IS_OUTPUT:
+        return sql.SQL("{}::text").format(name)
+    return sql.SQL("CASE WHEN {} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {}) END").format(name, name)
 
 
 def _set_snapshot(snapshot: str) -> str:

@@ -2,16 +2,15 @@
 
 `ReplicationStream` owns one connection and one daemon thread. The thread takes raw CopyData messages off the socket, answers keepalives and
 puts the messages, untouched and in order, into a bounded buffer; it never waits for decoding, the spool or Spark. At the buffer's limit it
-stops reading but goes on reporting, so that the server does not take us for dead.
+stops reading but goes on reporting, so that the server does not take us for dead. Nor do we trust a silent server: when nothing comes it is
+asked for an answer, and without one the connection counts as lost.
 
-How the socket is drained decides the speed. A client that empties it at once makes the server send one small packet a row; one that lets it
-fill for some milliseconds makes the server send in blocks, at twice the rate and a fraction of the CPU. So, while the stream is busy, the
-thread pauses between gulps, and libpq's input buffer is grown beforehand to take a whole gulp. A Unix socket's buffer is too small for that:
-there it only waits for readability.
+How the socket is drained decides the speed; `_Pace` says how.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import select
 import socket
 import struct
@@ -20,10 +19,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import repeat
 
 import psycopg
 from psycopg import sql
 from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGconn
 
 from penstock.errors import ConnectionLostError
 from penstock.position import Lsn, Position
@@ -31,16 +32,22 @@ from penstock.postgres.connection import Connection, SourceAddress, connect_repl
 
 _STATUS = struct.Struct("!cQQQqB")
 _WAL_START = struct.Struct("!Q")
-_KEEPALIVE = ord("k")
+_KEEPALIVE_BYTES = 18
 _POSTGRES_EPOCH_SECONDS = 946_684_800
 
 _INPUT_BUFFER_BYTES = 8_000_000
 _GULP_MESSAGES = 10_000
 _GULP_BYTES = 8 << 20
+_WAIT_SECONDS = 0.05
+_LEAVE_SECONDS = 2.0
+_STATUS_SECONDS = 10.0
+
+_PAUSE_SECONDS = 0.012
+_SHORTEST_PAUSE_SECONDS = 0.001
+_GATHER_SECONDS = 0.001
 _BUSY_WINDOW_SECONDS = 0.005
 _BUSY_MESSAGES = 100
-_PAUSE_SECONDS = 0.012
-_STATUS_SECONDS = 10.0
+_LOOPBACK_BUFFER_BYTES = 64_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,10 @@ class StreamRequest:
     publication: str
     start: Position
     max_buffer_bytes: int = 128 << 20
+    confirmed: Position = Position.ZERO
+    """What the slot has confirmed already. Some servers would let it be moved back; `confirm` does not."""
+    silence_seconds: float = 60.0
+    """How long the server may say nothing at all, if its wal_sender_timeout is not longer still."""
 
 
 class ReplicationStream:
@@ -60,16 +71,21 @@ class ReplicationStream:
         self._address = address
         self._request = request
         self._connection: Connection | None = None
+        self._pace: _Pace
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
-        self._gulps: deque[tuple[list[memoryview], int]] = deque()
+        self._gulps: deque[tuple[list[bytes], int]] = deque()
         self._buffered_bytes = 0
+        self._taken_bytes = 0
         self._failure: BaseException | None = None
         self._stopping = False
         self._confirmed = 0  # the server ignores a zero: nothing is confirmed until `confirm` says so
         self._received = 0
         self._status_due = 0.0
         self._status_seconds = _STATUS_SECONDS
+        self._silence_seconds = request.silence_seconds
+        self._heard_at = 0.0
+        self._has_asked = False
         self.system_identifier = ""
         self.timeline = 0
 
@@ -79,9 +95,15 @@ class ReplicationStream:
         self.system_identifier, timeline, *_ = replication_command(self._connection, "IDENTIFY_SYSTEM", "identifying the server")
         self.timeline = int(timeline)
         (timeout,) = replication_command(self._connection, "SHOW wal_sender_timeout", "asking for wal_sender_timeout")
-        self._status_seconds = status_interval(timeout)
+        timeout_seconds = parse_duration(timeout)
+        if timeout_seconds > 0:
+            self._status_seconds = min(_STATUS_SECONDS, timeout_seconds / 4)
+            self._silence_seconds = max(self._silence_seconds, timeout_seconds)
+        self._pace = _Pace(self._connection.pgconn.socket)
         # libpq's input buffer grows to the largest message and never shrinks: one large value makes room for whole gulps.
-        self._connection.pgconn.exec_(b"SELECT pg_catalog.repeat('x', %d)" % _INPUT_BUFFER_BYTES)
+        result = self._connection.pgconn.exec_(b"SELECT pg_catalog.repeat('x', %d)" % _INPUT_BUFFER_BYTES)
+        if result.status != ExecStatus.TUPLES_OK:
+            raise translate(psycopg.errors.error_from_result(result), "making room for the stream")
 
     def start(self) -> None:
         if self._connection is None:
@@ -95,7 +117,7 @@ class ReplicationStream:
         self._thread = threading.Thread(target=self._run, name="penstock-receive", daemon=True)
         self._thread.start()
 
-    def take(self, timeout_seconds: float) -> list[memoryview]:
+    def take(self, timeout_seconds: float) -> list[bytes]:
         """The next messages in order, some ten thousand at most; an empty list if none came in time. Raises what ended the stream."""
         with self._changed:
             if not self._gulps and self._failure is None:
@@ -107,6 +129,7 @@ class ReplicationStream:
                     messages += more
                     size += more_bytes
                 self._buffered_bytes -= size
+                self._taken_bytes += size
                 self._changed.notify_all()
                 return messages
             if self._failure is not None:
@@ -116,7 +139,7 @@ class ReplicationStream:
     def confirm(self, position: Position) -> None:
         """Tell the server that WAL up to `position` is no longer needed. Never moves backwards."""
         with self._changed:
-            if position.value > self._confirmed:
+            if position.value > max(self._confirmed, self._request.confirmed.value):
                 self._confirmed = position.value
                 self._status_due = 0.0
 
@@ -127,6 +150,11 @@ class ReplicationStream:
     @property
     def buffered_bytes(self) -> int:
         return self._buffered_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """The size of all messages that `take` has given out."""
+        return self._taken_bytes
 
     def close(self) -> None:
         """End the stream and release the slot. May be called more than once."""
@@ -156,51 +184,56 @@ class ReplicationStream:
     def _receive(self) -> None:
         assert self._connection is not None
         pgconn = self._connection.pgconn
-        pause = 0.0 if _is_unix(pgconn.socket) else _PAUSE_SECONDS
-        get, consume = pgconn.get_copy_data, pgconn.consume_input
-        window_start, window_messages = time.monotonic(), 0
+        self._heard_at = time.monotonic()
         while not self._stopping:
-            drained, count = self._gulp(get)
+            is_drained, count, size = self._gulp(pgconn.get_copy_data)
             self._report_if_due()
             self._wait_for_room()
-            if not drained:
-                continue
-            window_messages += count
-            now = time.monotonic()
-            if count == 0:
-                self._wait_readable(pgconn.socket)
-            elif pause and window_messages >= _BUSY_MESSAGES:
-                time.sleep(pause)
-            if now - window_start > _BUSY_WINDOW_SECONDS:
-                window_start, window_messages = now, 0
-            consume()
-        self._status_due = 0.0  # the last word: what was confirmed while we were stopping
-        self._report_if_due()
+            if is_drained:
+                self._check_silence(has_heard=self._pace.wait(count, size) or count > 0)
+                pgconn.consume_input()
+        self._take_leave(pgconn)
 
-    def _gulp(self, get: Callable[[int], tuple[int, memoryview]]) -> tuple[bool, int]:
-        """Move what libpq has into the buffer. Says whether libpq is drained, and how many messages came."""
-        messages: list[memoryview] = []
+    def _take_leave(self, pgconn: PGconn) -> None:
+        """Say what was confirmed last, and end the copy in order: once the server agrees, it has taken note, and the slot is free."""
+        self._report(asks=False)
+        pgconn.put_copy_end()
+        pgconn.flush()
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        while time.monotonic() < deadline:
+            length, _ = pgconn.get_copy_data(1)
+            if length < 0:
+                return
+            if length == 0:
+                select.select([pgconn.socket], [], [], _WAIT_SECONDS)
+                pgconn.consume_input()
+
+    def _gulp(self, get: Callable[[int], tuple[int, memoryview]]) -> tuple[bool, int, int]:
+        """Move what libpq has into the buffer. Says whether libpq is drained, how many messages came, and their size."""
+        messages: list[bytes] = []
         append = messages.append
-        size = 0
-        drained = False
-        while len(messages) < _GULP_MESSAGES and size < _GULP_BYTES:
-            length, data = get(1)
-            if length <= 0:
-                if length < 0:
-                    self._hand_over(messages, size)
-                    self._ended()
-                drained = True
-                break
-            append(data)
+        size = length = 0
+        data: memoryview
+        for length, data in map(get, repeat(1, _GULP_MESSAGES)):
+            if length <= _KEEPALIVE_BYTES:
+                if length <= 0:
+                    break
+                if data[_KEEPALIVE_BYTES - 1]:  # the server wants an answer
+                    self._status_due = 0.0
+            # Bytes, not views: the garbage collector visits every view that is alive, again and again, and spends half the time on that.
+            append(bytes(data))
             size += length
-            if data[0] == _KEEPALIVE and data[17]:  # the server wants an answer
-                self._status_due = 0.0
+            if size > _GULP_BYTES:
+                break
         if messages:
-            (self._received,) = _WAL_START.unpack_from(messages[-1], 1)
+            (reached,) = _WAL_START.unpack_from(messages[-1], 1)
+            self._received = max(self._received, reached)
             self._hand_over(messages, size)
-        return drained, len(messages)
+        if length < 0:
+            self._ended()
+        return length == 0, len(messages), size
 
-    def _hand_over(self, messages: list[memoryview], size: int) -> None:
+    def _hand_over(self, messages: list[bytes], size: int) -> None:
         with self._changed:
             self._gulps.append((messages, size))
             self._buffered_bytes += size
@@ -211,21 +244,35 @@ class ReplicationStream:
         while not self._stopping and self._buffered_bytes > self._request.max_buffer_bytes:
             self._report_if_due()
             with self._changed:
-                self._changed.wait(0.1)
+                self._changed.wait(min(0.1, self._status_seconds))
+            self._heard_at = time.monotonic()  # it is we who did not listen
 
-    def _wait_readable(self, fileno: int) -> None:
-        select.select([fileno], [], [], 0.05)
+    def _check_silence(self, *, has_heard: bool) -> None:
+        """A connection that is open on our side only never fails by itself; TCP's own checks take minutes, and do not see past a proxy."""
+        now = time.monotonic()
+        silent_seconds = now - self._heard_at
+        if has_heard:
+            self._heard_at, self._has_asked = now, False
+        elif silent_seconds > self._silence_seconds:
+            raise ConnectionLostError(f"the server has not answered for {silent_seconds:.0f} s")
+        elif silent_seconds > self._silence_seconds / 2 and not self._has_asked:
+            self._has_asked = True
+            self._report(asks=True)
 
     def _report_if_due(self) -> None:
-        now = time.monotonic()
-        if now < self._status_due or self._connection is None:
+        if time.monotonic() >= self._status_due:
+            self._report(asks=False)
+
+    def _report(self, *, asks: bool) -> None:
+        """Tell the server where we are; with `asks`, it answers at once."""
+        if self._connection is None:
             return
         confirmed = self._confirmed
         clock = int((time.time() - _POSTGRES_EPOCH_SECONDS) * 1_000_000)
         pgconn = self._connection.pgconn
-        pgconn.put_copy_data(_STATUS.pack(b"r", max(self._received, confirmed), confirmed, confirmed, clock, 0))
+        pgconn.put_copy_data(_STATUS.pack(b"r", max(self._received, confirmed), confirmed, confirmed, clock, asks))
         pgconn.flush()
-        self._status_due = now + self._status_seconds
+        self._status_due = time.monotonic() + self._status_seconds
 
     def _ended(self) -> None:
         """The server ended the copy: say why."""
@@ -236,22 +283,71 @@ class ReplicationStream:
         raise ConnectionLostError("the server ended the replication stream")
 
 
-def status_interval(wal_sender_timeout: str) -> float:
-    """How often to report, in seconds, given how the server prints its wal_sender_timeout (`1min`, `500ms`, `0`)."""
+class _Pace:
+    """When to look at the socket again.
+
+    The server sends each row by itself. A client that empties the socket at once makes it a packet a row, each with its acknowledgement;
+    one that lets some milliseconds' worth queue up gets blocks, at up to twice the rate and with less CPU on both sides. So a busy stream
+    is read in gulps with pauses between them, and a calm one a moment after it becomes readable: by then a small transaction is whole.
+
+    Where the queue builds up depends on the way. On the loopback address it must be the server's send buffer: a small receive buffer
+    closes the window soon, and reading opens it and refills it in one call. From another machine, refilling takes a round trip, so there
+    the queue is the receive buffer that the system grows for us, and the pause is kept so short that it does not run full. A Unix
+    socket holds too little for any pause.
+    """
+
+    def __init__(self, fileno: int) -> None:
+        # Descriptors are not owned twice: this one is a copy.
+        with socket.socket(fileno=socket.dup(fileno)) as probe:
+            self._pauses = probe.family != socket.AF_UNIX
+            self._is_loopback = self._pauses and _is_loopback(probe)
+            if self._is_loopback:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOOPBACK_BUFFER_BYTES)
+        self._fileno = fileno
+        self._readable = select.poll()
+        self._readable.register(fileno, select.POLLIN)
+        self._pause_seconds = _PAUSE_SECONDS
+        self._window_start = time.monotonic()
+        self._window_messages = 0
+
+    def wait(self, count: int, size: int) -> bool:
+        """Wait until it is time to read, at most some milliseconds; `count` and `size` are of the last gulp. Says if there is something."""
+        now = time.monotonic()
+        self._window_messages += count
+        is_busy = self._window_messages >= _BUSY_MESSAGES
+        if now - self._window_start > _BUSY_WINDOW_SECONDS:
+            self._window_start, self._window_messages = now, 0
+        if is_busy and self._pauses:
+            time.sleep(self._next_pause_seconds(size))
+            return True
+        is_readable = bool(self._readable.poll(_WAIT_SECONDS * 1000))
+        if is_readable and self._pauses:
+            time.sleep(_GATHER_SECONDS)
+        return is_readable
+
+    def _next_pause_seconds(self, size: int) -> float:
+        if not self._is_loopback:
+            with socket.socket(fileno=socket.dup(self._fileno)) as probe:
+                # Small packets take several times their size.
+                room = probe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) / 4
+            change = min(1.25, max(0.5, room / max(size, 1)))
+            self._pause_seconds = min(_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, self._pause_seconds * change))
+        return self._pause_seconds
+
+
+def _is_loopback(connected: socket.socket) -> bool:
+    peer, own = connected.getpeername()[0], connected.getsockname()[0]
+    return bool(peer == own or ipaddress.ip_address(peer.partition("%")[0]).is_loopback)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds, given how the server prints a setting such as wal_sender_timeout (`1min`, `500ms`, `0`)."""
     units = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-    digits = wal_sender_timeout.rstrip("abcdefghijklmnopqrstuvwxyz")
-    seconds = float(digits or 0) * units.get(wal_sender_timeout[len(digits) :], 0.001)
-    return min(_STATUS_SECONDS, seconds / 4) if seconds > 0 else _STATUS_SECONDS
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
+    return float(digits or 0) * units.get(text[len(digits) :], 0.001)
 
 
 def _quoted(publication: str) -> str:
     """As pgoutput's own list of identifiers wants it."""
     escaped = publication.replace('"', '""')
     return f'"{escaped}"'
-
-
-def _is_unix(fileno: int) -> bool:
-    with socket.socket(fileno=socket.dup(fileno)) as probe:
-        return probe.family == socket.AF_UNIX
-
-

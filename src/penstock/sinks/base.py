@@ -1,7 +1,7 @@
 """What a sink promises.
 
-A sink owns the position: `applied_position` is read from the target itself, where `finish_snapshot` and `apply` put it in the same commit as
-the data. All methods run in the driver; `apply` of different tables may run in different threads at the same time.
+A sink owns the position: `Target.applied` is read from the target itself, where `finish_snapshot` and `apply` put it in the same commit
+as the data. All methods run in the driver; `apply` of different tables may run in different threads at the same time.
 """
 
 from __future__ import annotations

@@ -2,33 +2,50 @@
 
 Data and position commit together: the position is the version of the table's own transaction id, which Delta writes in the same commit. A
 repeated or older version changes nothing, which Delta itself sees to. A snapshot is one commit of files that executors wrote; an epoch of
-inserts is an append; any other epoch is one MERGE; an epoch that empties the table is one overwrite.
+inserts is an append; any other epoch is one MERGE; an epoch that empties the table is one overwrite; an epoch that comes to nothing is a
+commit of the position alone.
+
+Before each epoch the table itself is asked how far it is. Changes that it has are left out, whatever the caller believes; if it has less
+than it had before, somebody else dropped or restored it, and nothing is written.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import quote
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from typing_extensions import override
 
-from penstock.change import EXACT, EXACT_TYPE
-from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError
+from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
+from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, TargetRewoundError, parse_error
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
-from penstock.sinks.collapse import DELETE, OP, after_last_truncate, collapse
-from penstock.sinks.delta_log import KEY, OWNER, SOURCE_OID, adopt_files, application_id, load_target, open_log, physical_names
+from penstock.sinks.collapse import DELETE, OP, after, collapse, last_truncate, value_column
+from penstock.sinks.delta_log import (
+    KEY,
+    OWNER,
+    SOURCE_OID,
+    active_files,
+    adopt_files,
+    application_id,
+    load_applied,
+    load_target,
+    open_log,
+    physical_names,
+    record_position,
+)
 from penstock.sinks.delta_merge import merge_statement
-from penstock.sinks.names import quoted, sql_type, text_literal
-from penstock.sinks.slices import load_changes
+from penstock.sinks.names import directory_name, quoted, sql_type, text_literal
+from penstock.sinks.slices import load_changes, slices_after
 
 _UNMAPPED = frozenset(" ,;{}()\n\t=")
 _VIEW = "penstock_changes"
@@ -41,9 +58,10 @@ class DeltaSink(Sink):
         self._pipeline = pipeline
         self._sessions: dict[TableName, SparkSession] = {}
         self._sessions_lock = threading.Lock()
+        self._reached: dict[TableName, Position] = {}
 
     def path(self, table: TableName) -> Path:
-        return self._root / quote(table.schema, safe=" ") / quote(table.name, safe=" ")
+        return self._root / directory_name(table.schema) / directory_name(table.name)
 
     @override
     def describe(self, table: TableName) -> str:
@@ -51,13 +69,24 @@ class DeltaSink(Sink):
 
     @override
     def load_target(self, table: TableName) -> Target | None:
-        return load_target(self.path(table), self._pipeline, table)
+        target = load_target(self.path(table), self._pipeline, table)
+        self._remember(table, target.applied if target is not None else None)
+        return target
 
     @override
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
         path = self.path(schema.name)
-        self._run(lambda: self._spark.sql(self._create_statement(schema)), f"creating the Delta table at {path}")
-        for leftover in path.glob("snapshot-*.parquet"):
+        target = self.load_target(schema.name)
+        if target is not None and target.applied is not None:
+            # A replaced table keeps its transaction ids: the old position would stand beside no rows.
+            record_position(path, self._application(schema.name), Position.ZERO)
+        self._remember(schema.name, None)
+        leftovers = set(path.glob("snapshot-*.parquet")) - active_files(path)
+        # CREATE OR REPLACE would not replace: for a table known by its path, Delta only compares the schemas.
+        verb = "CREATE" if target is None else "REPLACE"
+        with self._failing(schema.name, "creating"):
+            self._spark.sql(f"{verb} TABLE {self._definition(schema)}")
+        for leftover in leftovers:
             leftover.unlink()
         log = open_log(path)
         if log is None:
@@ -68,31 +97,71 @@ class DeltaSink(Sink):
 
     @override
     def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
-        adopt_files(self.path(schema.name), application_id(self._pipeline, schema.name), files, fence)
+        adopt_files(self.path(schema.name), self._application(schema.name), files, fence)
+        self._remember(schema.name, fence)
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         schema = self._checked_schema(target, changes)
-        session = self._session(target.table)
-        session.conf.set("spark.databricks.delta.write.txnAppId", application_id(self._pipeline, target.table))
-        session.conf.set("spark.databricks.delta.write.txnVersion", str(end.value))
-        frame = load_changes(session, schema, changes.slices)
-        self._run(lambda: self._write(session, target, frame, changes), f"applying changes to {self.path(target.table)}")
+        applied = self._checked_position(target)
+        if applied < end:
+            slices = slices_after(changes.slices, applied)
+            if slices:
+                counts = sum((slice.file.counts for slice in slices), ChangeCounts())
+                self._write(target, schema, TableChanges(target.table, slices, counts), end)
+            if load_applied(self.path(target.table), self._application(target.table)) != end:
+                # Nothing was to be written, so Delta committed nothing.
+                record_position(self.path(target.table), self._application(target.table), end)
+            self._remember(target.table, end)
 
-    def _write(self, session: SparkSession, target: Target, frame: DataFrame, changes: TableChanges) -> None:
-        counts = changes.counts
-        columns = target.schema.names
-        own = [quoted(name) for name in columns] + [EXACT]
-        place = str(self.path(target.table))
-        if counts.truncates:
-            rest = collapse(after_last_truncate(frame, counts), target.key, columns, counts).where(f"{OP} <> '{DELETE}'")
-            rest.select(*own).write.format("delta").mode("overwrite").save(place)
-        elif not (counts.updates or counts.deletes or counts.moves):
-            # Inserts alone cannot meet a row that is there: the target equals the source just before them, and the key is unique there.
-            frame.select(*own).write.format("delta").mode("append").save(place)
+    def _write(self, target: Target, schema: TableSchema, changes: TableChanges, end: Position) -> None:
+        session = self._session(target.table)
+        session.conf.set("spark.databricks.delta.write.txnAppId", self._application(target.table))
+        session.conf.set("spark.databricks.delta.write.txnVersion", str(end.value))
+        frame = self._load(session, schema, changes)
+        with self._failing(target.table, "applying changes to"):
+            emptied = last_truncate(frame) if changes.counts.truncates else None
+            if emptied is not None:
+                rest = collapse(after(frame, emptied), target.schema, target.key, changes.counts).where(f"{OP} <> '{DELETE}'")
+                values = [F.col(value_column(index)).alias(name) for index, name in enumerate(target.schema.names)]
+                self._save(rest.select(*values, EXACT), target.table, "overwrite")
+            elif not (changes.counts.updates or changes.counts.deletes or changes.counts.moves):
+                # Inserts alone cannot meet a row that is there: the target equals the source just before them, and the key is unique there.
+                self._save(frame.select(*(quoted(name) for name in target.schema.names), EXACT), target.table, "append")
+            else:
+                collapse(frame, target.schema, target.key, changes.counts).createOrReplaceTempView(_VIEW)
+                place = str(self.path(target.table))
+                session.sql(merge_statement(place, _VIEW, target.schema, target.key, keeps=changes.counts.unchanged > 0)).collect()
+
+    def _save(self, rows: DataFrame, table: TableName, mode: str) -> None:
+        rows.write.format("delta").mode(mode).save(str(self.path(table)))
+
+    def _load(self, session: SparkSession, schema: TableSchema, changes: TableChanges) -> DataFrame:
+        try:
+            return load_changes(session, schema, changes.slices)
+        except AnalysisException as error:
+            raise SinkError(f"the spooled changes of {changes.table} cannot be read: {_first_line(error)}") from error
+
+    def _checked_position(self, target: Target) -> Position:
+        """How far the table is, by its own word, which must not be less than it was."""
+        applied = load_applied(self.path(target.table), self._application(target.table))
+        known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
+        if applied is None or applied < known:
+            holds = "is gone, or was never filled" if applied is None else f"holds {target.table} only up to {applied}"
+            raise TargetRewoundError(
+                f"{self.path(target.table)} {holds}, and was at {known}",
+                hint=f"restart to go on from where it is, or remove {self.path(target.table)} first to copy the table anew",
+            )
+        return applied
+
+    def _remember(self, table: TableName, position: Position | None) -> None:
+        if position is None:
+            self._reached.pop(table, None)
         else:
-            collapse(frame, target.key, columns, counts).createOrReplaceTempView(_VIEW)
-            session.sql(merge_statement(place, _VIEW, target.key, columns, keeps=counts.unchanged > 0)).collect()
+            self._reached[table] = position
+
+    def _application(self, table: TableName) -> str:
+        return application_id(self._pipeline, table)
 
     def _checked_schema(self, target: Target, changes: TableChanges) -> TableSchema:
         """The one schema of all changes, which must be the target's."""
@@ -105,7 +174,7 @@ class DeltaSink(Sink):
                 )
         return changes.schemas[0]
 
-    def _create_statement(self, schema: TableSchema) -> str:
+    def _definition(self, schema: TableSchema) -> str:
         columns = [f"{quoted(column.name)} {sql_type(column.arrow_type)}" for column in schema.columns]
         columns.append(f"{quoted(EXACT)} {sql_type(EXACT_TYPE)}")
         properties = {
@@ -118,7 +187,7 @@ class DeltaSink(Sink):
             properties["delta.columnMapping.mode"] = "name"
         listed = ", ".join(f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items())
         place = quoted(str(self.path(schema.name)))
-        return f"CREATE OR REPLACE TABLE delta.{place} ({', '.join(columns)}) USING delta TBLPROPERTIES ({listed})"
+        return f"delta.{place} ({', '.join(columns)}) USING delta TBLPROPERTIES ({listed})"
 
     def _session(self, table: TableName) -> SparkSession:
         """The transaction id is a session setting: every table has a session of its own."""
@@ -127,13 +196,20 @@ class DeltaSink(Sink):
                 self._sessions[table] = self._spark.newSession()
             return self._sessions[table]
 
-    def _run(self, action: Callable[[], object], doing: str) -> None:
+    @contextmanager
+    def _failing(self, table: TableName, doing: str) -> Iterator[None]:
+        """Turn what Spark says into an error of ours."""
+        path = self.path(table)
         try:
-            action()
+            yield
         except AnalysisException as error:
-            raise SinkRefusedError(f"{doing}: {_first_line(error)}", hint="look at the message; removing the table copies it anew") from error
+            hint = "look at the message; removing the table copies it anew"
+            raise SinkRefusedError(f"{doing} {path}: {_first_line(error)}", hint=hint) from error
         except (PySparkException, Py4JJavaError) as error:
-            raise SinkError(f"{doing}: {_first_line(error)}") from error
+            found = parse_error(str(error))
+            if isinstance(found, SinkError):
+                raise type(found)(f"{doing} {path}: {found.message}", hint=f"remove {path} and run again to copy the table anew") from error
+            raise SinkError(f"{doing} {path}: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

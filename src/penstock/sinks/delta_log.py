@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable, Transaction
+from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from deltalake.transaction import AddAction
+from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.change import EXACT
 from penstock.errors import SinkError, TargetForeignError
@@ -33,6 +33,7 @@ def application_id(pipeline: str, table: TableName) -> str:
 
 
 def open_log(path: Path) -> DeltaTable | None:
+    """The log as it is now."""
     try:
         return DeltaTable(path)
     except TableNotFoundError:
@@ -54,14 +55,24 @@ def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
             f"the Delta table at {path} was written by {written_by}",
             hint="choose another path under sink.delta, or remove that table",
         )
-    version = log.transaction_version(application_id(pipeline, table))
     return Target(
         table=table,
         source_oid=int(properties[SOURCE_OID]),
         key=tuple(json.loads(properties[KEY])),
         schema=_own_columns(log),
-        applied=Position.of(version) if version is not None else None,
+        applied=_applied(log, application_id(pipeline, table)),
     )
+
+
+def load_applied(path: Path, application: str) -> Position | None:
+    """The position that the table holds. None also if there is no table."""
+    log = open_log(path)
+    return None if log is None else _applied(log, application)
+
+
+def _applied(log: DeltaTable, application: str) -> Position | None:
+    version = log.transaction_version(application)
+    return None if version is None or version == Position.ZERO.value else Position.of(version)
 
 
 def physical_names(log: DeltaTable) -> dict[str, str]:
@@ -70,18 +81,35 @@ def physical_names(log: DeltaTable) -> dict[str, str]:
     return {field["name"]: field["metadata"].get("delta.columnMapping.physicalName", field["name"]) for field in fields}
 
 
+def active_files(path: Path) -> set[Path]:
+    """The files that the table consists of, as far as they lie right in its directory."""
+    log = open_log(path)
+    return set() if log is None else {path / uri.rpartition("/")[2] for uri in log.file_uris()}
+
+
 def adopt_files(path: Path, application: str, files: Sequence[SnapshotFile], position: Position) -> None:
     """Make files that lie in the table's directory part of it, with the position, in one commit."""
+    now = int(time.time() * 1000)
+    actions: list[AddAction | RemoveAction] = [AddAction(file.name, file.bytes, {}, now, True, file.stats) for file in files if file.rows]
+    _commit(path, application, actions, position, now)
+
+
+def record_position(path: Path, application: str, position: Position) -> None:
+    """Commit the position alone. `Position.ZERO` stands for none: what the table holds no longer counts as a copy."""
+    _commit(path, application, [], position, int(time.time() * 1000))
+
+
+def _commit(path: Path, application: str, actions: list[AddAction | RemoveAction], position: Position, now: int) -> None:
     log = open_log(path)
     if log is None:
         raise SinkError(f"there is no Delta table at {path} any more")
-    now = int(time.time() * 1000)
-    actions = [AddAction(file.name, file.bytes, {}, now, True, file.stats) for file in files if file.rows]
     properties = CommitProperties(app_transactions=[Transaction(application, position.value, now)])
+    # Checkpoints are left to Spark, the one that also writes the deletion vectors that they would have to hold.
+    hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
     try:
-        log.create_write_transaction(actions, mode="append", schema=log.schema(), partition_by=[], commit_properties=properties)
+        log.create_write_transaction(actions, "append", log.schema(), [], commit_properties=properties, post_commithook_properties=hooks)
     except DeltaError as error:
-        raise SinkError(f"the snapshot of {path} could not be committed: {error}") from error
+        raise SinkError(f"nothing could be committed to {path}: {error}") from error
 
 
 def file_stats(rows: int, columns: Mapping[str, tuple[object, object, int]]) -> str:

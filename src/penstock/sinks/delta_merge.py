@@ -4,42 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pyarrow as pa
+
 from penstock.change import EXACT
-from penstock.sinks.collapse import DELETE, KEPT, OP, match_column
+from penstock.errors import TargetRewoundError
+from penstock.sinks.collapse import DELETE, KEPT, OP, THERE, match_column, match_text_column, may_be_text, value_column
 from penstock.sinks.names import quoted, text_literal
 
+_MISSING = text_literal(f"{TargetRewoundError.code}: a row that was copied or applied before is no longer in the target")
 
-def merge_statement(place: str, view: str, key: Sequence[str], columns: Sequence[str], *, keeps: bool) -> str:
+
+def merge_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str], *, keeps: bool) -> str:
     """MERGE `view` (what `collapse` gives) into the Delta table at `place`. `keeps`: some rows leave values as they are."""
-    on = " AND ".join(f"t.{quoted(name)} = s.{match_column(index)}" for index, name in enumerate(key))
-    kept = [name for name in columns if keeps and name not in key]
-    updates = [f"t.{quoted(name)} = {_updated(name, name in kept)}" for name in columns]
+    kept = {name for name in schema.names if keeps and name not in key}
+    values = {name: f"s.{value_column(index)}" for index, name in enumerate(schema.names)}
+    updates = [f"t.{quoted(name)} = {_updated(name, value) if name in kept else value}" for name, value in values.items()]
     updates.append(f"t.{quoted(EXACT)} = {_exact(keeps)}")
-    inserts = [_inserted(name, name in kept) for name in columns] + [f"s.{quoted(EXACT)}"]
-    names = ", ".join([*(quoted(name) for name in columns), quoted(EXACT)])
-    return (
-        f"MERGE INTO delta.{quoted(place)} t USING {view} s ON {on} "
-        f"WHEN MATCHED AND s.{OP} = '{DELETE}' THEN DELETE "
-        f"WHEN MATCHED THEN UPDATE SET {', '.join(updates)} "
-        f"WHEN NOT MATCHED AND s.{OP} <> '{DELETE}' THEN INSERT ({names}) VALUES ({', '.join(inserts)})"
-    )
+    inserts = [_inserted(name, value) if name in kept else value for name, value in values.items()]
+    names = ", ".join(quoted(name) for name in (*schema.names, EXACT))
+    clauses = [
+        f"MERGE INTO delta.{quoted(place)} t USING {view} s",
+        f"ON {_condition(schema, key)}",
+        f"WHEN MATCHED AND s.{OP} = '{DELETE}' THEN DELETE",
+        f"WHEN MATCHED THEN UPDATE SET {', '.join(updates)}",
+        f"WHEN NOT MATCHED AND s.{OP} <> '{DELETE}' THEN INSERT ({names})",
+        f"VALUES ({', '.join(inserts)}, s.{quoted(EXACT)})",
+    ]
+    return " ".join(clauses)
+
+
+def _condition(schema: pa.Schema, key: Sequence[str]) -> str:
+    """A key is null only where the type cannot hold it, and then its exact text must be the same."""
+    parts = []
+    for at, name in enumerate(key):
+        if may_be_text(schema.field(name).type):
+            parts.append(f"t.{quoted(name)} <=> s.{match_column(at)}")
+            parts.append(f"t.{quoted(EXACT)}[{text_literal(name)}] <=> s.{match_text_column(at)}")
+        else:
+            parts.append(f"t.{quoted(name)} = s.{match_column(at)}")
+    return " AND ".join([*parts, f"s.{THERE}"])
 
 
 def _is_kept(name: str) -> str:
     return f"array_contains(s.{KEPT}, {text_literal(name)})"
 
 
-def _updated(name: str, may_be_kept: bool) -> str:
-    value = f"s.{quoted(name)}"
-    return f"CASE WHEN {_is_kept(name)} THEN t.{quoted(name)} ELSE {value} END" if may_be_kept else value
+def _updated(name: str, value: str) -> str:
+    return f"CASE WHEN {_is_kept(name)} THEN t.{quoted(name)} ELSE {value} END"
 
 
-def _inserted(name: str, may_be_kept: bool) -> str:
+def _inserted(name: str, value: str) -> str:
     """A value that only the target could have, and the target has no such row: that must not become a null in silence."""
-    value = f"s.{quoted(name)}"
-    if not may_be_kept:
-        return value
-    return f"CASE WHEN {_is_kept(name)} THEN raise_error('PEN-3002: a row that must be in the target is not') ELSE {value} END"
+    return f"CASE WHEN {_is_kept(name)} THEN raise_error({_MISSING}) ELSE {value} END"
 
 
 def _exact(keeps: bool) -> str:

@@ -1,6 +1,8 @@
-"""Writing names and types for Spark SQL."""
+"""Writing names and types for Spark SQL, and names for directories."""
 
 from __future__ import annotations
+
+from urllib.parse import quote
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type
@@ -21,3 +23,9 @@ def text_literal(text: str) -> str:
     """A string literal of Spark SQL."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def directory_name(name: str) -> str:
+    """Different names give different directories. The escape is a tilde, since delta-rs takes a percent sign in a path for its own."""
+    escaped = quote(name, safe=" ").replace("~", "~7E").replace("%", "~")
+    return f"~2E{escaped[1:]}" if escaped.startswith(".") else escaped

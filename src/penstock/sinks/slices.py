@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -10,22 +11,30 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, change_schema
+from penstock.position import Position
 from penstock.schema import TableSchema
 from penstock.spool.range import FileSlice
 
 
+def slices_after(slices: Sequence[FileSlice], position: Position) -> list[FileSlice]:
+    """What of `slices` lies after `position`."""
+    wanted = [slice for slice in slices if slice.file.max_position > position]
+    return [
+        replace(slice, after=max(slice.after or position, position)) if slice.file.min_position <= position else slice for slice in wanted
+    ]
+
+
 def load_changes(spark: SparkSession, schema: TableSchema, slices: Sequence[FileSlice]) -> DataFrame:
-    """Everything in `slices`, typed by `schema`. Executors read the files; nothing is opened here."""
+    """Everything in `slices`, typed by `schema`. Executors read the files; here it is only seen that they are there."""
     struct = from_arrow_schema(change_schema(schema), prefer_timestamp_ntz=True)
-    plain = [str(slice.path) for slice in slices if slice.file.commit_version is None and not slice.needs_filter]
-    frames = [spark.read.schema(struct).parquet(*plain)] if plain else []
+    alike: dict[tuple[object, ...], list[FileSlice]] = {}
     for slice in slices:
-        if slice.file.commit_version is not None or slice.needs_filter:
-            frames.append(_single(spark.read.schema(struct).parquet(str(slice.path)), slice))
+        alike.setdefault((slice.file.commit_version, slice.after, slice.upto), []).append(slice)
+    frames = [_narrowed(spark.read.schema(struct).parquet(*(str(slice.path) for slice in group)), group[0]) for group in alike.values()]
     return reduce(DataFrame.unionByName, frames)
 
 
-def _single(frame: DataFrame, slice: FileSlice) -> DataFrame:
+def _narrowed(frame: DataFrame, slice: FileSlice) -> DataFrame:
     if slice.file.commit_version is not None:
         return frame.withColumns(
             {
@@ -33,7 +42,7 @@ def _single(frame: DataFrame, slice: FileSlice) -> DataFrame:
                 COMMIT_TIMESTAMP: F.lit(slice.file.commit_timestamp).cast("timestamp"),
             }
         )
-    return frame.where(_within(slice))
+    return frame.where(_within(slice)) if slice.needs_filter else frame
 
 
 def _within(slice: FileSlice) -> Column:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,10 +13,30 @@ from penstock.errors import SchemaChangedError
 from penstock.spool.reader import FileSlice
 
 _BATCH_ROWS = 65_536
+_BATCH_BYTES = 32 << 20
+_TASK_ROWS = 100_000
 
 
-def read_changes(slice: FileSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice, in order. Spark matches columns by position on some versions, so the schema is held exactly."""
+def plan_tasks(slices: Iterable[FileSlice]) -> list[tuple[FileSlice, ...]]:
+    """Share slices out to tasks, in order. A task costs more than reading a small file, and a quiet table has many small files."""
+    tasks: list[list[FileSlice]] = []
+    rows = _TASK_ROWS
+    for each in slices:
+        if rows + each.file.rows > _TASK_ROWS:
+            tasks.append([])
+            rows = 0
+        tasks[-1].append(each)
+        rows += each.file.rows
+    return [tuple(task) for task in tasks]
+
+
+def read_changes(slices: Sequence[FileSlice], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of some slices, in order. Spark 4.1 matches columns by their place alone, so the schema is held exactly."""
+    for each in slices:
+        yield from _read_slice(each, schema)
+
+
+def _read_slice(slice: FileSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     with pq.ParquetFile(slice.path) as file:
         found = file.schema_arrow
         if found.names != schema.names or found.types != schema.types:
@@ -24,11 +44,16 @@ def read_changes(slice: FileSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch
                 f"table {slice.file.table} changed its shape while it was being streamed",
                 hint="start the query anew, with a new checkpoint, to take up the new shape",
             )
-        for batch in file.iter_batches(_BATCH_ROWS):
-            whole = _with_commit(batch, slice)
-            kept = _within(whole, slice)
+        for batch in file.iter_batches(_batch_rows(slice)):
+            kept = _within(_with_commit(batch, slice), slice)
             if kept.num_rows:
                 yield pa.RecordBatch.from_arrays(kept.columns, schema=schema)
+
+
+def _batch_rows(slice: FileSlice) -> int:
+    """As many rows as are worth a batch, but fewer of long ones: a batch stands in memory as a whole, here and in the JVM."""
+    row_bytes = max(1, slice.file.bytes // max(1, slice.file.rows))
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
 
 
 def _with_commit(batch: pa.RecordBatch, slice: FileSlice) -> pa.RecordBatch:

@@ -1,7 +1,7 @@
 """A lock that lives exactly as long as the JVM.
 
-When the Python driver is killed, its JVM goes on for some moments and may still finish a commit. A lock held by Python would be free by then; one
-held by the JVM keeps the next run away until nothing of the last one can write any more.
+When the Python driver is killed, its JVM goes on for some moments and may still finish a commit. A lock held by Python would be free by
+then; one held by the JVM keeps the next run away until nothing of the last one can write any more.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def jvm_lock(spark: SparkSession, path: Path, timeout_seconds: float) -> Iterato
     """Hold the file lock at `path` for the length of the block; `PipelineBusyError` if another JVM keeps it for longer than that."""
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + timeout_seconds
-    jvm = spark.sparkContext._jvm
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 - the only way there; pyspark's own modules use it too
     assert jvm is not None
     file = jvm.java.io.RandomAccessFile(str(path), "rw")
     try:

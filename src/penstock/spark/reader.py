@@ -1,17 +1,18 @@
 """Stream readers over the spool, with the capture running inside them.
 
-Spark keeps one reader alive in one driver-side Python process for each run of a query, so the capture's threads live there too: started by the
-first call that needs them, ended with the process. Offsets are commit positions.
+Spark keeps one reader alive in one driver-side Python process for each run of a query, so the capture's threads live there too: started by
+the first call that needs them, ended with the process. Offsets are commit positions.
 
-What Spark calls, and when, differs between versions; what holds on all of them: an `end` that was planned before `latestOffset` is called again
-belongs to a finished batch. So `latestOffset` is the only place that acknowledges. Spark 4.2 hands the finished position in as `start`; on 4.1
-it is the last `end` that `partitions` saw.
+What Spark calls, and when, differs between versions; what holds on all of them: an `end` that was planned before `latestOffset` is called
+again belongs to a finished batch, and so does the `start` of a range that is not empty. Only these are ever acknowledged. Spark 4.2 hands
+the finished position in as `start`; on 4.1 it is the last `end` that `partitions` saw.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -22,52 +23,37 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.wal import WalCapture
-from penstock.errors import ConnectionLostError
+from penstock.errors import ConnectionLostError, SpoolGapError
 from penstock.position import Position
+from penstock.postgres.connection import connect
+from penstock.postgres.slot import current_position
 from penstock.schema import TableName
-from penstock.spark.changes import read_changes
+from penstock.spark.admission import Admission, ReadMaxRows, SupportsTriggerAvailableNow
+from penstock.spark.changes import plan_tasks, read_changes
+from penstock.spark.worker import settle_worker
 from penstock.spool.consumers import release
 from penstock.spool.reader import FileSlice, SpoolReader
 
-try:  # Spark 4.2 and later
-    from pyspark.sql.streaming.datasource import ReadAllAvailable
-except ImportError:  # Spark 4.1 has no read limits
-
-    class ReadAllAvailable:  # type: ignore[no-redef]
-        """Never given by a Spark that lacks it."""
-
-
 _LINGER_SECONDS = 0.2
 _CATCH_UP_SECONDS = 3600.0
+_AVAILABLE_NOW_QUIET_SECONDS = 0.2
 
 
 def position_of(value: Mapping[str, str]) -> Position:
     return Position.parse(value["position"])
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """The most that one batch takes in, counted in whole segments; at least one segment is always admitted."""
-
-    rows: int = 1_000_000
-    bytes: int = 1 << 30
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, str]) -> Admission:
-        folded = {name.lower(): value for name, value in options.items()}
-        default = cls()
-        return cls(int(folded.get("maxrowsperbatch", default.rows)), int(folded.get("maxbytesperbatch", default.bytes)))
-
-
-class SpoolStreamReader(DataSourceStreamReader):
+class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     """Offsets, admission and the embedded capture. Subclasses say what a batch holds and when it is acknowledged."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         # Called twice, once only to be pickled: nothing may be opened here.
-        self._options = dict(options)
+        self._options = {name.lower(): value for name, value in options.items()}
+        self._admission = Admission.from_options(options)
         self._capture: WalCapture | None = None
         self._spool: SpoolReader | None = None
         self._planned: Position | None = None
+        self._goal: Position | None = None
 
     # Spark's API ------------------------------------------------------------------------------------------------------------
 
@@ -75,29 +61,47 @@ class SpoolStreamReader(DataSourceStreamReader):
         """Always the same, since Spark may ask again after a crash of the first batch. The targets know where they are."""
         return {"position": str(Position.ZERO)}
 
+    def getDefaultReadLimit(self) -> Any:
+        """Spark 4.2 and later. It passes on one kind of limit only; bytes are looked after here."""
+        return ReadMaxRows(self._admission.rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Spark 4.2 and later, before anything else: the query ends when it holds what has committed by now.
+
+        It ends with the segment that holds the last of it. The server's own position would not do as an offset: it may lie inside a commit
+        record, and confirming such a place would lose that transaction.
+        """
+        with connect(CaptureSettings.from_options(self._options).address) as connection:
+            self._goal = current_position(connection)
+        # On a quiet database, the goal is reached when the server has vouched for it.
+        self._options.setdefault("quietseconds", str(_AVAILABLE_NOW_QUIET_SECONDS))
+
     def latestOffset(self, start: Mapping[str, str] | None = None, limit: Any = None) -> dict[str, str]:
-        capture, spool = self._running()
+        """The first call after a finished batch, and the only one that acknowledges it. Never goes back, whatever the spool holds."""
         reached = position_of(start) if start is not None else self._planned or Position.ZERO
         if reached > Position.ZERO:
             self._acknowledge(reached)
-        capture.wait_beyond(reached, _LINGER_SECONDS)
-        end = spool.end
-        if end is None or end <= reached:
+        capture, spool = self._running(reached)
+        if self._goal is None:
+            capture.wait_beyond(reached, _LINGER_SECONDS)
+        elif reached < self._goal:
+            self._wait_until(self._goal)
+        else:
             return self._offset(reached)
-        if isinstance(limit, ReadAllAvailable):
-            return self._offset(end)
-        admission = Admission.from_options(self._options)
         first = self._first(spool, reached)
-        return self._offset(spool.limit(first, max_rows=admission.rows, max_bytes=admission.bytes))
+        admission = self._admission.under(limit)
+        planned = spool.limit(first, max_rows=admission.rows, max_bytes=admission.bytes)
+        if self._goal is not None:
+            planned = min(planned, _segment_end_at(spool, self._goal) or planned)
+        return self._offset(planned if planned > first else reached)
 
     def partitions(self, start: Mapping[str, str], end: Mapping[str, str]) -> Sequence[InputPartition]:
         self._planned = position_of(end)
         if start == end:
             return []
-        capture, spool = self._running()
+        _, spool = self._running(position_of(start))
         # After a crash the range was planned by an earlier process, and a lost spool may have to be captured again first.
-        if not capture.wait_until(self._planned, _CATCH_UP_SECONDS):
-            raise ConnectionLostError(f"the capture did not get back to {self._planned} in {_CATCH_UP_SECONDS:.0f} s")
+        self._wait_until(self._planned)
         return self._plan(spool, self._first(spool, position_of(start)), self._planned)
 
     def commit(self, end: Mapping[str, str]) -> None:
@@ -120,32 +124,54 @@ class SpoolStreamReader(DataSourceStreamReader):
         return []
 
     def _first(self, spool: SpoolReader, reached: Position) -> Position:
-        """A query that has never run begins where the spool begins."""
+        """Where to read on. A query that has never run begins where the spool begins."""
         begin = spool.start
         return begin if begin is not None and reached == Position.ZERO else reached
 
-    def _running(self) -> tuple[WalCapture, SpoolReader]:
+    def _prepare(self, settings: CaptureSettings, finished: Position) -> None:
+        """Called once, before the capture starts; every batch up to `finished` is finished."""
+
+    # the capture ----------------------------------------------------------------------------------------------------------------
+
+    def _running(self, finished: Position) -> tuple[WalCapture, SpoolReader]:
         if self._capture is None or self._spool is None:
             settings = CaptureSettings.from_options(self._options)
-            self._prepare(settings)
+            self._prepare(settings, finished)
             self._spool = SpoolReader(settings.spool)
             self._capture = WalCapture(settings)
-            self._stop_on_sigterm(self._capture)
+            _end_on_sigterm()
             self._capture.start()
         return self._capture, self._spool
 
-    def _prepare(self, settings: CaptureSettings) -> None:
-        """Called once, before the capture starts."""
+    def _wait_until(self, position: Position) -> None:
+        """Wait until the spool holds everything up to `position`, by our own capture or by another that holds the spool's lock."""
+        assert self._capture is not None
+        assert self._spool is not None
+        deadline = time.monotonic() + _CATCH_UP_SECONDS
+        while not self._capture.wait_until(position, _LINGER_SECONDS):
+            end = self._spool.end
+            if end is not None and end >= position:
+                return
+            if time.monotonic() > deadline:
+                raise ConnectionLostError(f"the capture did not get to {position} in {_CATCH_UP_SECONDS:.0f} s")
 
-    def _stop_on_sigterm(self, capture: WalCapture) -> None:
-        """Spark ends this process with SIGTERM and calls nothing else: release the slot at once, not when the server notices."""
-        if threading.current_thread() is not threading.main_thread():
-            return
 
-        def end(_signal: int, _frame: FrameType | None) -> None:
-            capture.stop()
-            raise SystemExit(0)
+def _segment_end_at(spool: SpoolReader, position: Position) -> Position | None:
+    """The first place at or after `position` where a batch may end."""
+    return min((segment.end for segment in spool.segments() if segment.end >= position), default=None)
 
+
+def _end_on_sigterm() -> None:
+    """Spark ends this process with SIGTERM, which by default would leave the slot taken until the server notices.
+
+    An exception instead unwinds to Spark's own loop, which calls `stop()` on its way out. Nothing is stopped here: a handler may run while
+    this very thread holds the lock that stopping needs.
+    """
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        raise SystemExit(0)
+
+    if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end)
 
 
@@ -170,9 +196,9 @@ class ControlStreamReader(SpoolStreamReader):
 
 @dataclass
 class SlicePartition(InputPartition):
-    """One file of one segment; read by one task."""
+    """Some files, or parts of them, in order; read by one task."""
 
-    slice: FileSlice
+    slices: tuple[FileSlice, ...]
 
 
 class ChangeStreamReader(SpoolStreamReader):
@@ -186,14 +212,26 @@ class ChangeStreamReader(SpoolStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, SlicePartition)
-        return read_changes(partition.slice, self._schema)
+        settle_worker()
+        return read_changes(partition.slices, self._schema)
 
-    def _prepare(self, settings: CaptureSettings) -> None:
-        release(settings.spool, self._consumer, Position.ZERO)
+    def _prepare(self, settings: CaptureSettings, finished: Position) -> None:
+        # Before the capture starts, so that it can tell whether the slot has moved past what this query holds.
+        release(settings.spool, self._consumer, finished)
 
     def _acknowledge(self, position: Position) -> None:
         release(CaptureSettings.from_options(self._options).spool, self._consumer, position)
 
+    def _first(self, spool: SpoolReader, reached: Position) -> Position:
+        """A query that has never run begins where the spool begins, or where an earlier query of the same consumer has got to."""
+        begin = super()._first(spool, reached)
+        return begin if reached > Position.ZERO else max(begin, release(spool.root, self._consumer, Position.ZERO))
+
     def _plan(self, spool: SpoolReader, start: Position, end: Position) -> Sequence[InputPartition]:
+        if start >= end:
+            raise SpoolGapError(
+                f"the batch up to {end} cannot be repeated: what is left of its changes begins at {start}",
+                hint="start the query anew, with a new checkpoint and into a new target",
+            )
         changes = spool.read(start, end).tables.get(self._table)
-        return [SlicePartition(slice) for slice in changes.slices] if changes is not None else []
+        return [SlicePartition(task) for task in plan_tasks(changes.slices)] if changes is not None else []

@@ -1,0 +1,56 @@
+"""`penstock status`, for people."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.pipeline.states import TableState
+from penstock.pipeline.status import PipelineStatus
+
+
+def print_status(status: PipelineStatus, console: Console) -> None:
+    console.print(f"[bold]{status.pipeline}[/]", highlight=False)
+    for name, value in _facts(status):
+        console.print(f"  {name:<10} {value}", highlight=False, soft_wrap=True)
+    if status.epoch is None:
+        console.print("  no epoch has been recorded yet", highlight=False)
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    for heading in ("table", "state", "applied", ""):
+        table.add_column(heading, overflow="fold")
+    for table_name, each in sorted(status.epoch.tables.items()):
+        colour = "red" if each.state is TableState.FAILED else "green"
+        why = f"{each.reason}; fix: {each.remedy}" if each.reason else ""
+        table.add_row(str(table_name), f"[{colour}]{each.state.value}[/]", str(each.applied or "-"), why)
+    console.print(table)
+
+
+def _facts(status: PipelineStatus) -> list[tuple[str, str]]:
+    facts = []
+    if status.epoch is not None:
+        facts.append(("position", f"{status.epoch.position}, epoch {status.epoch.number}"))
+    if status.source_error is not None:
+        facts.append(("source", status.source_error))
+    elif status.slot is None:
+        facts.append(("slot", f"{status.slot_name} does not exist"))
+    else:
+        reader = f"read by process {status.slot.active_pid}" if status.slot.active_pid else "not being read"
+        facts.append(("slot", f"{status.slot.name}, confirmed {status.slot.confirmed}, {reader}, WAL {status.slot.wal_status}"))
+    if status.lag_bytes is not None:
+        seconds = f", {status.lag_seconds:.1f} s" if status.lag_seconds is not None else ""
+        facts.append(("lag", f"{_bytes(status.lag_bytes)}{seconds}; the server keeps {_bytes(status.retained_bytes or 0)} of WAL"))
+    if status.capture is not None:
+        trouble = f" ({status.capture.failure.code}: {status.capture.failure.message})" if status.capture.failure else ""
+        facts.append(("capture", f"{status.capture.state}{trouble}, sealed {status.capture.sealed}, {status.capture.rows_total:,} rows"))
+    facts.append(("spool", f"{_bytes(status.spool_bytes)} in {status.spool_segments} segments"))
+    return facts
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,127 @@
+"""Where a pipeline stands, read from outside: the targets, the record of epochs, the spool, the slot. Works beside a running pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from penstock.errors import PenstockError
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.epochs import Epoch, EpochLog
+from penstock.position import Position
+from penstock.postgres.connection import connect
+from penstock.postgres.slot import Slot, current_position, inspect_slot
+from penstock.spool.reader import SpoolReader
+from penstock.spool.retention import spool_bytes
+from penstock.spool.status import CaptureStatus, load_status
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineStatus:
+    """Three lags: bytes behind the server, seconds behind by commit time, bytes of WAL that the server keeps for us."""
+
+    pipeline: str
+    slot_name: str
+    epoch: Epoch | None
+    capture: CaptureStatus | None
+    spool_bytes: int
+    spool_segments: int
+    spool_end: Position | None
+    slot: Slot | None
+    server: Position | None
+    source_error: str | None
+    """Why the server could not be asked; all else is still told."""
+
+    @property
+    def lag_bytes(self) -> int | None:
+        if self.server is None or self.epoch is None:
+            return None
+        return max(0, self.server - self.epoch.position)
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """Age of the last applied transaction; 0 when nothing is waiting."""
+        if self.epoch is None or self.lag_bytes is None:
+            return None
+        if self.lag_bytes == 0 or self.spool_end is None or self.spool_end <= self.epoch.position:
+            return 0.0
+        return (datetime.now(UTC) - self.epoch.commit_time).total_seconds() if self.epoch.commit_time else None
+
+    @property
+    def retained_bytes(self) -> int | None:
+        if self.slot is None or self.slot.restart is None or self.server is None:
+            return None
+        return max(0, self.server.lsn - self.slot.restart)
+
+    def as_document(self) -> dict[str, object]:
+        """For programs: plain, stable names."""
+        epoch, slot, capture = self.epoch, self.slot, self.capture
+        return {
+            "pipeline": self.pipeline,
+            "position": str(epoch.position) if epoch else None,
+            "epoch": epoch.number if epoch else None,
+            "commit_time": epoch.commit_time.isoformat() if epoch and epoch.commit_time else None,
+            "lag_bytes": self.lag_bytes,
+            "lag_seconds": self.lag_seconds,
+            "retained_wal_bytes": self.retained_bytes,
+            "safe_wal_bytes": slot.safe_wal_bytes if slot else None,
+            "source_error": self.source_error,
+            "slot": None
+            if slot is None
+            else {
+                "name": slot.name,
+                "active_pid": slot.active_pid,
+                "confirmed": str(slot.confirmed),
+                "wal_status": slot.wal_status,
+            },
+            "capture": None
+            if capture is None
+            else {
+                "state": capture.state,
+                "sealed": str(capture.sealed),
+                "received": str(capture.received),
+                "rows_total": capture.rows_total,
+                "updated_at": capture.updated_at.isoformat(),
+                "error": f"{capture.failure.code}: {capture.failure.message}" if capture.failure else None,
+            },
+            "spool": {
+                "bytes": self.spool_bytes,
+                "segments": self.spool_segments,
+                "end": str(self.spool_end) if self.spool_end else None,
+            },
+            "tables": {
+                str(name): {
+                    "state": status.state.value,
+                    "applied": str(status.applied) if status.applied else None,
+                    "reason": status.reason,
+                    "remedy": status.remedy,
+                }
+                for name, status in sorted((epoch.tables if epoch else {}).items())
+            },
+        }
+
+
+def inspect_status(config: PipelineConfig) -> PipelineStatus:
+    """Look everywhere once. A server that cannot be reached is part of the answer, not an error."""
+    reader = SpoolReader(config.spool)
+    slot: Slot | None = None
+    server: Position | None = None
+    source_error: str | None = None
+    try:
+        with connect(config.source.address(), "penstock status") as connection:
+            slot = inspect_slot(connection, config.slot)
+            server = current_position(connection)
+    except PenstockError as error:
+        source_error = str(error)
+    return PipelineStatus(
+        config.pipeline,
+        config.slot,
+        EpochLog(config.sink.delta.path, config.pipeline).last(),
+        load_status(config.spool),
+        spool_bytes(reader),
+        len(reader.segments()),
+        reader.end,
+        slot,
+        server,
+        source_error,
+    )

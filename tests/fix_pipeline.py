@@ -1,0 +1,84 @@
+"""A pipeline from the test's database into a lake of its own, run in this process on the shared Spark session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from penstock.pipeline.config import PipelineConfig, load_config
+from penstock.position import Position
+from tests.fix_postgres import Database
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row, SparkSession
+
+    from penstock.pipeline.observer import PipelineObserver
+    from penstock.pipeline.pipeline import Pipeline, RunResult
+
+
+class Mirror:
+    """One configuration file, and what a test does with it."""
+
+    def __init__(self, spark: SparkSession, database: Database, directory: Path, document: dict[str, Any]) -> None:
+        self._spark = spark
+        self._database = database
+        self.path = directory / "pipeline.yaml"
+        self.path.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+    @property
+    def config(self) -> PipelineConfig:
+        return load_config(self.path)
+
+    @property
+    def slot(self) -> str:
+        return self.config.slot
+
+    def pipeline(self, observer: PipelineObserver | None = None) -> Pipeline:
+        from penstock.pipeline.pipeline import Pipeline
+
+        return Pipeline(self.config, self._spark, observer)
+
+    def run_once(self, observer: PipelineObserver | None = None) -> RunResult:
+        return self.pipeline(observer).run(once=True)
+
+    def rows(self, table: str, columns: str = "*") -> list[Row]:
+        schema, name = table.split(".")
+        target = self.config.sink.delta.path / schema / name
+        return self._spark.read.format("delta").load(str(target)).selectExpr(*columns.split(", ")).collect()
+
+    def confirmed(self) -> Position:
+        rows = self._database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
+        return Position.parse(rows[0][0])
+
+    def assert_equal(self, *tables: str) -> None:
+        """Source and target are the same, row by row; the tables compared are those named."""
+        from penstock.pipeline.verify import compare_tables
+
+        found = compare_tables(self._spark, self.config)
+        assert {str(each.table) for each in found} == set(tables)
+        different = [each for each in found if not each.equal]
+        assert not different, different
+
+
+MirrorFactory = Callable[..., Mirror]
+
+
+@pytest.fixture
+def mirror(spark: SparkSession, database: Database, tmp_path: Path) -> MirrorFactory:
+    """`mirror()` for everything in schema public; keyword arguments replace parts of the configuration."""
+
+    def make(**changes: Any) -> Mirror:
+        document: dict[str, Any] = {
+            "pipeline": f"t{database.name.rsplit('_', 1)[-1]}_{database.name.split('_')[2]}",
+            "source": {"dsn": database.dsn},
+            "tables": ["public.*"],
+            "sink": {"delta": {"path": "lake"}},
+            "trigger": "100 ms",
+        }
+        return Mirror(spark, database, tmp_path, {**document, **changes})
+
+    return make

@@ -1,0 +1,209 @@
+"""What a pipeline does when something is wrong: it names it, loses nothing, and lets the rest go on."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.errors import NoTablesError, PositionGapError, SlotMissingError, SystemChangedError
+from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.observer import EpochReport, PipelineObserver
+from penstock.pipeline.pipeline import RunResult
+from penstock.pipeline.status import inspect_status
+from penstock.position import Position
+from penstock.sinks.delta import DeltaSink
+from tests.fix_pipeline import Mirror, MirrorFactory
+from tests.fix_postgres import Database
+
+
+def _two_tables(database: Database) -> None:
+    database.execute("CREATE TABLE good (id int PRIMARY KEY, v text); INSERT INTO good VALUES (1, 'a')")
+    database.execute("CREATE TABLE bad (id int PRIMARY KEY, v text); INSERT INTO bad VALUES (1, 'a')")
+
+
+def test_the_slot_is_not_confirmed_before_the_sink_commit_is_durable(
+    database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Invariant 1: at every moment, the slot is at or behind what every target holds."""
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    before = both.confirmed()
+    database.execute("INSERT INTO good VALUES (2, 'b'); INSERT INTO bad VALUES (2, 'b')")
+    seen: list[tuple[Position, Position]] = []
+
+    def fail(self: DeltaSink, *_: object) -> None:
+        seen.append((both.confirmed(), EpochLog(both.config.sink.delta.path, both.config.pipeline).last().position))  # type: ignore[union-attr]
+        raise RuntimeError("the sink is down")
+
+    monkeypatch.setattr(DeltaSink, "apply", fail)
+    with pytest.raises(Exception, match="the sink is down"):
+        both.run_once()
+    monkeypatch.undo()
+    assert seen
+    assert all(confirmed <= recorded for confirmed, recorded in seen)
+    assert both.confirmed() <= EpochLog(both.config.sink.delta.path, both.config.pipeline).last().position  # type: ignore[union-attr]
+    both.run_once()
+    both.assert_equal("public.good", "public.bad")
+    assert both.confirmed() > before
+
+
+def test_the_slot_follows_what_was_recorded(database: Database, mirror: MirrorFactory) -> None:
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    database.execute("INSERT INTO good VALUES (2, 'b')")
+    result = both.run_once()
+    assert Position.ZERO < both.confirmed() <= result.position
+
+
+def test_one_bad_table_does_not_stop_the_others(database: Database, mirror: MirrorFactory) -> None:
+    """Invariant 10, K06: a change of shape that the target cannot follow fails that table alone, and stays failed."""
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    database.execute("ALTER TABLE bad ADD COLUMN extra int DEFAULT 5; INSERT INTO bad VALUES (2, 'b', 6); INSERT INTO good VALUES (2, 'b')")
+    _assert_only_bad_failed(both.run_once(), "PEN-1403")
+    assert sorted(row["id"] for row in both.rows("public.good")) == [1, 2]
+    database.execute("INSERT INTO good VALUES (3, 'c')")
+    _assert_only_bad_failed(both.run_once(), "PEN-1403")
+    assert sorted(row["id"] for row in both.rows("public.good")) == [1, 2, 3]
+    _remove_target(both, "bad")
+    both.run_once()
+    both.assert_equal("public.good", "public.bad")
+
+
+def test_a_renamed_table_is_not_left_behind_in_silence(database: Database, mirror: MirrorFactory) -> None:
+    _two_tables(database)
+    both = mirror(tables=["public.good", "public.bad"])
+    both.run_once()
+    database.execute("ALTER TABLE bad RENAME TO worse; INSERT INTO worse VALUES (2, 'b'); INSERT INTO good VALUES (2, 'b')")
+    result = both.run_once()
+    assert "public.bad" not in result.tables or result.tables["public.bad"].state == "failed"
+    assert sorted(row["id"] for row in both.rows("public.good")) == [1, 2]
+
+
+def test_tables_that_cannot_be_mirrored_are_named_with_their_remedy(database: Database, mirror: MirrorFactory) -> None:
+    _two_tables(database)
+    database.execute("DROP TABLE bad; CREATE TABLE bad (v text)")
+    database.execute('CREATE TABLE cased (id int PRIMARY KEY, a int, "A" int)')
+    database.execute('CREATE TABLE taken (id int PRIMARY KEY, "_ordinal" int)')
+    result = mirror().run_once()
+    assert {name: (status.reason or "")[:8] for name, status in result.failed.items()} == {
+        "public.bad": "PEN-1402",
+        "public.cased": "PEN-1404",
+        "public.taken": "PEN-1404",
+    }
+    assert all(status.remedy for status in result.failed.values())
+    assert result.tables["public.good"].state == "streaming"
+
+
+def test_no_table_selected_is_an_error(database: Database, mirror: MirrorFactory) -> None:
+    _two_tables(database)
+    with pytest.raises(NoTablesError):
+        mirror(tables=["elsewhere.*"]).run_once()
+
+
+def test_a_missing_slot_stops_the_pipeline_before_the_first_row(database: Database, mirror: MirrorFactory) -> None:
+    """Invariant 11, L04."""
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    database.execute("SELECT pg_drop_replication_slot(%s)", both.slot)
+    database.execute("INSERT INTO good VALUES (2, 'lost')")
+    with pytest.raises(SlotMissingError, match="PEN-1201"):
+        both.run_once()
+    assert [row["id"] for row in both.rows("public.good")] == [1]
+
+
+def test_a_slot_recreated_ahead_of_the_targets_is_detected(database: Database, mirror: MirrorFactory) -> None:
+    """Invariant 11, L05."""
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    database.execute("SELECT pg_drop_replication_slot(%s)", both.slot)
+    database.execute("INSERT INTO good VALUES (2, 'lost')")
+    database.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", both.slot)
+    database.execute("INSERT INTO good VALUES (3, 'not lost')")
+    with pytest.raises(PositionGapError, match="PEN-1205"):
+        both.run_once()
+    assert [row["id"] for row in both.rows("public.good")] == [1]
+
+
+def test_another_database_system_is_detected(database: Database, mirror: MirrorFactory) -> None:
+    """Invariant 11, L10."""
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    for path in (both.config.sink.delta.path / "penstock_epochs" / both.config.pipeline).glob("*.json"):
+        path.write_text(path.read_text().replace('"system_identifier": "', '"system_identifier": "1'))
+    with pytest.raises(SystemChangedError):
+        both.run_once()
+
+
+def test_a_removed_target_is_copied_anew_while_the_others_go_on(database: Database, mirror: MirrorFactory) -> None:
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    _remove_target(both, "bad")
+    database.execute("INSERT INTO good VALUES (2, 'b'); INSERT INTO bad VALUES (2, 'b')")
+    both.run_once()
+    both.assert_equal("public.good", "public.bad")
+
+
+def test_a_table_added_to_the_source_is_taken_up_by_the_next_run(database: Database, mirror: MirrorFactory) -> None:
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    database.execute("CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1), (2)")
+    both.run_once()
+    database.execute("INSERT INTO late VALUES (3)")
+    both.run_once()
+    both.assert_equal("public.good", "public.bad", "public.late")
+
+
+def test_an_idle_pipeline_moves_its_position_forward(database: Database, mirror: MirrorFactory) -> None:
+    """H01, H02: other tables are busy; the slot advances without any change of ours."""
+    _two_tables(database)
+    good = mirror(tables=["public.good"])
+    first = good.run_once().position
+    database.execute("INSERT INTO bad SELECT g, repeat('x', 1000) FROM generate_series(10, 2000) g")
+    second = good.run_once().position
+    assert second > first
+    assert good.confirmed() > first
+
+
+class _Reports(PipelineObserver):
+    def __init__(self) -> None:
+        self.reports: list[EpochReport] = []
+
+    def epoch_recorded(self, report: EpochReport) -> None:
+        self.reports.append(report)
+
+
+def test_status_tells_where_everything_stands(database: Database, mirror: MirrorFactory) -> None:
+    _two_tables(database)
+    both = mirror()
+    before = inspect_status(both.config)
+    assert before.epoch is None
+    assert before.slot is None
+    reports = _Reports()
+    result = both.run_once(reports)
+    status = inspect_status(both.config)
+    assert status.epoch is not None
+    assert status.epoch.position == result.position == reports.reports[-1].position
+    document = status.as_document()
+    assert document["tables"]["public.good"]["state"] == "streaming"  # type: ignore[index]
+    assert document["slot"]["wal_status"] == "reserved"  # type: ignore[index]
+    assert status.lag_bytes is not None
+
+
+def _assert_only_bad_failed(result: RunResult, code: str) -> None:
+    assert set(result.failed) == {"public.bad"}
+    assert (result.failed["public.bad"].reason or "").startswith(code)
+    assert result.failed["public.bad"].remedy
+
+
+def _remove_target(mirror: Mirror, name: str) -> None:
+    import shutil
+
+    shutil.rmtree(mirror.config.sink.delta.path / "public" / name)

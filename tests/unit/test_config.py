@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock.errors import ConfigError, SecretError
+from penstock.pipeline.config import PipelineConfig, load_config
+from penstock.schema import TableName
+
+MINIMAL = """
+pipeline: shop
+source: {dsn: "postgresql://cdc@db.example:5433/shop"}
+tables: [public.orders]
+sink: {delta: {path: lake}}
+"""
+
+
+def _load(tmp_path: Path, text: str) -> PipelineConfig:
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(path)
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    config = _load(tmp_path, MINIMAL)
+    assert config.sink.delta.path == tmp_path / "lake"
+    assert config.spool == tmp_path / "state" / "spool"
+    assert config.slot == config.publication == "penstock_shop"
+
+
+def test_an_absolute_path_stays_as_it_is(tmp_path: Path) -> None:
+    assert _load(tmp_path, MINIMAL + f"state: {tmp_path}/elsewhere\n").state == tmp_path / "elsewhere"
+
+
+def test_every_problem_is_named_at_once(tmp_path: Path) -> None:
+    text = MINIMAL.replace("pipeline: shop", "pipeline: Shop!").replace("sink: {delta: {path: lake}}", "sync: {}") + "trigger: soon\n"
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, text)
+    assert all(key in str(caught.value) for key in ("pipeline:", "sink:", "sync:", "trigger:"))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["[", "pipeline: x\n\t- y", ""])
+def test_what_is_not_a_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError):
+        _load(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere.yaml"):
+        load_config(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("rules", "name", "selected"),
+    [
+        (["public.*"], TableName("public", "orders"), True),
+        (["public.*"], TableName("Public", "orders"), False),
+        (["public.orders"], TableName("public", "orders_old"), False),
+        (["public.orders"], TableName("public", "orders"), True),
+        ([{"match": "*.*", "exclude": ["public.tmp_*"]}], TableName("public", "tmp_1"), False),
+        ([{"match": "*.*", "exclude": ["public.tmp_*"]}], TableName("public", "orders"), True),
+        (['public."odd.name"'], TableName("public", "odd.name"), True),
+        (["public.a_c"], TableName("public", "abc"), False),
+    ],
+)
+def test_rules_select_tables(tmp_path: Path, rules: list[object], name: TableName, selected: bool) -> None:
+    document = {**yaml.safe_load(MINIMAL), "tables": rules}
+    assert _load(tmp_path, yaml.safe_dump(document)).selects(name) is selected
+
+
+@pytest.mark.parametrize("rule", [{"table": "a.b", "match": "c.*"}, {}, {"table": "nodot"}])
+def test_a_rule_that_says_nothing_or_two_things_is_refused(tmp_path: Path, rule: object) -> None:
+    with pytest.raises(ConfigError):
+        _load(tmp_path, yaml.safe_dump({**yaml.safe_load(MINIMAL), "tables": [rule]}))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("1 second", 1.0), ("500 ms", 0.5), ("2 minutes", 120.0), ("1.5s", 1.5)])
+def test_a_trigger_is_a_duration(tmp_path: Path, text: str, seconds: float) -> None:
+    assert _load(tmp_path, MINIMAL + f"trigger: {text}\n").trigger_seconds == seconds
+
+
+def test_a_password_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = MINIMAL.replace('shop"}', 'shop", password: {env: SHOP_PASSWORD}}')
+    with pytest.raises(SecretError, match="SHOP_PASSWORD"):
+        _load(tmp_path, text).source.address()
+    monkeypatch.setenv("SHOP_PASSWORD", "hunter2")
+    address = _load(tmp_path, text).source.address()
+    assert address.password is not None
+    assert address.password.reveal() == "hunter2"
+    assert "hunter2" not in repr(address) + address.describe() + address.dsn
+
+
+def test_a_password_comes_from_a_file_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("hunter2\n")
+    address = _load(tmp_path, MINIMAL.replace('shop"}', 'shop", password: {file: secret}}')).source.address()
+    assert address.password is not None
+    assert address.password.reveal() == "hunter2"
+
+
+def test_a_password_inside_the_dsn_is_taken_out_of_sight(tmp_path: Path) -> None:
+    address = _load(tmp_path, MINIMAL.replace("cdc@", "cdc:hunter2@")).source.address()
+    assert "hunter2" not in repr(address) + address.dsn + address.describe()
+    assert "password=hunter2" in address.conninfo("test")
+
+
+def test_tls_settings_reach_the_connection(tmp_path: Path) -> None:
+    config = _load(tmp_path, MINIMAL.replace('shop"}', 'shop", tls: {mode: verify-full, root_cert: ca.pem}}'))
+    conninfo = config.source.address().conninfo("test")
+    assert "sslmode=verify-full" in conninfo
+    assert f"sslrootcert={tmp_path}/ca.pem" in conninfo
+
+
+def test_a_dsn_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="dsn"):
+        _load(tmp_path, MINIMAL.replace("postgresql://cdc@db.example:5433/shop", "not a dsn")).source.address()

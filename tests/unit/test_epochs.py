@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import SpoolCorruptError
+from penstock.pipeline.epochs import Epoch, EpochLog
+from penstock.pipeline.states import TableState, TableStatus
+from penstock.position import Position
+from penstock.schema import TableName
+
+TABLES = {
+    TableName("public", "orders"): TableStatus(TableState.STREAMING, Position.of(20), Position.of(10)),
+    TableName("public", "odd.name"): TableStatus(TableState.FAILED, None, None, "PEN-1402: no key", "add one"),
+}
+
+
+def _epoch(number: int) -> Epoch:
+    return Epoch(number, Position.of(number * 16), datetime(2026, 1, 2, 3, 4, 5, 678901, UTC), "42", TABLES)
+
+
+def _directory(root: Path) -> Path:
+    return root / "penstock_epochs" / "shop"
+
+
+def test_the_last_record_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    log = EpochLog(tmp_path, "shop")
+    assert log.last() is None
+    for number in (1, 2, 3):
+        log.record(_epoch(number))
+    assert log.last() == EpochLog(tmp_path, "shop").last() == _epoch(3)
+    assert EpochLog(tmp_path, "other").last() is None
+
+
+def test_many_records_are_folded_and_none_is_lost(tmp_path: Path) -> None:
+    log = EpochLog(tmp_path, "shop")
+    for number in range(1, 600):
+        log.record(_epoch(number))
+    assert log.last() == _epoch(599)
+    files = list(_directory(tmp_path).glob("*.json"))
+    assert len(files) <= 257
+    assert sum(len(path.read_text().splitlines()) for path in files) == 599
+
+
+def test_a_record_that_was_never_renamed_into_place_does_not_count(tmp_path: Path) -> None:
+    log = EpochLog(tmp_path, "shop")
+    log.record(_epoch(1))
+    (_directory(tmp_path) / "00000000000000FF.tmp").write_text('{"format": 1, "epo')
+    assert log.last() == _epoch(1)
+
+
+def test_a_damaged_record_is_an_error_and_not_a_fresh_start(tmp_path: Path) -> None:
+    log = EpochLog(tmp_path, "shop")
+    log.record(_epoch(1))
+    next(_directory(tmp_path).glob("*.json")).write_text("{}")
+    with pytest.raises(SpoolCorruptError):
+        log.last()

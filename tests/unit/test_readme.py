@@ -1,0 +1,61 @@
+"""What the README shows must be so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from penstock.pipeline.config import load_config
+from penstock.schema import TableName
+from penstock.spark.datasource import FORMAT
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_configuration_shown_is_valid(tmp_path: Path) -> None:
+    (block,) = _blocks("yaml")
+    (tmp_path / "shop.yaml").write_text(block, encoding="utf-8")
+    config = load_config(tmp_path / "shop.yaml")
+    assert config.selects(TableName("public", "orders"))
+    assert not config.selects(TableName("public", "tmp_x"))
+
+
+def test_every_command_shown_exists() -> None:
+    commands = set(re.findall(r"^\$ penstock (\w+)", "\n".join(_blocks("console")), re.MULTILINE))
+    assert commands
+    for command in commands:
+        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
+    targets = set(re.findall(r"\bmake (\w+)", README))
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert targets
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+
+
+def test_the_format_shown_is_the_one_that_is_registered() -> None:
+    (block,) = _blocks("python")
+    assert f'format("{FORMAT}")' in block
+
+
+def test_every_link_leads_somewhere() -> None:
+    for page in (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    for name in set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)", text)):
+        places = [ROOT / name, *(ROOT / "src" / "penstock").rglob(name)]
+        assert any(path.exists() for path in places), name
+    for name in set(re.findall(r"`(tests/[\w/]+\.py)", text)):
+        assert (ROOT / name).exists(), name
+    for name in set(re.findall(r"`(test_\w+)`", text)):
+        assert any(f"def {name}(" in path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")), name

@@ -1,0 +1,61 @@
+"""The settings of a capture, and their form as options of the Spark source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.capture.settings import CaptureLimits, CaptureSettings
+from penstock.errors import ConfigError
+from penstock.postgres.connection import SourceAddress
+from penstock.schema import TableName
+from penstock.secret import Secret
+
+NEEDLE = "n33dle-in-the-hay"
+LEAST = {"dsn": "postgresql://cdc@db.example/shop", "slot": "s", "spool": "/spool"}
+
+
+def test_settings_survive_the_way_through_options() -> None:
+    settings = CaptureSettings(
+        SourceAddress.parse("postgresql://cdc@db.example:6432/shop?sslmode=require", Secret(NEEDLE)),
+        "slot",
+        "publication",
+        Path("/var/spool"),
+        (TableName("public", "a,b"), TableName("Odd s", 'with "quotes", and.dots'), TableName("public", "line\nbreak")),
+        CaptureLimits(segment_rows=7, segment_seconds=0.25, spool_bytes=1 << 40),
+    )
+    assert CaptureSettings.from_options(settings.to_options()) == settings
+    folded = {name.lower(): value for name, value in settings.to_options().items()}
+    assert CaptureSettings.from_options(folded) == settings
+
+
+def test_only_dsn_slot_and_spool_must_be_given() -> None:
+    settings = CaptureSettings.from_options(LEAST)
+    assert (settings.publication, settings.tables, settings.limits) == ("s", (), CaptureLimits())
+    assert settings.address.password is None
+
+
+@pytest.mark.parametrize("missing", sorted(LEAST))
+def test_missing_option_is_named(missing: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{missing}' is missing"):
+        CaptureSettings.from_options({name: value for name, value in LEAST.items() if name != missing})
+
+
+@pytest.mark.parametrize("text", ["many", "", "-1", "nan", "inf", "0x10"])
+def test_limit_that_is_no_bound_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="'segmentSeconds' is not a number"):
+        CaptureSettings.from_options({**LEAST, "segmentSeconds": text})
+
+
+@pytest.mark.parametrize("dsn", [f"postgresql://cdc:{NEEDLE}@db.example/shop", f"host=db.example password={NEEDLE}"])
+def test_password_inside_the_dsn_is_refused_and_not_repeated(dsn: str) -> None:
+    with pytest.raises(ConfigError, match="holds a password") as raised:
+        CaptureSettings.from_options({**LEAST, "dsn": dsn, "password": "another"})
+    assert NEEDLE not in str(raised.value)
+
+
+def test_password_is_in_no_option_but_its_own() -> None:
+    settings = CaptureSettings.from_options({**LEAST, "password": NEEDLE})
+    assert [name for name, value in settings.to_options().items() if NEEDLE in value] == ["password"]
+    assert NEEDLE not in repr(settings)
