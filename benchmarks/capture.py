@@ -46,7 +46,7 @@ def main() -> None:
     if arguments.save:
         path = _RESULTS / f"capture-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         console.print(f"saved as benchmarks/results/{path.name}")
 
 
@@ -71,6 +71,7 @@ def _run_case(console: Console, source: BenchSource, case: Case, rows: int, roun
         source.prepare(case, rows)
         source.load(case, rows)
     wal_bytes = source.slot_backlog_bytes()
+    load_before = os.getloadavg()[0]
     measured: dict[str, list[Measurement]] = {contender.name: [] for contender in CONTENDERS}
     for number in range(rounds):
         for contender in CONTENDERS:
@@ -80,10 +81,12 @@ def _run_case(console: Console, source: BenchSource, case: Case, rows: int, roun
     console.print(_rate_table(case, rows, wal_bytes, measured))
     for contender in CONTENDERS:
         console.print(f"  {contender.name}: timed from {contender.timed}")
-    console.print(f"  pg_recvlogical with nothing to read takes {start_up.wall_seconds:.2f} s; nothing is subtracted above\n")
+    console.print(f"  pg_recvlogical with nothing to read takes {start_up.wall_seconds * 1000:.0f} ms; nothing is subtracted above")
+    console.print(f"  load average of the machine: {load_before:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores\n")
     return {
         "wal_bytes": wal_bytes,
         "reference_start_up": start_up.to_json(),
+        "load_average": [load_before, os.getloadavg()[0]],
         "rounds": {name: [each.to_json() for each in each_round] for name, each_round in measured.items()},
         "ratio": {name: _ratio(measured, name) for name in measured},
     }

@@ -2,6 +2,7 @@
 
 Kept light on purpose: a module of this kind that fails to import would disable the discovery of all of them.
 """
+
 from __future__ import annotations
 
 from penstock.spark.datasource import PostgresCdcSource as DefaultSource

@@ -49,7 +49,7 @@ def test_what_is_not_a_configuration_is_refused(tmp_path: Path, text: str) -> No
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="nowhere.yaml"):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load_config(tmp_path / "nowhere.yaml")
 
 

@@ -2,8 +2,8 @@
 
 Data and position commit together: the position is the version of the table's own transaction id, which Delta writes in the same commit. A
 repeated or older version changes nothing, which Delta itself sees to. A snapshot is one commit of files that executors wrote; an epoch of
-inserts is an append; any other epoch is one MERGE; an epoch that empties the table is one overwrite; an epoch that comes to nothing is a
-commit of the position alone.
+inserts is an append; any other epoch is one MERGE; an epoch that empties the table is one overwrite. Each of them commits, and so moves the
+position, even if it comes to no change at all.
 
 Before each epoch the table itself is asked how far it is. Changes that it has are left out, whatever the caller believes; if it has less
 than it had before, somebody else dropped or restored it, and nothing is written.
@@ -109,9 +109,10 @@ class DeltaSink(Sink):
             if slices:
                 counts = sum((slice.file.counts for slice in slices), ChangeCounts())
                 self._write(target, schema, TableChanges(target.table, slices, counts), end)
-            if load_applied(self.path(target.table), self._application(target.table)) != end:
-                # Nothing was to be written, so Delta committed nothing.
+            else:
                 record_position(self.path(target.table), self._application(target.table), end)
+            if load_applied(self.path(target.table), self._application(target.table)) != end:
+                raise SinkError(f"{self.path(target.table)} is not at {end}, though Delta reported no error")
             self._remember(target.table, end)
 
     def _write(self, target: Target, schema: TableSchema, changes: TableChanges, end: Position) -> None:

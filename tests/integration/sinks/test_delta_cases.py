@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.errors import TargetRewoundError
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from tests.integration.sinks.mirror import Mirror
@@ -59,6 +60,12 @@ def test_k01_an_epoch_applied_twice_or_an_older_one_changes_nothing(items: Mirro
         assert changes is not None
         items.sink.apply(start, changes, Position.of(end))
     assert len(items.commits()) == commits
+    assert items.rows() == source.sorted_rows()
+    # The same changes in an epoch that ends further on: only the position moves.
+    changes = items.changes(source.fence, merged)
+    assert changes is not None
+    items.sink.apply(start, changes, Position.of(merged + 5))
+    assert items.target().applied == Position.of(merged + 5)
     assert items.rows() == source.sorted_rows()
 
 
@@ -199,8 +206,6 @@ def test_r12_a_truncate_beside_the_epoch_in_the_same_file_empties_nothing(items:
 
 
 def test_a_row_that_the_target_lost_is_not_replaced_by_nulls(spark: SparkSession, items: Mirror) -> None:
-    from penstock.errors import TargetRewoundError
-
     spark.sql(f"DELETE FROM delta.`{items.path}` WHERE id = 1")
     items.source.update(at(1), {"note": Value("new")}, ["size"])
     items.source.commit()
