@@ -34,11 +34,14 @@ def _slot_name(database: Database) -> str:
 
 def test_what_is_missing_is_created_and_what_is_there_is_left(database: Database, address: SourceAddress) -> None:
     slot = _slot_name(database)
-    first = ensure_capture(address, slot, "pub", [ORDERS])
+    first, added = ensure_capture(address, slot, "pub", [ORDERS])
     assert first.confirmed > Position.ZERO
-    again = ensure_capture(address, slot, "pub", [ORDERS])
+    assert added == [ORDERS]
+    again, added = ensure_capture(address, slot, "pub", [ORDERS])
     assert again.confirmed == first.confirmed
-    ensure_capture(address, slot, "pub", [ORDERS, ITEMS])
+    assert added == []
+    _, added = ensure_capture(address, slot, "pub", [ORDERS, ITEMS])
+    assert added == [ITEMS]
     published = database.query("SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = 'pub' ORDER BY 2")
     assert published == [("public", "items"), ("public", "orders")]
 
@@ -86,7 +89,7 @@ def _has_test_decoding(database: Database) -> bool:
 
 
 def test_a_slot_of_another_database_is_refused(database: Database, address: SourceAddress) -> None:
-    slot = ensure_capture(address, _slot_name(database), "pub", [ORDERS])
+    slot, _ = ensure_capture(address, _slot_name(database), "pub", [ORDERS])
     with pytest.raises(SlotForeignError):
         check_slot(slot, "another")
 
@@ -156,6 +159,45 @@ def test_a_rewrite_while_chunks_are_read_is_noticed(database: Database, address:
         database.execute(statement)
         with pytest.raises(SnapshotLostError):
             list(read_chunk(address, exported.name, chunks[1]))
+
+
+def test_a_rewrite_between_the_snapshot_and_the_plan_is_noticed(database: Database, address: SourceAddress) -> None:
+    """ALTER TABLE does not keep old versions of rows: under an older snapshot the table looks empty, on its new heap."""
+    from penstock.errors import SnapshotLostError
+
+    database.execute("INSERT INTO orders SELECT g, 'x' FROM generate_series(1, 100) g")
+    with export_snapshot(address) as exported, connect(address) as connection:
+        database.execute("ALTER TABLE orders ALTER id TYPE bigint")
+        table = next(table for table in inspect_tables(connection) if table.name == ORDERS)
+        chunks = plan_chunks(connection, table, inspect_schema(connection, table), 8192)
+        with pytest.raises(SnapshotLostError):
+            list(read_chunk(address, exported.name, chunks[0]))
+
+
+def test_included_columns_are_no_part_of_the_key(database: Database, address: SourceAddress) -> None:
+    database.execute("CREATE TABLE covered (v text, b int, a int, PRIMARY KEY (a, b) INCLUDE (v))")
+    with connect(address) as connection:
+        table = next(table for table in inspect_tables(connection) if table.name.name == "covered")
+        assert inspect_schema(connection, table).key == ("b", "a")
+
+
+def test_a_publication_that_leaves_changes_out_is_refused(database: Database, address: SourceAddress) -> None:
+    """P03."""
+    from penstock.errors import SourceError
+
+    database.execute("CREATE PUBLICATION pub FOR TABLE orders WITH (publish = 'insert')")
+    with pytest.raises(SourceError) as caught:
+        ensure_capture(address, _slot_name(database), "pub", [ORDERS])
+    database.execute(caught.value.hint or "")
+    ensure_capture(address, _slot_name(database), "pub", [ORDERS])
+
+
+@pytest.mark.parametrize("change", ["nobody@", "/no_such_database"])
+def test_what_trying_again_cannot_mend_is_not_called_a_lost_connection(database: Database, address: SourceAddress, change: str) -> None:
+    """C02."""
+    dsn = database.dsn.replace("postgres@", change) if "@" in change else database.dsn.replace(f"/{database.name}", change)
+    with pytest.raises(AuthenticationError), connect(SourceAddress.parse(dsn)):
+        pass
 
 
 def test_a_role_without_the_right_to_replicate_is_told_so(database: Database, address: SourceAddress) -> None:

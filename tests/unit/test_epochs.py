@@ -39,8 +39,8 @@ def test_many_records_are_folded_and_none_is_lost(tmp_path: Path) -> None:
     for number in range(1, 600):
         log.record(_epoch(number))
     assert log.last() == _epoch(599)
-    files = list(_directory(tmp_path).glob("*.json"))
-    assert len(files) <= 257
+    files = list(_directory(tmp_path).glob("*.json*"))
+    assert len(files) < 260
     assert sum(len(path.read_text().splitlines()) for path in files) == 599
 
 

@@ -19,5 +19,5 @@ def check_continuity(needed: Position, spool: tuple[Position, Position] | None, 
     raise PositionGapError(
         f"slot {slot} begins at {confirmed}, but the targets hold only what commits up to {needed}: "
         f"the {confirmed - needed} bytes of WAL in between cannot be had any more",
-        hint="remove the target tables and their penstock_epochs, and run again to copy them anew",
+        hint="remove the target tables, their penstock_epochs and the state directory, and run again to copy them anew",
     )

@@ -10,12 +10,15 @@ from penstock.postgres.slot import Slot, check_server, check_slot, ensure_slot, 
 from penstock.schema import TableName
 
 
-def ensure_capture(address: SourceAddress, slot: str, publication: str, tables: Collection[TableName]) -> Slot:
-    """Create what is missing, in the one order that is safe, and give back the slot. Does nothing when all is there."""
+def ensure_capture(address: SourceAddress, slot: str, publication: str, tables: Collection[TableName]) -> tuple[Slot, list[TableName]]:
+    """Create what is missing, in the one order that is safe; gives back the slot, and the tables that were not being published.
+
+    Changes that such a table had so far are in no log of ours. Does nothing when all is there.
+    """
     with connect(address) as connection:
         server = inspect_server(connection)
         check_server(server)
-        ensure_publication(connection, publication, tables)
+        added = ensure_publication(connection, publication, tables)
         found = ensure_slot(address, connection, slot)
         check_slot(found, server.database)
-        return found
+        return found, added

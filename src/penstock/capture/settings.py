@@ -41,7 +41,7 @@ class CaptureSettings:
     publication: str
     spool: Path
     tables: tuple[TableName, ...] = ()
-    """What the publication must hold when the capture itself has to create it."""
+    """What the publication must hold when the capture itself has to create it; empty if it must not create anything."""
     limits: CaptureLimits = CaptureLimits()
 
     def to_options(self) -> dict[str, str]:

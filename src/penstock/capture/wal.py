@@ -152,13 +152,13 @@ class WalCapture:
             server = inspect_server(connection)
             check_server(server)
             slot = inspect_slot(connection, settings.slot)
-            if slot is None and load_identity(settings.spool) is not None:
+            if slot is None and (load_identity(settings.spool) is not None or not settings.tables):
                 raise SlotMissingError(
                     f"slot {settings.slot} is gone: what committed since it was last read cannot be had any more",
                     hint="remove the target tables, their penstock_epochs and the state directory, and run again to copy them anew",
                 )
             if slot is None:
-                slot = ensure_capture(settings.address, settings.slot, settings.publication, settings.tables)
+                slot, _ = ensure_capture(settings.address, settings.slot, settings.publication, settings.tables)
             check_slot(slot, server.database)
             check_idle(slot)
             needed = minimum(settings.spool)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.status import Status
 
@@ -101,12 +102,13 @@ class LiveDisplay(PipelineObserver):
             self._console.print(self._line(report), highlight=False, soft_wrap=True)
 
     def table_failed(self, table: TableName, status: TableStatus) -> None:
-        self._console.print(f"  [red]failed[/]  {table}: {status.reason}", highlight=False, soft_wrap=True)
+        self._console.print(f"  [red]failed[/]  {escape(str(table))}: {escape(status.reason or '')}", highlight=False, soft_wrap=True)
         if status.remedy:
-            self._console.print(f"          fix: {status.remedy}", highlight=False, soft_wrap=True)
+            self._console.print(f"          fix: {escape(status.remedy)}", highlight=False, soft_wrap=True)
 
     def interrupted(self, reason: str, pause_seconds: float) -> None:
-        self._console.print(f"  [yellow]waiting[/] {reason} (trying again in about {pause_seconds:.0f} s)", highlight=False, soft_wrap=True)
+        soon = f" in about {pause_seconds:.0f} s" if pause_seconds else ""
+        self._console.print(f"  [yellow]waiting[/] {escape(reason)} (trying again{soon})", highlight=False, soft_wrap=True)
 
     @property
     def rows_per_second(self) -> float:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from penstock.errors import (
     AuthenticationError,
@@ -89,7 +90,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except PenstockError as error:
-        Console(stderr=True).print(f"[red]error[/] {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(exit_code(error))
 
 

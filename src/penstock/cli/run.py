@@ -34,7 +34,7 @@ def run_pipeline(path: Path, *, once: bool, console: Console) -> int:
     console.print(f"at {result.position}: {len(result.tables) - len(failed)} tables up to date, {len(failed)} failed", highlight=False)
     if signal.SIGINT in ended_by:
         return 130
-    return 1 if failed and once else 0
+    return 1 if failed and (once or len(failed) == len(result.tables)) else 0
 
 
 def start_pipeline(config: PipelineConfig, display: LiveDisplay) -> Pipeline:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from penstock.pipeline.states import TableState
@@ -12,7 +13,7 @@ from penstock.pipeline.status import PipelineStatus
 def print_status(status: PipelineStatus, console: Console) -> None:
     console.print(f"[bold]{status.pipeline}[/]", highlight=False)
     for name, value in _facts(status):
-        console.print(f"  {name:<10} {value}", highlight=False, soft_wrap=True)
+        console.print(f"  {name:<10} {escape(value)}", highlight=False, soft_wrap=True)
     if status.epoch is None:
         console.print("  no epoch has been recorded yet", highlight=False)
         return
@@ -22,7 +23,7 @@ def print_status(status: PipelineStatus, console: Console) -> None:
     for table_name, each in sorted(status.epoch.tables.items()):
         colour = "red" if each.state is TableState.FAILED else "green"
         why = f"{each.reason}; fix: {each.remedy}" if each.reason else ""
-        table.add_row(str(table_name), f"[{colour}]{each.state.value}[/]", str(each.applied or "-"), why)
+        table.add_row(escape(str(table_name)), f"[{colour}]{each.state.value}[/]", str(each.applied or "-"), escape(why))
     console.print(table)
 
 

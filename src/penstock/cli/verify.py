@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli.run import start_session
@@ -32,7 +33,7 @@ def print_comparisons(comparisons: list[Comparison], console: Console) -> None:
         table.add_column(heading, justify="left" if heading in ("  table", "") else "right", no_wrap=True)
     for each in comparisons:
         figures = (f"{each.source_rows:,}", f"{each.target_rows:,}", str(each.missing), str(each.extra), str(each.different))
-        table.add_row(f"  {each.table}", *figures, "[green]equal[/]" if each.equal else "[red]different[/]")
+        table.add_row(escape(f"  {each.table}"), *figures, "[green]equal[/]" if each.equal else "[red]different[/]")
         for example in each.examples:
-            table.add_row(f"    {example}")
+            table.add_row(escape(f"    {example}"))
     console.print(table)

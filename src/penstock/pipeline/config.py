@@ -100,6 +100,8 @@ class TableRule(_Model):
             raise ValueError("give either table: or match:")
         if self.table is not None:
             TableName.parse(self.table)
+            if self.exclude:
+                raise ValueError("exclude: goes with match:")
         return self
 
     def selects(self, name: TableName) -> bool:
@@ -179,14 +181,19 @@ class PipelineConfig(_Model):
     def checkpoint(self) -> Path:
         return self.state / "checkpoint"
 
+    @property
+    def named_tables(self) -> list[TableName]:
+        return [TableName.parse(rule.table) for rule in self.tables if rule.table is not None]
+
     def selects(self, name: TableName) -> bool:
         return any(rule.selects(name) for rule in self.tables)
 
-    def capture_settings(self, tables: tuple[TableName, ...], *, quiet_seconds: float | None = None) -> CaptureSettings:
+    def capture_settings(self, *, quiet_seconds: float | None = None) -> CaptureSettings:
+        """Without tables: publication and slot are the pipeline's to create, and a slot that is gone must not be made anew in silence."""
         limits = CaptureLimits(spool_bytes=self.max_spool_bytes)
         if quiet_seconds is not None:
             limits = CaptureLimits(spool_bytes=self.max_spool_bytes, quiet_seconds=quiet_seconds)
-        return CaptureSettings(self.source.address(), self.slot, self.publication, self.spool, tables, limits)
+        return CaptureSettings(self.source.address(), self.slot, self.publication, self.spool, limits=limits)
 
 
 def load_config(path: Path) -> PipelineConfig:

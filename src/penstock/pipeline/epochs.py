@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import SpoolCorruptError
+from penstock.errors import SinkError, SpoolCorruptError
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.schema import TableName
@@ -30,7 +30,8 @@ class Epoch:
     number: int
     position: Position
     commit_time: datetime | None
-    system_identifier: str
+    system: str
+    """Of the source: system identifier and timeline."""
     tables: Mapping[TableName, TableStatus] = field(default_factory=dict)
 
 
@@ -38,33 +39,34 @@ class EpochLog:
     """One directory of one pipeline, `<target root>/penstock_epochs/<pipeline>`. One writer: the pipeline that runs."""
 
     def __init__(self, root: Path, pipeline: str) -> None:
+        self._root = root
         self._directory = root / "penstock_epochs" / pipeline
 
     def last(self) -> Epoch | None:
         """The newest row; None if the pipeline never got so far."""
-        for path in sorted(self._files(), reverse=True):
-            rows = list(_rows(path))
-            if rows:
-                return max(rows, key=lambda epoch: epoch.position)
-        return None
+        newest = [max(self._directory.glob(pattern), default=None) for pattern in ("*.json", "*.jsonl")]
+        rows = [row for path in newest if path is not None for row in _rows(path)]
+        return max(rows, key=lambda epoch: epoch.position, default=None)
 
     def record(self, epoch: Epoch) -> None:
         """Make the row durable. Only after this may its position be confirmed."""
+        if not self._root.is_dir():
+            raise SinkError(f"{self._root} is not there: has a disk been taken away?")
         self._directory.mkdir(parents=True, exist_ok=True)
         self._put(self._directory / f"{epoch.position.value:016X}.json", [_document(epoch)])
-        files = sorted(self._files())
-        if len(files) > _FOLD_FILES:
+        files = sorted(self._directory.glob("*.json"))
+        if len(files) >= _FOLD_FILES:
             self._fold(files)
 
     def _fold(self, files: list[Path]) -> None:
-        """All rows so far into the newest file; a crash in between leaves some rows twice, which does no harm."""
-        rows = {epoch.position: epoch for path in files for epoch in _rows(path)}
-        self._put(files[-1], [_document(rows[position]) for position in sorted(rows)])
-        for path in files[:-1]:
+        """Small files into one that is never written again; a crash in between leaves some rows twice, which does no harm."""
+        rows = [row for path in files for row in _rows(path)]
+        self._put(files[-1].with_suffix(".jsonl"), [_document(row) for row in rows])
+        for path in files:
             path.unlink()
 
     def _put(self, path: Path, documents: list[dict[str, object]]) -> None:
-        temporary = path.with_suffix(".tmp")
+        temporary = path.with_suffix(path.suffix + ".tmp")
         with temporary.open("w", encoding="utf-8") as stream:
             stream.writelines(json.dumps(document) + "\n" for document in documents)
             stream.flush()
@@ -75,9 +77,6 @@ class EpochLog:
             os.fsync(directory)
         finally:
             os.close(directory)
-
-    def _files(self) -> Iterator[Path]:
-        return self._directory.glob("*.json")
 
 
 def _rows(path: Path) -> Iterator[Epoch]:
@@ -94,7 +93,7 @@ def _document(epoch: Epoch) -> dict[str, object]:
         "epoch": epoch.number,
         "position": str(epoch.position),
         "commit_time": epoch.commit_time.isoformat() if epoch.commit_time else None,
-        "system_identifier": epoch.system_identifier,
+        "system": epoch.system,
         "tables": {str(name): _table_document(status) for name, status in sorted(epoch.tables.items())},
     }
 
@@ -115,7 +114,7 @@ def _parse(document: dict[str, Any]) -> Epoch:
         document["epoch"],
         Position.parse(document["position"]),
         datetime.fromisoformat(time) if time else None,
-        document["system_identifier"],
+        document["system"],
         {TableName.parse(name): _parse_table(each) for name, each in document["tables"].items()},
     )
 

@@ -28,7 +28,7 @@ from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot import SnapshotCoordinator
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Tables, fail_over_holes, inspect_pipeline
+from penstock.pipeline.tables import Tables, fail_over_holes, fail_unknown, fail_unpublished, inspect_pipeline
 from penstock.pipeline.verify import Comparison, compare_tables
 from penstock.position import Position
 from penstock.postgres.connection import connect, identify_system
@@ -39,6 +39,7 @@ from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
 from penstock.spool.lock import SpoolLock
 from penstock.spool.reader import SpoolReader
+from penstock.spool.status import load_status
 
 _log = logging.getLogger(__name__)
 
@@ -74,6 +75,7 @@ class Pipeline:
         self._sink: Sink = DeltaSink(spark, self._root, config.pipeline)
         self._stopping = threading.Event()
         self._applier: EpochApplier | None = None
+        self._trouble: str | None = None
 
     def stop(self) -> None:
         """Ask the run to end. The epoch that is being applied is finished first."""
@@ -119,23 +121,25 @@ class Pipeline:
             EpochLog(self._root, self._config.pipeline),
             self._config.spool,
             consumer=self._config.pipeline,
-            system_identifier=system,
+            system=system,
             observer=self._observer,
         )
         tables = self._prepare(applier, system)
-        self._copy(tables)
+        if tables.pending:
+            self._copy(tables)
+            self._check_log(tables)
         applier.adopt(tables.targets, tables.statuses)
         self._applier = applier
-        if not self._stopping.is_set():
-            self._stream(applier, tables, goal)
+        if tables.capturable and not self._stopping.is_set():
+            self._stream(applier, goal)
         return RunResult(applier.position, {str(name): status for name, status in applier.statuses.items()})
 
     def _prepare(self, applier: EpochApplier, system: str) -> Tables:
         """Everything that can be wrong is found here, before the first row."""
         config, last = self._config, applier.last
-        if last is not None and last.system_identifier != system:
+        if last is not None and last.system != system:
             raise SystemChangedError(
-                f"the source is database system {system}, and the targets were filled from {last.system_identifier}",
+                f"the source is database system {system} (identifier/timeline), and the targets were filled from {last.system}",
                 hint="point source.dsn back at the old system, or remove the targets and the state directory to start anew",
             )
         with connect(self._address) as connection:
@@ -143,27 +147,45 @@ class Pipeline:
             tables = inspect_pipeline(connection, config.selects, self._sink, last)
             if not tables.statuses:
                 raise NoTablesError(f"no table of {self._address.describe()} is selected", hint="check tables: in the configuration")
+            fail_unknown(tables, config.named_tables)
             if tables.filled and inspect_slot(connection, config.slot) is None:
-                raise SlotMissingError(
-                    f"slot {config.slot} is gone: what committed since the targets were last updated cannot be had any more",
-                    hint=f"remove {self._root} and {config.state}, and run again to copy the tables anew",
-                )
+                raise self._slot_missing()
+        if tables.capturable:
+            _, added = ensure_capture(self._address, config.slot, config.publication, tables.capturable)
+            fail_unpublished(tables, added, self._sink.describe)
+            self._check_log(tables)
         for name, status in tables.statuses.items():
             if status.state is TableState.FAILED:
                 self._observer.table_failed(name, status)
-        if not tables.capturable:
-            return tables
-        slot = ensure_capture(self._address, config.slot, config.publication, tables.capturable)
+        return tables
+
+    def _check_log(self, tables: Tables) -> None:
+        """Everything after what each table holds must still be there to be had. A snapshot takes long: it is asked again afterwards."""
+        config = self._config
+        with connect(self._address) as connection:
+            slot = inspect_slot(connection, config.slot)
+            server = current_position(connection)
+        if slot is None:
+            raise self._slot_missing()
+        ahead = [name for name, applied in tables.filled.items() if applied > server]
+        if ahead:
+            raise SystemChangedError(
+                f"{self._sink.describe(ahead[0])} holds changes up to {tables.filled[ahead[0]]}, and the server is only at {server}",
+                hint="the server was restored to an earlier time: remove the targets and the state directory to start anew",
+            )
         reader = SpoolReader(config.spool)
         start, end = reader.start, reader.end
         ground = (start, end) if start is not None and end is not None else None
         fail_over_holes(tables, ground, slot.confirmed, config.slot, self._sink.describe)
-        return tables
+
+    def _slot_missing(self) -> SlotMissingError:
+        return SlotMissingError(
+            f"slot {self._config.slot} is gone: what committed since the targets were last updated cannot be had any more",
+            hint=f"remove {self._root} and {self._config.state}, and run again to copy the tables anew",
+        )
 
     def _copy(self, tables: Tables) -> None:
         """Snapshot what has none. Its changes wait in the slot meanwhile."""
-        if not tables.pending:
-            return
         coordinator = SnapshotCoordinator(
             self._spark, self._address, self._sink, self._observer, self._config.snapshot_chunk_bytes, self._stopping.is_set
         )
@@ -180,11 +202,12 @@ class Pipeline:
             tables.targets[table.name] = target
             tables.statuses[table.name] = TableStatus(TableState.CATCHING_UP, target.applied, target.applied)
 
-    def _stream(self, applier: EpochApplier, tables: Tables, goal: Position | None) -> None:
-        query = self._start_query(applier, tables, goal)
+    def _stream(self, applier: EpochApplier, goal: Position | None) -> None:
+        query = self._start_query(applier, goal)
         self._observer.streaming_started()
         try:
-            while not self._stopping.is_set() and not (goal is not None and applier.position >= goal):
+            while not self._stopping.is_set() and not (goal is not None and applier.position >= goal and applier.is_level):
+                self._tell_trouble()
                 if not query.isActive:
                     query.awaitTermination()  # raises what ended it
                     break
@@ -208,10 +231,18 @@ class Pipeline:
             except SpoolLockedError:
                 time.sleep(_POLL_SECONDS)
 
-    def _start_query(self, applier: EpochApplier, tables: Tables, goal: Position | None) -> StreamingQuery:
+    def _tell_trouble(self) -> None:
+        """The capture lives in another process and tries again by itself; say why nothing comes."""
+        status = load_status(self._config.spool)
+        reason = status.failure.message if status is not None and status.failure is not None else None
+        if reason is not None and reason != self._trouble:
+            self._observer.interrupted(reason, 0.0)
+        self._trouble = reason
+
+    def _start_query(self, applier: EpochApplier, goal: Position | None) -> StreamingQuery:
         config = self._config
         quiet = None if goal is None else _ONCE_QUIET_SECONDS
-        options = config.capture_settings(tuple(tables.capturable), quiet_seconds=quiet).to_options()
+        options = config.capture_settings(quiet_seconds=quiet).to_options()
         checkpoint = config.checkpoint
 
         def apply(_: DataFrame, batch: int) -> None:

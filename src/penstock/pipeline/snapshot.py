@@ -14,7 +14,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.errors import PenstockError, SnapshotLostError, SourceError, parse_error
+from penstock.errors import PenstockError, Recovery, SnapshotLostError, parse_error
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot_task import ChunkTask, chunk_writer
 from penstock.postgres.catalog import CatalogTable, inspect_schema
@@ -54,7 +54,9 @@ class SnapshotCoordinator:
                         lost.append(table)
                         if attempt == _ATTEMPTS:
                             failures[table.name] = error
-                    except SourceError as error:
+                    except PenstockError as error:
+                        if error.recovery is not Recovery.OPERATOR:
+                            raise
                         failures[table.name] = error
                     except _StoppedError:
                         return failures

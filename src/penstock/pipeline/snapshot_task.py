@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -16,6 +18,7 @@ from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.delta_log import file_stats
 
 _ROW_GROUP_ROWS = 122_880
+_ROW_GROUP_BYTES = 64 << 20
 _LONGEST_STATISTIC = 64
 
 
@@ -35,7 +38,8 @@ def chunk_writer(address: SourceAddress, snapshot: str) -> Callable[[ChunkTask],
 
 def write_chunk(address: SourceAddress, snapshot: str, task: ChunkTask) -> SnapshotFile:
     """Read, write, and say what was written. A chunk without rows leaves no file."""
-    name = f"{task.place.prefix}-{task.index:06d}.parquet"
+    # Another attempt at the same chunk, late or speculative, must not touch a file that may already be part of the table.
+    name = f"{task.place.prefix}-{task.index:06d}-{secrets.token_hex(4)}.parquet"
     path = Path(task.place.directory) / name
     rows = 0
     with pq.ParquetWriter(path, task.place.schema, compression="snappy") as writer:
@@ -45,19 +49,22 @@ def write_chunk(address: SourceAddress, snapshot: str, task: ChunkTask) -> Snaps
     if not rows:
         path.unlink()
         return SnapshotFile(name, 0, 0, "{}")
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
     return SnapshotFile(name, rows, path.stat().st_size, _statistics(path))
 
 
 def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
     """Join small batches, so that a file has a few row groups and memory holds one."""
     held: list[pa.RecordBatch] = []
-    count = 0
+    count = size = 0
     for batch in batches:
         held.append(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
         count += batch.num_rows
-        if count >= _ROW_GROUP_ROWS:
+        size += batch.nbytes
+        if count >= _ROW_GROUP_ROWS or size >= _ROW_GROUP_BYTES:
             yield pa.Table.from_batches(held, schema)
-            held, count = [], 0
+            held, count, size = [], 0, 0
     if count:
         yield pa.Table.from_batches(held, schema)
 

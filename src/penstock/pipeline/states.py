@@ -11,9 +11,7 @@ from penstock.position import Position
 
 class TableState(StrEnum):
     PENDING = "pending"
-    """Set when a table is found that the target does not have yet. Its changes are being spooled; it waits for a snapshot."""
-    SNAPSHOTTING = "snapshotting"
-    """Set by the snapshot coordinator while chunks are being read. The target is not complete."""
+    """Set when a table is found that the target does not have yet. The slot keeps its changes while it waits for its snapshot."""
     CATCHING_UP = "catching_up"
     """Set by the coordinator after the last chunk. Changes after the fence are about to be applied."""
     STREAMING = "streaming"

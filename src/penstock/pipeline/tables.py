@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+import pyarrow as pa
+
 from penstock.capture.continuity import check_continuity
-from penstock.errors import PenstockError, PositionGapError, Recovery, SourceError, TargetRewoundError
+from penstock.errors import (
+    NoTablesError,
+    PenstockError,
+    PositionGapError,
+    Recovery,
+    SchemaChangedError,
+    SourceError,
+    TargetRewoundError,
+)
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, check_mirrorable, inspect_schema, inspect_tables
 from penstock.postgres.connection import Connection
-from penstock.schema import TableName
+from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, Target
 
 
@@ -51,8 +61,10 @@ def inspect_pipeline(connection: Connection, selects: Callable[[TableName], bool
             continue
         tables.sources[source.name] = source
         try:
+            schema = inspect_schema(connection, source)
+            check_mirrorable(schema)
             target = sink.load_target(source.name)
-            check_mirrorable(inspect_schema(connection, source))
+            _check_same(schema, target, sink.describe(source.name))
         except PenstockError as error:
             if error.recovery is not Recovery.OPERATOR or isinstance(error, SourceError):
                 raise
@@ -62,6 +74,39 @@ def inspect_pipeline(connection: Connection, selects: Callable[[TableName], bool
             tables.targets[source.name] = target
         tables.statuses[source.name] = _status(tables.targets.get(source.name), source.name, last)
     return tables
+
+
+def _check_same(schema: TableSchema, target: Target | None, place: str) -> None:
+    """A target that was filled from another table of the same name, or from one of another shape, would go on with rows that are wrong."""
+    if target is None or target.applied is None:
+        return
+    found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
+    if schema.oid != target.source_oid or schema.key != target.key or not found.equals(target.schema):
+        raise SchemaChangedError(
+            f"table {schema.name} was re-created, or changed its columns or its key, since {place} was filled",
+            hint=f"remove {place} and run again to copy the table anew",
+        )
+
+
+def fail_unknown(tables: Tables, named: Iterable[TableName]) -> None:
+    """Tables that the configuration names and the source does not have."""
+    for name in named:
+        if name not in tables.statuses:
+            error = NoTablesError(
+                f"there is no table {name} in the source", hint="check the name under tables: (case counts), or remove it"
+            )
+            tables.statuses[name] = TableStatus.failed(error, None)
+
+
+def fail_unpublished(tables: Tables, added: Iterable[TableName], describe: Callable[[TableName], str]) -> None:
+    """Tables that were filled before and have not been published since: their changes in between are in no log."""
+    for name in added:
+        if name in tables.filled:
+            error = TargetRewoundError(
+                f"table {name} was not in the publication any more, so changes of it are missing",
+                hint=f"remove {describe(name)} and run again to copy the table anew",
+            )
+            tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)
 
 
 def _status(target: Target | None, name: TableName, last: Epoch | None) -> TableStatus:

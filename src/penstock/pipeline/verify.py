@@ -10,7 +10,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.change import EXACT
@@ -42,7 +42,8 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        return not (self.missing or self.extra or self.different)
+        """Counted apart from the join, so that a row that is there twice shows."""
+        return self.source_rows == self.target_rows and not (self.missing or self.extra or self.different)
 
 
 def compare_tables(spark: SparkSession, config: PipelineConfig) -> list[Comparison]:
@@ -61,7 +62,7 @@ def compare_tables(spark: SparkSession, config: PipelineConfig) -> list[Comparis
                 with connect(address) as connection:
                     schema = inspect_schema(connection, table)
                     tasks = _tasks(connection, table, schema, scratch / str(number), config.snapshot_chunk_bytes)
-                spark.sparkContext.parallelize(tasks, len(tasks)).map(chunk_writer(address, exported.name)).collect()
+                spark.sparkContext.parallelize(tasks, max(1, len(tasks))).map(chunk_writer(address, exported.name)).collect()
                 found.append(_compare(spark, schema, scratch / str(number), sink.path(table.name)))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -81,31 +82,24 @@ def _compare(spark: SparkSession, schema: TableSchema, source: Path, target: Pat
     right = spark.read.format("delta").load(str(target)).select(*[quoted(name) for name in columns])
     files = [str(path) for path in source.glob("*.parquet")]
     left = spark.read.schema(right.schema).parquet(*files) if files else right.limit(0)
-    joined = _side(left, schema, "l").join(_side(right, schema, "r"), _same_key(schema), "full_outer")
+    joined = _side(left, schema, "l").join(_side(right, schema, "r"), F.col("lk").eqNullSafe(F.col("rk")), "full_outer")
     verdict = (
         F.when(F.col("r").isNull(), "missing").when(F.col("l").isNull(), "extra").when(~F.col("l").eqNullSafe(F.col("r")), "different")
     )
-    judged = joined.select(verdict.alias("verdict"), F.coalesce("lk", "rk").alias("key"), F.col("l").isNotNull().alias("in_l")).cache()
+    judged = joined.select(verdict.alias("verdict"), F.coalesce("lk", "rk").alias("key")).where("verdict IS NOT NULL").cache()
     try:
         counts = {row["verdict"]: row["count"] for row in judged.groupBy("verdict").count().collect()}
-        source_rows = judged.where("in_l").count()
-        examples = judged.where("verdict is not null").limit(_EXAMPLES).collect()
+        examples = judged.limit(_EXAMPLES).collect()
     finally:
         judged.unpersist()
     missing, extra, different = (counts.get(name, 0) for name in ("missing", "extra", "different"))
     texts = tuple(f"{row['verdict']} {row['key'].asDict()}" for row in examples)
-    return Comparison(schema.name, source_rows, source_rows - missing + extra, missing, extra, different, texts)
+    return Comparison(schema.name, left.count(), right.count(), missing, extra, different, texts)
 
 
 def _side(frame: DataFrame, schema: TableSchema, name: str) -> DataFrame:
     """A row as two structs: its key, and everything in it; a map is compared as its sorted entries."""
     whole = [F.col(quoted(column)) for column in schema.column_names]
     whole.append(F.array_sort(F.map_entries(EXACT)).alias(EXACT))
-    return frame.select(F.struct(*[F.col(quoted(column)) for column in schema.key]).alias(f"{name}k"), F.struct(*whole).alias(name))
-
-
-def _same_key(schema: TableSchema) -> Column:
-    condition = F.lit(True)
-    for column in schema.key:
-        condition &= F.col("lk").getField(column) == F.col("rk").getField(column)
-    return condition
+    key = [F.col(quoted(column)) for column in schema.key] + [F.col(EXACT)[column].alias(f"{column} exactly") for column in schema.key]
+    return frame.select(F.struct(*key).alias(f"{name}k"), F.struct(*whole).alias(name))

@@ -23,15 +23,12 @@ class CatalogTable:
 
     oid: int
     name: TableName
-    partitioned: bool
-    replica_identity: str
-    """`d` default, `f` full, `i` index, `n` nothing."""
 
 
 def inspect_tables(connection: Connection) -> list[CatalogTable]:
     """All tables that could be captured, in name order. System schemas, partitions, temporary and unlogged tables are not."""
     rows: list[Any] = connection.execute(query("catalog", "tables")).fetchall()
-    return [CatalogTable(oid, TableName(schema, name), kind == "p", identity) for oid, schema, name, kind, identity, _ in rows]
+    return [CatalogTable(oid, TableName(schema, name)) for oid, schema, name in rows]
 
 
 def inspect_keys(connection: Connection) -> Mapping[int, tuple[str, ...]]:

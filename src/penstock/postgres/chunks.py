@@ -104,9 +104,14 @@ def _set_snapshot(snapshot: str) -> str:
 
 
 def _check_filenode(cursor: Any, chunk: Chunk) -> None:
-    cursor.execute(sql.SQL("SELECT pg_catalog.pg_relation_filenode({}::oid)::text").format(sql.Literal(chunk.heap_oid)).as_string())
-    (found,) = cursor.fetchone()
-    if found is None or int(found) != chunk.filenode:
+    """Compare the planned filenode with the one of now, and with the one that the snapshot sees.
+
+    A rewrite between the snapshot and the plan would otherwise make the table look empty.
+    """
+    statement = "SELECT pg_catalog.pg_relation_filenode(c.oid)::text, c.relfilenode::text FROM pg_catalog.pg_class c WHERE c.oid = {}::oid"
+    cursor.execute(sql.SQL(statement).format(sql.Literal(chunk.heap_oid)).as_string())
+    found = cursor.fetchone()
+    if found is None or {found[0], found[1]} != {str(chunk.filenode)}:
         raise SnapshotLostError(f"table {chunk.heap} was rewritten or emptied while it was being read; its snapshot starts again")
 
 

@@ -44,6 +44,10 @@ PINNED_SETTINGS = {
 _RETRIED_CLASSES = {"08", "53", "57"}  # connection, resources, operator intervention (shutdown, restart)
 
 
+_REFUSALS = ("FATAL:", "no password supplied", "root certificate", "certificate verify failed", "does not support SSL")
+_PASSING = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many", "remaining connection slots")
+
+
 @dataclass(frozen=True, slots=True)
 class SourceAddress:
     """How to reach the source database. Holds the password apart from the DSN, so that the rest may be shown."""
@@ -61,6 +65,8 @@ class SourceAddress:
                 "the source dsn is not a libpq connection string",
                 hint="use the form postgresql://user@host:5432/database?sslmode=require",
             ) from error
+        if "sslpassword" in parameters:
+            raise ConfigError("the source dsn holds an sslpassword in clear", hint="use a client key without a passphrase, kept unreadable")
         inline = parameters.pop("password", None)
         if password is None and inline is not None:
             password = Secret(str(inline))
@@ -113,12 +119,17 @@ def translate(error: psycopg.Error, doing: str) -> PenstockError:
 
 def classify(state: str, text: str, doing: str) -> PenstockError:
     """The one place that reads SQLSTATEs. An empty one means that the server did not answer at all."""
-    if state.startswith("28") or "password authentication failed" in text or "no password supplied" in text:
-        return AuthenticationError(f"{doing}: {text}", hint="check the role, the password reference and pg_hba.conf")
+    if not state and any(sign in text for sign in _REFUSALS) and not any(sign in text for sign in _PASSING):
+        # A refused connection has no SQLSTATE in libpq; the server's own words are all there is.
+        state = "42501" if "permission denied" in text or "replication" in text else "28000"
+    if state.startswith("28"):
+        return AuthenticationError(
+            f"{doing}: {text}", hint="check the role, its password, the database's name, TLS settings and pg_hba.conf"
+        )
     if state == "55006":
         return SlotBusyError(f"{doing}: {text}")
     if state == "42501":
-        return PrivilegeError(f"{doing}: {text}", hint="grant the role what the message names")
+        return PrivilegeError(f"{doing}: {text}", hint="grant the role what the message names, such as ALTER ROLE … REPLICATION")
     if not state or state[:2] in _RETRIED_CLASSES:
         return ConnectionLostError(f"{doing}: {text}")
     return SourceError(f"{doing}: {text} (SQLSTATE {state})")
@@ -149,7 +160,7 @@ def replication_command(connection: Connection, command: LiteralString | psycopg
 
 
 def identify_system(address: SourceAddress) -> str:
-    """The system identifier of the server: the same for as long as it is the same database cluster."""
+    """System identifier and timeline, as one text: the same for as long as positions in the log mean the same."""
     with connect_replication(address) as connection:
-        identifier, *_ = replication_command(connection, "IDENTIFY_SYSTEM", "identifying the server")
-        return identifier
+        identifier, timeline, *_ = replication_command(connection, "IDENTIFY_SYSTEM", "identifying the server")
+        return f"{identifier}/{timeline}"

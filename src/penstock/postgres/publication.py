@@ -10,6 +10,7 @@ from typing import Any
 
 from psycopg import sql
 
+from penstock.errors import SourceError
 from penstock.postgres.connection import Connection, source_errors
 from penstock.postgres.queries import query
 from penstock.schema import TableName
@@ -22,12 +23,24 @@ def ensure_publication(connection: Connection, publication: str, tables: Collect
     if found is None:
         _run(connection, _create(publication, tables), f"creating publication {publication}")
         return sorted(tables)
+    _check(publication, *found)
     rows: list[Any] = connection.execute(query("replication", "published_tables"), parameters).fetchall()
     missing = sorted(set(tables) - {TableName(schema, name) for schema, name in rows})
     if missing:
         statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(publication), _list(missing))
         _run(connection, statement, f"adding tables to publication {publication}")
     return missing
+
+
+def _check(publication: str, is_complete: bool, via_root: bool) -> None:
+    """A publication made by somebody else must not leave changes out."""
+    options = [] if is_complete else ["publish = 'insert, update, delete, truncate'"]
+    options += [] if via_root else ["publish_via_partition_root = true"]
+    if options:
+        raise SourceError(
+            f"publication {publication} leaves out changes that a mirror needs",
+            hint=f"ALTER PUBLICATION {publication} SET ({', '.join(options)})",
+        )
 
 
 def _create(publication: str, tables: Collection[TableName]) -> sql.Composed:

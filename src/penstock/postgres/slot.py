@@ -11,7 +11,7 @@ from typing import Any
 
 from psycopg import sql
 
-from penstock.errors import SlotBusyError, SlotForeignError, SlotLostError, WalLevelError
+from penstock.errors import SlotBusyError, SlotForeignError, SlotLostError, SourceError, WalLevelError
 from penstock.position import Lsn, Position
 from penstock.postgres.connection import Connection, SourceAddress, connect_replication, replication_command
 from penstock.postgres.queries import query
@@ -51,6 +51,8 @@ def inspect_server(connection: Connection) -> Server:
 
 
 def check_server(server: Server) -> None:
+    if server.in_recovery:
+        raise SourceError("the server is a standby, on which a publication cannot be created", hint="point source.dsn at the primary")
     if server.wal_level != "logical":
         raise WalLevelError(
             f"the server's wal_level is {server.wal_level}, and logical replication needs logical",
@@ -94,7 +96,8 @@ def check_slot(slot: Slot, database: str) -> None:
     if slot.wal_status == "lost" or slot.restart is None:
         raise SlotLostError(
             f"slot {slot.name} was invalidated by the server (wal_status {slot.wal_status}): WAL that was still needed is gone",
-            hint=f"SELECT pg_drop_replication_slot('{slot.name}'); then remove the target tables, and run again to copy them anew",
+            hint=f"SELECT pg_drop_replication_slot('{slot.name}'); then remove the target tables, their penstock_epochs "
+            "and the state directory, and run again to copy them anew",
         )
 
 

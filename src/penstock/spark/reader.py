@@ -85,7 +85,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if self._goal is None:
             capture.wait_beyond(reached, _LINGER_SECONDS)
         elif reached < self._goal:
-            self._wait_until(self._goal)
+            self._wait_until(min(self._goal, Position.of(reached.value + 1)))
         else:
             return self._offset(reached)
         first = self._first(spool, reached)

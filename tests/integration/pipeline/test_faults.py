@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from penstock.errors import NoTablesError, PositionGapError, SlotMissingError, SystemChangedError
@@ -13,6 +15,9 @@ from penstock.position import Position
 from penstock.sinks.delta import DeltaSink
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def _two_tables(database: Database) -> None:
@@ -82,6 +87,62 @@ def test_a_renamed_table_is_not_left_behind_in_silence(database: Database, mirro
     assert sorted(row["id"] for row in both.rows("public.good")) == [1, 2]
 
 
+def test_a_table_re_created_under_the_same_name_is_not_taken_for_the_old_one(database: Database, mirror: MirrorFactory) -> None:
+    """S07: nothing may tell the two apart but the OID, and a table at rest sends no change that would."""
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    database.execute("DROP TABLE bad; CREATE TABLE bad (id int PRIMARY KEY, v text); INSERT INTO bad VALUES (9, 'z')")
+    _assert_only_bad_failed(both.run_once(), "PEN-1403")
+    _remove_target(both, "bad")
+    both.run_once()
+    both.assert_equal("public.good", "public.bad")
+
+
+def test_a_table_taken_out_of_the_publication_for_a_while_is_not_trusted(database: Database, mirror: MirrorFactory) -> None:
+    """P08, invariant 11: its changes in between are in no log."""
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    publication = both.config.publication
+    database.execute(f"ALTER PUBLICATION {publication} DROP TABLE bad")
+    database.execute("INSERT INTO bad VALUES (2, 'unseen')")
+    _assert_only_bad_failed(both.run_once(), "PEN-3002")
+    _remove_target(both, "bad")
+    both.run_once()
+    both.assert_equal("public.good", "public.bad")
+
+
+def test_a_table_that_is_named_and_not_there_is_told(database: Database, mirror: MirrorFactory) -> None:
+    _two_tables(database)
+    result = mirror(tables=["public.good", "public.typo"]).run_once()
+    assert set(result.failed) == {"public.typo"}
+    assert result.tables["public.good"].state == "streaming"
+
+
+def test_the_comparison_sees_a_row_that_is_there_twice(database: Database, mirror: MirrorFactory, spark: SparkSession) -> None:
+    """The oracle of the recovery tests must be able to fail."""
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    both.assert_equal("public.good", "public.bad")
+    target = str(both.config.sink.delta.path / "public" / "good")
+    spark.read.format("delta").load(target).write.format("delta").mode("append").save(target)
+    with pytest.raises(AssertionError, match="source_rows=1, target_rows=2"):
+        both.assert_equal("public.good", "public.bad")
+
+
+def test_the_comparison_sees_missing_extra_and_different_rows(database: Database, mirror: MirrorFactory) -> None:
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    database.execute("INSERT INTO good VALUES (2, 'missing'); UPDATE good SET v = NULL WHERE id = 1; DELETE FROM bad")
+    with pytest.raises(AssertionError) as caught:
+        both.assert_equal("public.good", "public.bad")
+    assert "missing=1, extra=0, different=1" in str(caught.value)
+    assert "missing=0, extra=1, different=0" in str(caught.value)
+
+
 def test_tables_that_cannot_be_mirrored_are_named_with_their_remedy(database: Database, mirror: MirrorFactory) -> None:
     _two_tables(database)
     database.execute("DROP TABLE bad; CREATE TABLE bad (v text)")
@@ -135,7 +196,7 @@ def test_another_database_system_is_detected(database: Database, mirror: MirrorF
     both = mirror()
     both.run_once()
     for path in (both.config.sink.delta.path / "penstock_epochs" / both.config.pipeline).glob("*.json"):
-        path.write_text(path.read_text().replace('"system_identifier": "', '"system_identifier": "1'))
+        path.write_text(path.read_text().replace('"system": "', '"system": "1'))
     with pytest.raises(SystemChangedError):
         both.run_once()
 

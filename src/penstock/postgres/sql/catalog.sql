@@ -1,7 +1,7 @@
 -- Tables as they are now. Used to choose tables, to plan snapshots and to learn primary keys; never to decode the log.
 
 -- name: tables
-SELECT c.oid, n.nspname, c.relname, c.relkind::text, c.relreplident::text, c.relpersistence::text
+SELECT c.oid, n.nspname, c.relname
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p')
@@ -21,7 +21,7 @@ ORDER BY a.attnum
 SELECT i.indrelid, array_agg(a.attname::text ORDER BY a.attnum)
 FROM pg_catalog.pg_index i
 JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
-JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
 WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary END
 GROUP BY i.indrelid
 

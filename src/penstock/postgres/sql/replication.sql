@@ -15,7 +15,9 @@ FROM pg_catalog.pg_replication_slots s
 WHERE s.slot_name = %(slot)s
 
 -- name: publication
-SELECT p.oid, p.puballtables, p.pubviaroot FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s
+SELECT p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate, p.pubviaroot
+FROM pg_catalog.pg_publication p
+WHERE p.pubname = %(publication)s
 
 -- name: published_tables
 SELECT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t WHERE t.pubname = %(publication)s
