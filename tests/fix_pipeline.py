@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.observer import PipelineObserver
     from penstock.pipeline.pipeline import Pipeline, RunResult
+    from penstock.pipeline.verify import Comparison
 
 
 class Mirror:
@@ -54,11 +55,14 @@ class Mirror:
         rows = self._database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
         return Position.parse(rows[0][0])
 
-    def assert_equal(self, *tables: str) -> None:
-        """Source and target are the same, row by row; the tables compared are those named."""
+    def compare(self) -> list[Comparison]:
         from penstock.pipeline.verify import compare_tables
 
-        found = compare_tables(self._spark, self.config)
+        return compare_tables(self._spark, self.config)
+
+    def assert_equal(self, *tables: str) -> None:
+        """Source and target are the same, row by row; the tables compared are those named."""
+        found = self.compare()
         assert {str(each.table) for each in found} == set(tables)
         different = [each for each in found if not each.equal]
         assert not different, different
