@@ -17,7 +17,7 @@ from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.states import TableStatus
 from penstock.schema import TableName
 
-_RATE_WINDOW_SECONDS = 10.0
+_RATE_WINDOW_SECONDS = 60.0
 _TICK_SECONDS = 5.0
 
 
@@ -42,6 +42,7 @@ class LiveDisplay(PipelineObserver):
         self._streaming = threading.Event()
         self._status: Status | None = None
         self._ticked_at = 0.0
+        self._started_at = 0.0
         self.rows_total = 0
         self.epochs_total = 0
         self.last_epoch: EpochReport | None = None
@@ -71,6 +72,7 @@ class LiveDisplay(PipelineObserver):
     def streaming_started(self) -> None:
         self._progress.stop()
         if not self._streaming.is_set():
+            self._started_at = time.monotonic()
             self._console.print("[bold]Streaming[/]")
         self._streaming.set()
 
@@ -113,10 +115,9 @@ class LiveDisplay(PipelineObserver):
     @property
     def rows_per_second(self) -> float:
         with self._lock:
-            if not self._recent:
-                return 0.0
-            seconds = max(1.0, time.monotonic() - self._recent[0][0])
-            return sum(rows for _, rows in self._recent) / seconds
+            now = time.monotonic()
+            seconds = min(_RATE_WINDOW_SECONDS, max(1.0, now - self._started_at))
+            return sum(rows for at, rows in self._recent if now - at <= _RATE_WINDOW_SECONDS) / seconds
 
     @property
     def lag_seconds(self) -> float:

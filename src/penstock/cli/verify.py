@@ -28,8 +28,8 @@ def run_verify(path: Path, console: Console) -> int:
 
 def print_comparisons(comparisons: list[Comparison], console: Console) -> None:
     console.print("[bold]Verify[/]: source and target, row by row")
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for heading in ("  table", "source rows", "target rows", "missing", "extra", "different", ""):
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    for heading in ("  table", "source", "target", "missing", "extra", "different", ""):
         table.add_column(heading, justify="left" if heading in ("  table", "") else "right", no_wrap=True)
     for each in comparisons:
         figures = (f"{each.source_rows:,}", f"{each.target_rows:,}", str(each.missing), str(each.extra), str(each.different))
