@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local session with Delta, as the product builds it; small, since the data of tests is."""
     from penstock.errors import EnvironmentUnfitError
-    from penstock.spark.session import build_session, delta_package
+    from penstock.spark.session import SHORT_LIVED, build_session, delta_package
 
     try:
         packages = [delta_package()]
@@ -27,6 +27,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         master="local[2]",
         packages=packages,
         conf={
+            **SHORT_LIVED,
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         },

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.pipeline.epochs import EpochLog
+from penstock.spark.session import SHORT_LIVED
 from penstock.testing.shop import ShopWorkload, create_shop
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
@@ -35,7 +36,10 @@ def test_tables_equal_the_source_after_twenty_kills_under_load(database: Databas
     choices = random.Random(seed)
     create_shop(database.dsn, customers=100, orders=5_000)
     # Small chunks and few rows an epoch, so that a kill may fall anywhere.
-    shop = mirror(tables=["shop.*"], snapshot_chunk_bytes=262_144, max_rows_per_epoch=5_000, spark={"master": "local[2]"})
+    spark = {"master": "local[2]", "conf": SHORT_LIVED}
+    shop = mirror(tables=["shop.*"], snapshot_chunk_bytes=262_144, max_rows_per_epoch=5_000, spark=spark)
+        tables=["shop.*"], snapshot_chunk_bytes=262_144, max_rows_per_epoch=5_000, spark={"master": "local[2]", "conf": SHORT_LIVED}
+    )
     log = tmp_path / "run.log"
     kills = 0
     with ShopWorkload(database.dsn, seed=seed, pause_seconds=0.05) as workload:

@@ -23,6 +23,7 @@ from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.verify import Comparison
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.slot import current_position
+from penstock.spark.session import SHORT_LIVED
 from penstock.testing.embedded import EmbeddedPostgres
 from penstock.testing.shop import ShopWorkload, create_shop
 
@@ -97,7 +98,7 @@ def _write_config(directory: Path, dsn: str) -> PipelineConfig:
         "tables": [{"match": "shop.*"}],
         "sink": {"delta": {"path": "lake"}},
         "state": "state",
-        "spark": {"master": "local[2]"},
+        "spark": {"master": "local[2]", "conf": SHORT_LIVED},
     }
     path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
     return load_config(path)

@@ -53,6 +53,10 @@ _DELTA_SETTINGS = {
 }
 
 
+SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"}
+"""For a JVM that lives for a minute, as in the demo and in tests: compile quickly, not thoroughly. It saves a quarter of the time there."""
+
+
 def spark_minor() -> str:
     """The running Spark's `major.minor`."""
     return ".".join(version("pyspark").split(".")[:2])
