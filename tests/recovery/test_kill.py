@@ -38,8 +38,6 @@ def test_tables_equal_the_source_after_twenty_kills_under_load(database: Databas
     # Small chunks and few rows an epoch, so that a kill may fall anywhere.
     spark = {"master": "local[2]", "conf": SHORT_LIVED}
     shop = mirror(tables=["shop.*"], snapshot_chunk_bytes=262_144, max_rows_per_epoch=5_000, spark=spark)
-        tables=["shop.*"], snapshot_chunk_bytes=262_144, max_rows_per_epoch=5_000, spark={"master": "local[2]", "conf": SHORT_LIVED}
-    )
     log = tmp_path / "run.log"
     kills = 0
     with ShopWorkload(database.dsn, seed=seed, pause_seconds=0.05) as workload:
