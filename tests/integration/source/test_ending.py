@@ -16,6 +16,7 @@ def test_stopping_an_idle_query_releases_the_slot(source: ChangeSource) -> None:
     source.wait_for_active_slot()
     run.stop()
     source.wait_for_idle_slot(RELEASE_SECONDS)
+    assert not source.is_slot_active()
 
 
 def test_stopping_a_busy_query_releases_the_slot_and_the_spool(source: ChangeSource) -> None:
@@ -37,3 +38,4 @@ def test_failing_query_releases_the_slot(source: ChangeSource) -> None:
     source.insert(1, 3)
     run.wait_for_failure()
     source.wait_for_idle_slot(RELEASE_SECONDS)
+    assert not source.is_slot_active()

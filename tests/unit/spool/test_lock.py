@@ -43,3 +43,5 @@ def test_releasing_twice_is_harmless(tmp_path: Path) -> None:
     lock.acquire()
     lock.release()
     lock.release()
+    with SpoolLock(tmp_path), pytest.raises(SpoolLockedError):
+        SpoolLock(tmp_path).acquire()
