@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.cases import PUBLICATION
 from penstock.capture.settings import CaptureSettings
-from penstock.capture.wal import WalCapture
+from penstock.capture.spooling import SpoolCapture
 from penstock.change import COMMIT_TIMESTAMP, ChangeBatch, Transactions
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
@@ -71,10 +71,10 @@ def _stream(dsn: str, slot: str) -> Iterator[ReplicationStream]:
 
 
 @contextmanager
-def _capture(dsn: str, slot: str) -> Iterator[tuple[WalCapture, Path]]:
+def _capture(dsn: str, slot: str) -> Iterator[tuple[SpoolCapture, Path]]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory:
         spool = Path(directory)
-        capture = WalCapture(CaptureSettings(SourceAddress.parse(dsn), slot, PUBLICATION, spool))
+        capture = SpoolCapture(CaptureSettings(SourceAddress.parse(dsn), slot, PUBLICATION, spool))
         capture.start()
         try:
             while capture.end is None:
@@ -151,7 +151,7 @@ def spool_latency(dsn: str, slot: str, rows: int) -> dict[str, float]:
         return watch.report() | ages.report()
 
 
-def _seals(capture: WalCapture) -> Iterator[Position]:
+def _seals(capture: SpoolCapture) -> Iterator[Position]:
     """The end of the spool, each time that it has moved."""
     end = capture.end or Position.ZERO
     deadline = time.monotonic() + _PATIENCE_SECONDS

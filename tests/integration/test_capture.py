@@ -1,4 +1,4 @@
-"""`WalCapture` against a real server: nothing lost and nothing doubled, whatever happens to the connection, the slot and the spool."""
+"""`SpoolCapture` against a real server: nothing lost and nothing doubled, whatever happens to the connection, the slot and the spool."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.capture import wal
+from penstock.capture import spooling
 from penstock.capture.provision import ensure_capture
 from penstock.capture.settings import CaptureLimits, CaptureSettings
-from penstock.capture.wal import WalCapture
+from penstock.capture.spooling import SpoolCapture
 from penstock.change import LogStep, TransactionPiece
 from penstock.errors import PenstockError, PositionGapError, SlotMissingError
 from penstock.position import Position
@@ -76,8 +76,8 @@ class Source:
         return CaptureSettings(address or self.address, self.slot, "p", self.spool, (TableName("public", "t"),), limits)
 
     @contextmanager
-    def capture(self, limits: CaptureLimits = QUICK, address: SourceAddress | None = None) -> Iterator[WalCapture]:
-        capture = WalCapture(self.settings(limits, address))
+    def capture(self, limits: CaptureLimits = QUICK, address: SourceAddress | None = None) -> Iterator[SpoolCapture]:
+        capture = SpoolCapture(self.settings(limits, address))
         capture.start()
         try:
             yield capture
@@ -243,7 +243,7 @@ def test_long_transaction_is_captured_in_bounded_pieces(source: Source, monkeypa
             pieces.extend(sum(batch.rows.num_rows for batch in step.batches) for step in steps if isinstance(step, TransactionPiece))
             return steps
 
-    monkeypatch.setattr(wal, "PgOutputDecoder", WatchedDecoder)
+    monkeypatch.setattr(spooling, "PgOutputDecoder", WatchedDecoder)
     with source.capture() as capture:
         assert capture.wait_until(source.insert(1, 300_000), DEADLINE_SECONDS), source.state()
     assert source.ids() == list(range(1, 300_001))

@@ -1,1 +1,1 @@
-"""What produces changes. `WalCapture` follows a replication slot into a spool."""
+"""What produces changes. `SpoolCapture` follows a replication slot into a spool."""

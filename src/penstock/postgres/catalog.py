@@ -13,8 +13,8 @@ from penstock.change import METADATA_NAMES
 from penstock.errors import TableWithoutKeyError, UnsupportedTableError
 from penstock.postgres.connection import Connection
 from penstock.postgres.queries import query
-from penstock.postgres.types.registry import arrow_type
-from penstock.schema import Column, TableName, TableSchema
+from penstock.postgres.types.resolver import TypeResolver
+from penstock.schema import TableName, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ def inspect_keys(connection: Connection) -> Mapping[int, tuple[str, ...]]:
 def inspect_schema(connection: Connection, table: CatalogTable) -> TableSchema:
     """The table's shape now, in the columns that the stream also carries."""
     rows: list[Any] = connection.execute(query("catalog", "columns"), {"oid": table.oid}).fetchall()
-    columns = tuple(Column(name, arrow_type(oid, modifier), oid, modifier) for name, oid, modifier in rows)
+    types = TypeResolver()
+    columns = tuple(types.column(name, oid, modifier) for name, oid, modifier in rows)
     key = inspect_keys(connection).get(table.oid, ())
     return TableSchema(table.oid, table.name, columns, key)
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from penstock.capture.settings import CaptureSettings
-from penstock.capture.wal import WalCapture
+from penstock.capture.spooling import SpoolCapture
 from penstock.errors import ConnectionLostError, SpoolGapError
 from penstock.position import Position
 from penstock.postgres.connection import connect
@@ -50,7 +50,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         # Called twice, once only to be pickled: nothing may be opened here.
         self._options = {name.lower(): value for name, value in options.items()}
         self._admission = Admission.from_options(options)
-        self._capture: WalCapture | None = None
+        self._capture: SpoolCapture | None = None
         self._spool: SpoolReader | None = None
         self._planned: Position | None = None
         self._goal: Position | None = None
@@ -133,12 +133,12 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
 
     # the capture ----------------------------------------------------------------------------------------------------------------
 
-    def _running(self, finished: Position) -> tuple[WalCapture, SpoolReader]:
+    def _running(self, finished: Position) -> tuple[SpoolCapture, SpoolReader]:
         if self._capture is None or self._spool is None:
             settings = CaptureSettings.from_options(self._options)
             self._prepare(settings, finished)
             self._spool = SpoolReader(settings.spool)
-            self._capture = WalCapture(settings)
+            self._capture = SpoolCapture(settings)
             _end_on_sigterm()
             self._capture.start()
         return self._capture, self._spool

@@ -18,6 +18,7 @@ from penstock.postgres.pgoutput.framing import BEGIN, COMMIT, KEEPALIVE, BoolArr
 from penstock.postgres.pgoutput.messages import decode_keepalive
 from penstock.postgres.pgoutput.relations import RelationHistory
 from penstock.postgres.pgoutput.transactions import OpenTransaction, Timeline, check_order, decode_begins, decode_commits
+from penstock.postgres.types.resolver import TypeResolver
 
 PIECE_MESSAGES = 16_384
 """More at once fall out of the processor's caches."""
@@ -49,10 +50,15 @@ class PgOutputDecoder:
     """Decodes protocol version 1 of one replication connection."""
 
     def __init__(
-        self, keys: Mapping[int, tuple[str, ...]] | None = None, max_open_messages: int = 50_000, max_open_bytes: int = 32 << 20
+        self,
+        keys: Mapping[int, tuple[str, ...]] | None = None,
+        types: TypeResolver | None = None,
+        *,
+        max_open_messages: int = 50_000,
+        max_open_bytes: int = 32 << 20,
     ) -> None:
         """`keys` names the primary key columns by table OID; it is asked only for tables with replica identity FULL."""
-        self._relations = RelationHistory(keys or {})
+        self._relations = RelationHistory(keys or {}, types or TypeResolver())
         self._max_open_messages = max_open_messages
         self._max_open_bytes = max_open_bytes
         self._carry = _Carry()

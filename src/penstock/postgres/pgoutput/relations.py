@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from penstock.postgres.pgoutput.framing import RELATION, Frames
 from penstock.postgres.pgoutput.messages import Relation, decode_relation
-from penstock.postgres.types.registry import arrow_type
-from penstock.schema import Column, TableName, TableSchema
+from penstock.postgres.types.resolver import TypeResolver
+from penstock.schema import TableName, TableSchema
 
 Version = tuple[int, TableSchema]
 """The index of the message from which a schema holds, and the schema."""
@@ -21,8 +21,9 @@ BEFORE_ALL = -1
 class RelationHistory:
     """The current schema of every table seen, by OID. Lives as long as a connection: only after a change is a Relation sent again."""
 
-    def __init__(self, keys: Mapping[int, tuple[str, ...]]) -> None:
+    def __init__(self, keys: Mapping[int, tuple[str, ...]], types: TypeResolver) -> None:
         self._keys = keys
+        self._types = types
         self._current: dict[int, TableSchema] = {}
         self._bodies: dict[int, bytes] = {}
 
@@ -43,10 +44,7 @@ class RelationHistory:
         return versions
 
     def _schema(self, relation: Relation) -> TableSchema:
-        columns = tuple(
-            Column(column.name, arrow_type(column.type_oid, column.type_modifier), column.type_oid, column.type_modifier)
-            for column in relation.columns
-        )
+        columns = tuple(self._types.column(column.name, column.type_oid, column.type_modifier) for column in relation.columns)
         return TableSchema(relation.oid, TableName(relation.namespace, relation.name), columns, self._key(relation))
 
     def _key(self, relation: Relation) -> tuple[str, ...]:

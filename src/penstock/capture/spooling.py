@@ -1,4 +1,4 @@
-"""`WalCapture`: follows a replication slot into a spool.
+"""`SpoolCapture`: follows a replication slot into a spool.
 
 It runs as one named daemon thread beside the receive thread of its `ReplicationStream`: take messages, decode them, append the steps of
 the log to the spool, seal segments, confirm. It owns the spool's lock and is its only writer. What it confirms is what every consumer of
@@ -45,7 +45,7 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
-class WalCapture:
+class SpoolCapture:
     """One slot into one spool, in the background between `start` and `stop`."""
 
     def __init__(self, settings: CaptureSettings) -> None:
