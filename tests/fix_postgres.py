@@ -2,17 +2,20 @@
 
 By default the server is embedded: version 18, or the one that PENSTOCK_TEST_PG_VERSION names. PENSTOCK_TEST_PG, the DSN of a superuser on
 any server with wal_level = logical, takes its place.
+
+A test marked `@pytest.mark.versions(14, 18)` runs once on a server of each; on a given server only as far as its version is listed.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -71,8 +74,9 @@ class PostgresServer:
         return [str(row[0]) for row in rows]
 
     def _end_connections(self, database: str) -> None:
-        # The second argument waits for the backend to be gone, up to this many milliseconds.
-        self._admin.execute("SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity WHERE datname = %s", [database])
+        # The second argument, there from 14 on, waits for the backend to be gone, up to this many milliseconds.
+        end = "pg_terminate_backend(pid, 2000)" if self.version >= 14 else "pg_terminate_backend(pid), pg_sleep(0.05)"
+        self._admin.execute(f"SELECT {end} FROM pg_stat_activity WHERE datname = %s".encode(), [database])
 
     def _drop_slot(self, slot: str) -> None:
         # Taken again by a reader that retries, or temporary and gone with its reader: the caller looks again.
@@ -113,13 +117,63 @@ class Database:
         return self._connection
 
 
+class PostgresServers:
+    """The servers of this run, one a version, each started when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._started: dict[int, PostgresServer] = {}
+
+    def get(self, version: int) -> PostgresServer:
+        if version not in self._started:
+            self._started[version] = self._start(version)
+        return self._started[version]
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def _start(self, version: int) -> PostgresServer:
+        given = os.environ.get("PENSTOCK_TEST_PG")
+        if given:
+            server = PostgresServer(lambda database: _url(given, database))
+        else:
+            # Not pytest's own temporary directory: the server may run as another user, which cannot go in there.
+            directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-pg-"))
+            embedded = EmbeddedPostgres(Path(directory) / "data", version, fsync=False)
+            self._stack.callback(embedded.stop, "immediate")
+            embedded.start()
+            server = PostgresServer(embedded.dsn)
+        self._stack.callback(server.close)
+        return server
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    marker = metafunc.definition.get_closest_marker("versions")
+    if marker is None:
+        return
+    if "postgres_version" not in metafunc.fixturenames:
+        raise pytest.UsageError(f"{metafunc.definition.nodeid} is marked with versions, but asks for no server")
+    foreign = os.environ.get("PENSTOCK_TEST_PG")
+    versions = [version for version in marker.args if not foreign or version == _default_version()]
+    metafunc.parametrize("postgres_version", versions, ids=[f"pg{version}" for version in versions], scope="session")
+
+
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
-    # Not pytest's own temporary directory: the server may run as another user, which cannot go in there.
-    with tempfile.TemporaryDirectory(prefix="penstock-pg-") as directory, _dsn_source(Path(directory)) as dsn:
-        server = PostgresServer(dsn)
-        yield server
-        server.close()
+def postgres_version() -> int:
+    """The server's major version; a test marked with `versions` gets each of those in turn."""
+    return _default_version()
+
+
+@pytest.fixture(scope="session")
+def postgres_servers() -> Iterator[PostgresServers]:
+    servers = PostgresServers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture(scope="session")
+def postgres_server(postgres_servers: PostgresServers, postgres_version: int) -> PostgresServer:
+    return postgres_servers.get(postgres_version)
 
 
 @pytest.fixture
@@ -130,24 +184,13 @@ def database(postgres_server: PostgresServer) -> Iterator[Database]:
     postgres_server.drop_database(created.name)
 
 
-def _dsn_source(directory: Path) -> AbstractContextManager[Callable[[str], str]]:
+@functools.cache
+def _default_version() -> int:
     given = os.environ.get("PENSTOCK_TEST_PG")
-    if given:
-        return nullcontext(lambda database: _url(given, database))
-    return _EmbeddedDsn(directory / "data")
-
-
-class _EmbeddedDsn(AbstractContextManager[Callable[[str], str]]):
-    def __init__(self, data_dir: Path) -> None:
-        version = int(os.environ.get("PENSTOCK_TEST_PG_VERSION", "18"))
-        self._server = EmbeddedPostgres(data_dir, version, fsync=False)
-
-    def __enter__(self) -> Callable[[str], str]:
-        self._server.start()
-        return self._server.dsn
-
-    def __exit__(self, *_: object) -> None:
-        self._server.stop("immediate")
+    if not given:
+        return int(os.environ.get("PENSTOCK_TEST_PG_VERSION", "18"))
+    with psycopg.connect(given) as connection:
+        return connection.info.server_version // 10_000
 
 
 def _url(dsn: str, database: str) -> str:

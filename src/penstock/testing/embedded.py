@@ -1,7 +1,8 @@
 """A Postgres server of one's own, for the demo and the tests.
 
-The binaries come from the `embedded` extra; its own launcher only offers a Unix socket, while Penstock reads faster over TCP and wants to
-be measured the way it is used. So this module starts the `postgres` binary itself, on a free port of the loopback address.
+The binaries come from the `embedded` extra, those of other versions from `penstock.testing.binaries`. The extra's own launcher only offers
+a Unix socket, while Penstock reads faster over TCP and wants to be measured the way it is used. So this module starts the `postgres` binary
+itself, on a free port of the loopback address.
 
 The server is a child of this process and does not outlive it: it is stopped by `stop()`, at the end of a `with` block, at interpreter
 exit, and, when the process is killed outright, by a tiny guard that notices its standard input closing.
@@ -24,6 +25,7 @@ from types import ModuleType, TracebackType
 from typing import ClassVar, Literal, Self, TypedDict
 
 from penstock.errors import EnvironmentUnfitError
+from penstock.testing import binaries
 
 StopMode = Literal["fast", "immediate"]
 
@@ -38,6 +40,8 @@ _STATUS_LINE = 7
 
 _GUARD = 'read -r _; read -r now < "$2/postmaster.pid"; [ "$now" = "$1" ] && kill -INT "$1"'
 _PORT_ATTEMPTS = 3
+_BUNDLED = (18, 16)
+"""The versions that the `embedded` extra brings."""
 
 _BASE_SETTINGS: Mapping[str, str] = {
     "wal_level": "logical",
@@ -71,7 +75,7 @@ class EmbeddedPostgres:
     crash of the machine (not of the server).
     """
 
-    VERSIONS: ClassVar[tuple[int, ...]] = (18, 16)
+    VERSIONS: ClassVar[tuple[int, ...]] = tuple(sorted({*_BUNDLED, *binaries.VERSIONS}, reverse=True))
 
     def __init__(
         self,
@@ -286,10 +290,13 @@ def _package() -> ModuleType:
 
 
 def _bin_dir(version: int) -> Path:
-    versions: Mapping[int, Path] = _package().POSTGRES_VERSIONS
-    if version not in versions:
-        raise EnvironmentUnfitError(f"there is no embedded Postgres {version}; there are {', '.join(map(str, versions))}")
-    return versions[version]
+    if version in _BUNDLED:
+        bundled: Mapping[int, Path] = _package().POSTGRES_VERSIONS
+        return bundled[version]
+    if version in binaries.VERSIONS:
+        return binaries.ensure_binaries(version)
+    known = ", ".join(map(str, EmbeddedPostgres.VERSIONS))
+    raise EnvironmentUnfitError(f"there is no embedded Postgres {version}; there are {known}")
 
 
 def _system_identity() -> _Identity | None:
