@@ -46,17 +46,19 @@ class PenstockError(Exception):
 def parse_error(text: str) -> PenstockError | None:
     """Find an error of ours in what Spark made of it: its text, somewhere in a traceback. None if there is none."""
     match = re.search(r"(PEN-\d{4}): (.*)(?:\n  fix: (.*))?", text)
-    cls = _by_code().get(match[1]) if match else None
+    cls = find_error(match[1]) if match else None
     return cls(match[2], hint=match[3]) if match and cls else None
 
 
-def _by_code() -> dict[str, type[PenstockError]]:
+def find_error(code: str) -> type[PenstockError] | None:
+    """The class that has this code."""
+
     def family(cls: type[PenstockError]) -> Iterator[type[PenstockError]]:
         yield cls
         for child in cls.__subclasses__():
             yield from family(child)
 
-    return {cls.code: cls for cls in family(PenstockError)}
+    return next((cls for cls in family(PenstockError) if cls.code == code), None)
 
 
 def _rebuild(cls: type[PenstockError], message: str, hint: str | None) -> PenstockError:
@@ -123,6 +125,27 @@ class PrivilegeError(PenstockError):
 
     code = "PEN-1104"
     recovery = Recovery.OPERATOR
+
+
+class PublicationError(PenstockError):
+    """The publication is missing, or leaves out changes, columns or rows that a mirror needs."""
+
+    code = "PEN-1105"
+    recovery = Recovery.OPERATOR
+
+
+class ServerUnfitError(PenstockError):
+    """The server cannot be captured as it is: too old, read-only, a standby, or without room for another slot or sender."""
+
+    code = "PEN-1106"
+    recovery = Recovery.OPERATOR
+
+
+class LockWaitError(PenstockError):
+    """Another session holds a lock that a change of the publication needs."""
+
+    code = "PEN-1107"
+    recovery = Recovery.RETRY
 
 
 # --- the source: slot and position -------------------------------------------------------------------------------------------
@@ -209,6 +232,12 @@ class UnsupportedTableError(TableError):
     """The table has names that Spark cannot tell apart, or is of a kind that cannot be captured."""
 
     code = "PEN-1404"
+
+
+class ReplicaIdentityError(TableError):
+    """Publishing the table would make the application's own UPDATE and DELETE fail: it has neither a primary key nor another identity."""
+
+    code = "PEN-1405"
 
 
 # --- spool ---------------------------------------------------------------------------------------------------------------------

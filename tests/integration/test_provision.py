@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from penstock.capture.provision import ensure_capture
-from penstock.errors import AuthenticationError, ConnectionLostError, PrivilegeError, SlotBusyError, SlotForeignError
+from penstock.errors import AuthenticationError, ConnectionLostError, PrivilegeError, PublicationError, SlotBusyError, SlotForeignError
 from penstock.position import Position
 from penstock.postgres.catalog import inspect_schema, inspect_tables
 from penstock.postgres.chunks import plan_chunks, read_chunk
@@ -183,10 +183,8 @@ def test_included_columns_are_no_part_of_the_key(database: Database, address: So
 
 def test_a_publication_that_leaves_changes_out_is_refused(database: Database, address: SourceAddress) -> None:
     """P03."""
-    from penstock.errors import SourceError
-
     database.execute("CREATE PUBLICATION pub FOR TABLE orders WITH (publish = 'insert')")
-    with pytest.raises(SourceError) as caught:
+    with pytest.raises(PublicationError) as caught:
         ensure_capture(address, _slot_name(database), "pub", [ORDERS])
     database.execute(caught.value.hint or "")
     ensure_capture(address, _slot_name(database), "pub", [ORDERS])

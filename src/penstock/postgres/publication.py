@@ -1,58 +1,149 @@
 """The publication: what the server puts into the stream.
 
-It must exist before the slot does: pgoutput decides what is published by the catalog as of the change.
+It must exist before the slot does: pgoutput decides what is published by the catalog as of the change. `inspect_publication` and
+`inspect_relations` only look; an `Addition` is the statement that closes a gap, and never waits long for somebody else's lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 from psycopg import sql
 
-from penstock.errors import SourceError
+from penstock.errors import LockWaitError
 from penstock.postgres.connection import Connection, source_errors
 from penstock.postgres.queries import query
 from penstock.schema import TableName
 
+LOCK_SECONDS = 10.0
 
-def ensure_publication(connection: Connection, publication: str, tables: Collection[TableName]) -> list[TableName]:
-    """Create the publication, or add what it lacks. Gives back the tables that were added. Never removes one."""
-    parameters = {"publication": publication}
-    found: Any = connection.execute(query("replication", "publication"), parameters).fetchone()
-    if found is None:
-        _run(connection, _create(publication, tables), f"creating publication {publication}")
-        return sorted(tables)
-    _check(publication, *found)
-    rows: list[Any] = connection.execute(query("replication", "published_tables"), parameters).fetchall()
-    missing = sorted(set(tables) - {TableName(schema, name) for schema, name in rows})
-    if missing:
-        statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(publication), _list(missing))
-        _run(connection, statement, f"adding tables to publication {publication}")
-    return missing
+OPERATIONS = ("insert", "update", "delete", "truncate")
 
 
-def _check(publication: str, is_complete: bool, via_root: bool) -> None:
-    """A publication made by somebody else must not leave changes out."""
-    options = [] if is_complete else ["publish = 'insert, update, delete, truncate'"]
-    options += [] if via_root else ["publish_via_partition_root = true"]
-    if options:
-        raise SourceError(
-            f"publication {publication} leaves out changes that a mirror needs",
-            hint=f"ALTER PUBLICATION {publication} SET ({', '.join(options)})",
-        )
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """A row of pg_publication. `is_ours` means that this role may alter it."""
+
+    oid: int
+    all_tables: bool
+    insert: bool
+    update: bool
+    delete: bool
+    truncate: bool
+    via_root: bool
+    owner: str
+    is_ours: bool
+
+    @property
+    def omitted(self) -> tuple[str, ...]:
+        """The operations that it leaves out."""
+        return tuple(operation for operation in OPERATIONS if not getattr(self, operation))
 
 
-def _create(publication: str, tables: Collection[TableName]) -> sql.Composed:
-    return sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
-        sql.Identifier(publication), _list(sorted(tables))
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table that somebody asks for, beside one publication. `oid` and all after it are None or false if there is no such relation."""
+
+    name: TableName
+    oid: int | None
+    kind: str | None
+    persistence: str | None
+    root: TableName | None
+    """Of a partition: the table that it is a part of."""
+    is_published: bool
+    has_identity: bool
+    """Whether UPDATE and DELETE go on working once it is published; of a partitioned table, in every partition."""
+    apart: tuple[str, ...]
+    """Partitions whose changes never enter the log: unlogged or foreign ones."""
+    has_column_list: bool
+    has_row_filter: bool
+    owner: str | None
+    is_ours: bool
+    is_reachable: bool
+    """Whether the role may use the schema."""
+
+
+def inspect_publication(connection: Connection, name: str) -> Publication | None:
+    row: Any = connection.execute(query("publication", "publication"), {"publication": name}).fetchone()
+    return None if row is None else Publication(*row)
+
+
+def inspect_relations(connection: Connection, publication: str, tables: Iterable[TableName]) -> list[Relation]:
+    """All `tables` in name order, in one statement however many there are."""
+    wanted = sorted(set(tables))
+    parameters = {
+        "publication": publication,
+        "schemas": [table.schema for table in wanted],
+        "names": [table.name for table in wanted],
+    }
+    rows: list[Any] = connection.execute(query("publication", "relations"), parameters).fetchall()
+    return [_relation(row) for row in rows]
+
+
+def _relation(row: Any) -> Relation:
+    schema, name, oid, kind, persistence, root_schema, root_name, published, identified, apart, columns, rows, owner, ours, usable = row
+    return Relation(
+        TableName(schema, name),
+        oid,
+        kind,
+        persistence,
+        None if root_schema is None else TableName(root_schema, root_name),
+        bool(published),
+        identified,
+        tuple(apart or ()),
+        bool(columns),
+        bool(rows),
+        owner,
+        bool(ours),
+        bool(usable),
     )
 
 
-def _list(tables: Collection[TableName]) -> sql.Composed:
-    return sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name)) for table in tables)
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """The one statement that makes a publication hold further tables, and creates it first if need be."""
+
+    publication: str
+    statement: sql.Composed
+    oids: tuple[int, ...]
+    """The relations that it locks."""
+
+    @classmethod
+    def plan(cls, publication: str, missing: Collection[Relation], *, exists: bool) -> Addition:
+        name, tables = sql.Identifier(publication), _list(relation.name for relation in missing)
+        if exists:
+            statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, tables)
+        else:
+            statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(name, tables)
+        return cls(publication, statement, tuple(relation.oid for relation in missing if relation.oid is not None))
+
+    @property
+    def text(self) -> str:
+        """To be pasted."""
+        return f"{self.statement.as_string()};"
+
+    def run(self, connection: Connection, *, keep: bool = True) -> None:
+        """Run it, and give up if a relation stays locked: an application must not queue up behind us. Without `keep` it is only tried."""
+        doing = f"adding tables to publication {self.publication}"
+        with source_errors(doing):
+            try:
+                with connection.transaction(force_rollback=not keep):
+                    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{LOCK_SECONDS:.0f}s")))
+                    connection.execute(self.statement)
+            except psycopg.errors.LockNotAvailable as error:
+                raise self._lock_wait(connection, doing) from error
+
+    def _lock_wait(self, connection: Connection, doing: str) -> LockWaitError:
+        rows: list[Any] = connection.execute(query("publication", "lock_holders"), {"oids": list(self.oids)}).fetchall()
+        who = " and ".join(f"process {pid} ({application or user}, {state})" for pid, user, application, state in rows) or "another session"
+        return LockWaitError(
+            f"{doing}: {who} has held a lock on a table for more than {LOCK_SECONDS:.0f} seconds",
+            hint=" ".join(f"SELECT pg_terminate_backend({pid});" for pid, *_ in rows) or None,
+        )
 
 
-def _run(connection: Connection, statement: sql.Composed, doing: str) -> None:
-    with source_errors(doing):
-        connection.execute(statement)
+def _list(tables: Iterable[TableName]) -> sql.Composed:
+    return sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name)) for table in sorted(tables))

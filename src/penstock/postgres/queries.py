@@ -7,6 +7,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, LiteralString
 
+from psycopg import sql
+
 _NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 
 
@@ -21,3 +23,8 @@ def query(file: str, name: str) -> LiteralString:
     """The statement called `name` in `sql/<file>.sql`. It ships with the package, so it is as literal as code."""
     statement: Any = _load(f"{file}.sql")[name]
     return statement  # type: ignore[no-any-return]
+
+
+def identifier(*parts: str) -> str:
+    """A name as SQL must have it, for statements that people paste."""
+    return sql.Identifier(*parts).as_string()

@@ -1,4 +1,4 @@
--- The publication, the slot and the server's place in its log.
+-- The slot and the server's place in its log.
 
 -- name: server
 SELECT current_setting('wal_level'), current_setting('server_version_num')::int,
@@ -13,11 +13,3 @@ SELECT s.slot_name, s.plugin, s.slot_type, s.database, s.active_pid, s.restart_l
        s.safe_wal_size, s.temporary
 FROM pg_catalog.pg_replication_slots s
 WHERE s.slot_name = %(slot)s
-
--- name: publication
-SELECT p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate, p.pubviaroot
-FROM pg_catalog.pg_publication p
-WHERE p.pubname = %(publication)s
-
--- name: published_tables
-SELECT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t WHERE t.pubname = %(publication)s

@@ -1,0 +1,158 @@
+"""Why a table's changes would not arrive, or not whole: each reason as a `Blocker`, with the statements that mend it.
+
+Pure: from what was observed at the source to a list. Three kinds, in this order: what a publication leaves out, what a relation cannot do,
+what the role may not do. The last only counts when there is something to create.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from penstock.contracts.provisioning import Blocker
+from penstock.errors import (
+    NoTablesError,
+    PrivilegeError,
+    PublicationError,
+    ReplicaIdentityError,
+    ServerUnfitError,
+    UnsupportedTableError,
+)
+from penstock.postgres.privileges import Role
+from penstock.postgres.publication import OPERATIONS, Publication, Relation
+from penstock.postgres.queries import identifier
+from penstock.schema import TableName
+
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a composite type", "i": "an index"}
+
+
+def kind_of(relation: Relation) -> str | None:
+    """What the relation is, if it is something that never enters the log; None for a table that can be captured."""
+    if relation.kind not in ("r", "p"):
+        return _KINDS.get(relation.kind or "", "no table")
+    return {"u": "unlogged", "t": "temporary"}.get(relation.persistence or "")
+
+
+def publication_blockers(name: str, publication: Publication | None, relations: Sequence[Relation]) -> Iterator[Blocker]:
+    """What an existing publication leaves out."""
+    if publication is None:
+        return
+    own = identifier(name)
+    if publication.omitted:
+        yield Blocker(
+            PublicationError.code,
+            f"publication {name} leaves out {' and '.join(publication.omitted)}",
+            f"ALTER PUBLICATION {own} SET (publish = '{', '.join(OPERATIONS)}');",
+        )
+    partitioned = _names(relation for relation in relations if relation.kind == "p")
+    if partitioned and not publication.via_root:
+        yield Blocker(
+            PublicationError.code,
+            f"publication {name} sends changes of partitioned tables under the names of their partitions",
+            f"ALTER PUBLICATION {own} SET (publish_via_partition_root = true);",
+            partitioned,
+        )
+    for relation in relations:
+        if relation.has_column_list or relation.has_row_filter:
+            limits = [text for text, has in (("columns", relation.has_column_list), ("rows", relation.has_row_filter)) if has]
+            table = table_sql(relation.name)
+            yield Blocker(
+                PublicationError.code,
+                f"publication {name} holds only some {' and '.join(limits)} of table {relation.name}",
+                f"BEGIN; ALTER PUBLICATION {own} DROP TABLE ONLY {table}; ALTER PUBLICATION {own} ADD TABLE ONLY {table}; COMMIT;",
+                (relation.name,),
+            )
+
+
+def relation_blockers(publication: Publication | None, relations: Iterable[Relation]) -> Iterator[Blocker]:
+    """What a relation cannot do, or what publishing it would break."""
+    for relation in relations:
+        yield from _relation_blockers(publication, relation)
+
+
+def _relation_blockers(publication: Publication | None, relation: Relation) -> Iterator[Blocker]:
+    name, table = relation.name, table_sql(relation.name)
+    if relation.oid is None:
+        yield Blocker(NoTablesError.code, f"there is no table {name} in the source", "check the name; case counts", (name,))
+        return
+    kind = kind_of(relation)
+    if kind is not None:
+        remedy = f"ALTER TABLE {table} SET LOGGED;" if kind == "unlogged" else "capture the tables that its rows come from"
+        yield Blocker(UnsupportedTableError.code, f"{name} is {kind}: its changes do not enter the log", remedy, (name,))
+        return
+    if relation.root is not None and not relation.is_published and (publication is None or publication.via_root):
+        yield Blocker(
+            UnsupportedTableError.code,
+            f"{name} is a partition of {relation.root}, and its changes arrive under that name",
+            f"ask for {relation.root} instead",
+            (name,),
+        )
+    for partition in relation.apart:
+        yield Blocker(
+            UnsupportedTableError.code,
+            f"partition {partition} of table {name} is unlogged or foreign: its changes do not enter the log",
+            f"ALTER TABLE {partition} SET LOGGED; or, if it is foreign: ALTER TABLE {table} DETACH PARTITION {partition};",
+            (name,),
+        )
+    if not relation.has_identity and not relation.is_published and (publication is None or publication.update or publication.delete):
+        yield Blocker(
+            ReplicaIdentityError.code,
+            f"table {name} has neither a primary key nor another replica identity: once published, UPDATE and DELETE on it would fail",
+            f"ALTER TABLE {table} ADD PRIMARY KEY (…); or else: ALTER TABLE {table} REPLICA IDENTITY FULL;",
+            (name,),
+        )
+
+
+def role_blockers(name: str, publication: Publication | None, missing: Sequence[Relation], role: Role, statement: str) -> Iterator[Blocker]:
+    """What the role may not do that the gap needs. `statement` is what closes the gap."""
+    if role.is_on_standby:
+        yield Blocker(ServerUnfitError.code, "the server is a standby, on which nothing can be created", f"on the primary: {statement}")
+        return
+    if publication is not None and publication.all_tables:
+        names = _names(missing)
+        what = f"publication {name} is FOR ALL TABLES, and does not hold {', '.join(map(str, names))}"
+        yield Blocker(PublicationError.code, what, "use another publication", names)
+        return
+    if role.is_read_only:
+        yield Blocker(
+            ServerUnfitError.code,
+            f"transactions of role {role.name} are read-only",
+            f"ALTER ROLE {role.identifier} SET default_transaction_read_only = off; or, as another role: {statement}",
+        )
+    if publication is None and not role.may_create:
+        what = f"role {role.name} may not create publications in database {role.database}"
+        yield Blocker(PrivilegeError.code, what, role.creation_grant())
+    if publication is not None and not publication.is_ours:
+        yield Blocker(
+            PrivilegeError.code,
+            f"publication {name} belongs to {publication.owner}, and only its owner may add tables to it",
+            f"as {publication.owner}: {statement}",
+        )
+    yield from _table_rights(missing, role)
+
+
+def _table_rights(missing: Sequence[Relation], role: Role) -> Iterator[Blocker]:
+    unreachable = sorted({relation.name.schema for relation in missing if relation.oid is not None and not relation.is_reachable})
+    for schema in unreachable:
+        yield Blocker(
+            PrivilegeError.code,
+            f"role {role.name} may not use schema {schema}",
+            f"GRANT USAGE ON SCHEMA {identifier(schema)} TO {role.identifier};",
+            _names(relation for relation in missing if relation.name.schema == schema),
+        )
+    for relation in missing:
+        if relation.oid is not None and not relation.is_ours:
+            owner = identifier(relation.owner or "")
+            yield Blocker(
+                PrivilegeError.code,
+                f"table {relation.name} belongs to {relation.owner}, and only its owner may publish it",
+                f"GRANT {owner} TO {role.identifier}; or: ALTER TABLE {table_sql(relation.name)} OWNER TO {role.identifier};",
+                (relation.name,),
+            )
+
+
+def table_sql(table: TableName) -> str:
+    return identifier(table.schema, table.name)
+
+
+def _names(relations: Iterable[Relation]) -> tuple[TableName, ...]:
+    return tuple(relation.name for relation in relations)

@@ -1,0 +1,43 @@
+-- What the role that we connect as may do.
+
+-- name: role
+SELECT r.rolname::text, r.rolsuper, r.rolreplication, r.rolbypassrls,
+       pg_catalog.current_database()::text, pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
+       pg_catalog.current_setting('transaction_read_only')::boolean, pg_catalog.pg_is_in_recovery(),
+       ARRAY(
+         SELECT g.rolname::text
+         FROM pg_catalog.pg_roles g
+         WHERE g.rolname IN ('rds_superuser', 'rds_replication', 'azure_pg_admin', 'cloudsqlsuperuser')
+         ORDER BY 1
+       ),
+       ARRAY(
+         SELECT g.rolname::text
+         FROM pg_catalog.pg_roles g
+         WHERE g.rolname IN ('rds_superuser', 'rds_replication', 'azure_pg_admin', 'cloudsqlsuperuser')
+           AND pg_catalog.pg_has_role(g.oid, 'USAGE')
+         ORDER BY 1
+       )
+FROM pg_catalog.pg_roles r
+WHERE r.rolname = current_user
+
+-- name: unreadable
+-- Of some tables, those that this role cannot read whole, and why: the schema, the table, single columns, or policies on rows.
+SELECT n.nspname, c.relname,
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
+       pg_catalog.has_table_privilege(c.oid, 'SELECT'),
+       ARRAY(
+         SELECT a.attname::text
+         FROM pg_catalog.pg_attribute a
+         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')
+         ORDER BY a.attnum
+       ),
+       pg_catalog.row_security_active(c.oid)
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%(oids)s::oid[])
+  AND (
+    NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+    OR NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')
+    OR pg_catalog.row_security_active(c.oid)
+  )
+ORDER BY 1, 2

@@ -1,0 +1,66 @@
+-- Publications and what they hold. A column of the catalog that only newer servers have is read through to_jsonb, so that one statement
+-- serves them all.
+
+-- name: publication
+SELECT p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
+       pg_catalog.pg_get_userbyid(p.pubowner), pg_catalog.pg_has_role(p.pubowner, 'USAGE')
+FROM pg_catalog.pg_publication p
+WHERE p.pubname = %(publication)s
+
+-- name: relations
+-- What is asked for, each with what decides whether the publication holds it, could hold it, and may be made to by this role. A partitioned
+-- table is published under its own name, or else leaf by leaf. UPDATE fails on a leaf without identity, whatever its root has.
+WITH published AS MATERIALIZED (
+  SELECT c.oid
+  FROM pg_catalog.pg_publication_tables t
+  JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+  WHERE t.pubname = %(publication)s
+)
+SELECT r.nspname, r.relname, c.oid, c.relkind::text, c.relpersistence::text,
+       CASE WHEN c.relispartition THEN root.nspname END, CASE WHEN c.relispartition THEN root.relname END,
+       c.oid IN (SELECT oid FROM published) OR pr.oid IS NOT NULL AND c.relkind = 'p' OR COALESCE(leaves.published, false),
+       COALESCE(leaves.identified, false),
+       leaves.apart,
+       pg_catalog.to_jsonb(pr) -> 'prattrs' <> 'null',
+       pg_catalog.to_jsonb(pr) -> 'prqual' <> 'null',
+       pg_catalog.pg_get_userbyid(c.relowner), pg_catalog.pg_has_role(c.relowner, 'USAGE'),
+       pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+FROM ROWS FROM (pg_catalog.unnest(%(schemas)s::text[]), pg_catalog.unnest(%(names)s::text[])) AS r (nspname, relname)
+LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
+LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname
+LEFT JOIN pg_catalog.pg_publication_rel pr
+  ON pr.prrelid = c.oid AND pr.prpubid = (SELECT p.oid FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s)
+LEFT JOIN LATERAL (
+  SELECT rn.nspname, rc.relname
+  FROM pg_catalog.pg_class rc
+  JOIN pg_catalog.pg_namespace rn ON rn.oid = rc.relnamespace
+  WHERE c.relispartition AND rc.oid = pg_catalog.pg_partition_root(c.oid)
+) root ON true
+LEFT JOIN LATERAL (
+  SELECT pg_catalog.bool_and(l.oid IN (SELECT oid FROM published)) AS published,
+         pg_catalog.array_agg(l.oid::pg_catalog.regclass::text) FILTER (WHERE l.relkind <> 'r' OR l.relpersistence <> 'p') AS apart,
+         pg_catalog.bool_and(CASE l.relreplident WHEN 'f' THEN true WHEN 'n' THEN false ELSE EXISTS (
+           SELECT 1
+           FROM pg_catalog.pg_index i
+           WHERE i.indrelid = l.oid AND i.indisvalid AND i.indimmediate
+             AND CASE l.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+         ) END) AS identified
+  FROM (
+    SELECT c.oid WHERE c.relkind = 'r'
+    UNION ALL
+    SELECT t.relid FROM pg_catalog.pg_partition_tree(CASE WHEN c.relkind = 'p' THEN c.oid END) t WHERE t.isleaf AND t.relid <> c.oid
+  ) leaf
+  JOIN pg_catalog.pg_class l ON l.oid = leaf.oid
+) leaves ON true
+ORDER BY r.nspname, r.relname
+
+-- name: lock_holders
+SELECT DISTINCT a.pid, a.usename::text, a.application_name, a.state
+FROM pg_catalog.pg_locks l
+JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+WHERE l.granted AND l.pid <> pg_catalog.pg_backend_pid()
+  AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+  AND l.relation = ANY (%(oids)s::oid[])
+  AND l.mode IN ('ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+ORDER BY a.pid

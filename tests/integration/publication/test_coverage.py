@@ -1,0 +1,248 @@
+"""`inspect_coverage` and `ensure_coverage`: what is streamed, what is missing, and what is in the way."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from penstock.capture.provision import ensure_coverage, inspect_coverage
+from penstock.contracts.provisioning import CoverageReport
+from penstock.errors import LockWaitError
+from penstock.postgres import publication as publication_module
+from penstock.postgres.connection import SourceAddress
+from penstock.schema import TableName
+from tests.fix_postgres import Database
+from tests.integration.publication.conftest import Roles
+
+ORDERS = TableName("public", "orders")
+ITEMS = TableName("public", "items")
+
+
+def published(database: Database) -> list[tuple[str, str]]:
+    return database.query("SELECT schemaname::text, tablename::text FROM pg_publication_tables ORDER BY 1, 2")
+
+
+def codes(report: CoverageReport) -> list[str]:
+    return [blocker.code for blocker in report.blockers]
+
+
+def mend(database: Database, report: CoverageReport) -> None:
+    """Paste every remedy, as a person would. Alternatives are separated by `or`: the last one is taken."""
+    for blocker in report.blockers:
+        database.execute(blocker.remedy.rpartition("or: ")[2].rpartition("or else: ")[2])
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, v text); CREATE TABLE items (id int PRIMARY KEY)")
+    return database
+
+
+def test_P01_inspecting_never_changes_anything_and_says_what_would_be_done(shop: Database, address: SourceAddress) -> None:
+    report = inspect_coverage(address, "pub", {ORDERS, ITEMS})
+    assert (report.satisfied, report.manageable, report.blockers) == (False, True, ())
+    assert report.missing == {ORDERS, ITEMS}
+    assert not report.present
+    assert shop.query("SELECT 1 FROM pg_publication") == []
+    shop.execute(report.remediation[0])
+    assert inspect_coverage(address, "pub", {ORDERS, ITEMS}).satisfied
+
+
+def test_P01_ensuring_reports_what_it_saw_before_it_acted(shop: Database, address: SourceAddress) -> None:
+    first = ensure_coverage(address, "pub", {ORDERS}, manage=True)
+    assert (first.satisfied, first.manageable) == (False, True)
+    assert first.missing == {ORDERS}
+    again = ensure_coverage(address, "pub", {ORDERS}, manage=True)
+    assert (again.satisfied, again.missing, again.remediation) == (True, frozenset(), ())
+    assert again.present == {ORDERS}
+    more = ensure_coverage(address, "pub", {ORDERS, ITEMS}, manage=True)
+    assert more.present == {ORDERS}
+    assert more.missing == {ITEMS}
+    assert published(shop) == [("public", "items"), ("public", "orders")]
+
+
+def test_P01_a_gap_that_is_not_ours_to_manage_is_left(shop: Database, address: SourceAddress) -> None:
+    report = ensure_coverage(address, "pub", {ORDERS}, manage=False)
+    assert (report.satisfied, report.manageable) == (False, True)
+    assert published(shop) == []
+
+
+def test_P02_a_publication_for_all_tables_satisfies_any_filter(shop: Database, address: SourceAddress) -> None:
+    shop.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    assert ensure_coverage(address, "pub", {ORDERS}, manage=True).satisfied
+
+
+def test_P06_tables_of_a_schema_and_tables_in_several_publications(shop: Database, address: SourceAddress) -> None:
+    shop.execute("CREATE SCHEMA other; CREATE TABLE other.t (id int PRIMARY KEY)")
+    shop.execute("CREATE PUBLICATION pub FOR TABLES IN SCHEMA other; CREATE PUBLICATION another FOR TABLE orders, other.t")
+    report = ensure_coverage(address, "pub", {ORDERS, TableName("other", "t")}, manage=True)
+    assert report.present == {TableName("other", "t")}
+    assert report.missing == {ORDERS}
+    assert inspect_coverage(address, "pub", {ORDERS, TableName("other", "t")}).satisfied
+
+
+def test_P02_what_was_published_before_stays_published(shop: Database, address: SourceAddress) -> None:
+    shop.execute("CREATE PUBLICATION pub FOR TABLE items")
+    ensure_coverage(address, "pub", {ORDERS}, manage=True)
+    assert published(shop) == [("public", "items"), ("public", "orders")]
+
+
+@pytest.mark.parametrize("publish", ["insert", "insert, update, delete", "", "update"])
+def test_P03_a_publication_that_leaves_operations_out_is_a_blocker(shop: Database, address: SourceAddress, publish: str) -> None:
+    shop.execute(f"CREATE PUBLICATION pub FOR TABLE orders WITH (publish = '{publish}')")
+    report = ensure_coverage(address, "pub", {ORDERS, ITEMS}, manage=True)
+    assert (report.satisfied, report.manageable, codes(report)) == (False, False, ["PEN-1105"])
+    assert "truncate" in report.blockers[0].what
+    assert published(shop) == [("public", "orders")]
+    mend(shop, report)
+    assert ensure_coverage(address, "pub", {ORDERS, ITEMS}, manage=True).manageable
+
+
+def test_P04_partitioned_tables_need_publish_via_partition_root(shop: Database, address: SourceAddress) -> None:
+    shop.execute("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    shop.execute("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10)")
+    parted = TableName("public", "parted")
+    shop.execute("CREATE PUBLICATION pub FOR TABLE orders, parted")
+    assert inspect_coverage(address, "pub", {ORDERS}).satisfied
+    report = inspect_coverage(address, "pub", {ORDERS, parted})
+    assert (report.satisfied, report.missing, codes(report)) == (False, frozenset(), ["PEN-1105"])
+    assert report.blockers[0].tables == (parted,)
+    mend(shop, report)
+    assert inspect_coverage(address, "pub", {ORDERS, parted}).satisfied
+    part = inspect_coverage(address, "pub", {TableName("public", "part")})
+    assert "public.parted" in part.blockers[0].what
+
+
+def test_P05_column_lists_and_row_filters_are_blockers(shop: Database, address: SourceAddress) -> None:
+    shop.execute("CREATE PUBLICATION pub FOR TABLE orders (id), items WHERE (id > 5)")
+    report = inspect_coverage(address, "pub", {ORDERS, ITEMS})
+    assert [(blocker.tables, "only some" in blocker.what) for blocker in report.blockers] == [((ITEMS,), True), ((ORDERS,), True)]
+    mend(shop, report)
+    assert inspect_coverage(address, "pub", {ORDERS, ITEMS}).satisfied
+
+
+def test_R04_a_table_whose_updates_would_fail_once_published_is_refused(shop: Database, address: SourceAddress) -> None:
+    shop.execute("CREATE TABLE keyless (id int, v int); INSERT INTO keyless VALUES (1, 1)")
+    shop.execute("CREATE TABLE deferred (id int PRIMARY KEY DEFERRABLE); INSERT INTO deferred VALUES (1)")
+    shop.execute("CREATE TABLE nothing (id int PRIMARY KEY); ALTER TABLE nothing REPLICA IDENTITY NOTHING; INSERT INTO nothing VALUES (1)")
+    shop.execute("CREATE TABLE parted (id int) PARTITION BY RANGE (id); ALTER TABLE parted REPLICA IDENTITY FULL")
+    shop.execute("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10); INSERT INTO parted VALUES (1)")
+    names = ("keyless", "deferred", "nothing", "parted")
+    required = {TableName("public", name) for name in names}
+    report = ensure_coverage(address, "pub", required | {ORDERS}, manage=True)
+    assert codes(report) == ["PEN-1405"] * 4
+    for blocker in report.blockers:
+        assert "ADD PRIMARY KEY" in blocker.remedy
+        assert "REPLICA IDENTITY FULL" in blocker.remedy
+    for name in names:
+        shop.execute(f"UPDATE {name} SET id = id + 1; DELETE FROM {name} WHERE id = 3")
+    # The claim itself: publishing them does break the application.
+    shop.execute("CREATE PUBLICATION broken FOR TABLE keyless, deferred, nothing, parted")
+    for name in names:
+        with pytest.raises(Exception, match="does not have a replica identity"):
+            shop.execute(f"UPDATE {name} SET id = id + 1")
+    shop.execute("DROP PUBLICATION broken")
+    for table in ("keyless", "deferred", "nothing", "part"):
+        shop.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+    assert ensure_coverage(address, "pub", required | {ORDERS}, manage=True).manageable
+    for name in names:
+        shop.execute(f"UPDATE {name} SET id = id + 1")
+
+
+def test_R18_what_never_enters_the_log_is_named_with_the_reason(shop: Database, address: SourceAddress) -> None:
+    shop.execute("CREATE VIEW seen AS SELECT * FROM orders; CREATE MATERIALIZED VIEW kept AS SELECT * FROM orders")
+    shop.execute("CREATE UNLOGGED TABLE fast (id int PRIMARY KEY); CREATE SEQUENCE numbers")
+    shop.execute("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    shop.execute("CREATE UNLOGGED TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10)")
+    names = ("absent", "fast", "kept", "numbers", "parted", "seen")
+    report = inspect_coverage(address, "pub", {TableName("public", name) for name in names})
+    reasons = {blocker.tables[0].name: blocker.what for blocker in report.blockers}
+    words = ("no table", "unlogged", "a materialized view", "a sequence", "partition public.part", "a view")
+    assert {name: word in reasons[name] for name, word in zip(names, words, strict=True)} == dict.fromkeys(names, True)
+    shop.execute(next(blocker.remedy for blocker in report.blockers if blocker.tables[0].name == "fast"))
+    assert ensure_coverage(address, "pub", {TableName("public", "fast")}, manage=True).manageable
+
+
+def test_R18_an_inheritance_child_is_a_table_of_its_own(shop: Database, address: SourceAddress) -> None:
+    shop.execute("CREATE TABLE child (PRIMARY KEY (id)) INHERITS (orders)")
+    ensure_coverage(address, "pub", {ORDERS}, manage=True)
+    assert published(shop) == [("public", "orders")]
+    assert inspect_coverage(address, "pub", {TableName("public", "child")}).missing
+
+
+def test_R17_names_are_compared_as_they_are(shop: Database, address: SourceAddress) -> None:
+    names = ['odd "name"', "a_c", "abc", "A_C", "per%cent", "back\\slash", " blank ", "dot.ted", "semi;colon"]
+    for name in names:
+        quoted = name.replace('"', '""')
+        shop.execute(f'CREATE TABLE "{quoted}" (id int PRIMARY KEY)')
+    ensure_coverage(address, 'pub "x"', {TableName("public", "a_c")}, manage=True)
+    assert published(shop) == [("public", "a_c")]
+    required = {TableName("public", name) for name in names}
+    report = ensure_coverage(address, 'pub "x"', required, manage=True)
+    assert report.missing == required - {TableName("public", "a_c")}
+    assert inspect_coverage(address, 'pub "x"', required).satisfied
+
+
+def test_P01_a_locked_table_is_waited_for_only_so_long_and_its_holder_is_named(
+    shop: Database, address: SourceAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publication_module, "LOCK_SECONDS", 1.0)
+    holder = shop.connect()
+    holder.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+    try:
+        with pytest.raises(LockWaitError, match=f"process {holder.info.backend_pid} ") as caught:
+            ensure_coverage(address, "pub", {ORDERS, ITEMS}, manage=True)
+        assert f"pg_terminate_backend({holder.info.backend_pid})" in (caught.value.hint or "")
+        assert published(shop) == []
+        threading.Timer(0.3, holder.rollback).start()
+        ensure_coverage(address, "pub", {ORDERS, ITEMS}, manage=True)
+    finally:
+        holder.close()
+    assert len(published(shop)) == 2
+
+
+# --- who may do what ----------------------------------------------------------------------------------------------------------
+
+
+def test_C04_every_right_that_is_missing_is_named_with_its_grant(shop: Database, roles: Roles) -> None:
+    owner, plain = roles.create("owner"), roles.create("plain", "REPLICATION")
+    shop.execute(f"CREATE SCHEMA shut; CREATE TABLE shut.t (id int PRIMARY KEY); ALTER TABLE orders OWNER TO {owner}")
+    shop.execute(f"ALTER TABLE shut.t OWNER TO {owner}; REVOKE CREATE ON DATABASE {shop.name} FROM PUBLIC")
+    required = {ORDERS, TableName("shut", "t")}
+    address = roles.address(plain)
+    report = ensure_coverage(address, "pub", required, manage=True)
+    assert (report.satisfied, report.manageable) == (False, False)
+    assert set(codes(report)) == {"PEN-1104"}
+    text = " ".join(blocker.what for blocker in report.blockers)
+    assert all(part in text for part in ("may not create publications", "may not use schema shut", f"public.orders belongs to {owner}"))
+    for blocker in report.blockers:
+        shop.execute(blocker.remedy.partition(" or: ")[0])
+    assert ensure_coverage(address, "pub", required, manage=True).manageable
+    assert inspect_coverage(address, "pub", required).satisfied
+
+
+def test_C04_the_owner_of_the_tables_needs_no_superuser(shop: Database, roles: Roles) -> None:
+    owner = roles.create("owner")
+    shop.execute(f"ALTER TABLE orders OWNER TO {owner}; GRANT CREATE ON DATABASE {shop.name} TO {owner}")
+    assert ensure_coverage(roles.address(owner), "pub", {ORDERS}, manage=True).manageable
+    assert published(shop) == [("public", "orders")]
+
+
+def test_C04_a_role_that_may_only_read_needs_nothing_more_when_all_is_there(shop: Database, roles: Roles) -> None:
+    plain = roles.create("plain")
+    shop.execute("CREATE PUBLICATION pub FOR TABLE orders")
+    report = ensure_coverage(roles.address(plain), "pub", {ORDERS}, manage=True)
+    assert report.satisfied
+    lacking = ensure_coverage(roles.address(plain), "pub", {ORDERS, ITEMS}, manage=True)
+    assert not lacking.manageable
+    assert any("belongs to postgres" in blocker.what and "ALTER PUBLICATION" in blocker.remedy for blocker in lacking.blockers)
+
+
+def test_C09_a_read_only_role_is_told_so_before_anything_is_tried(shop: Database, roles: Roles) -> None:
+    reader = roles.create("reader", "SUPERUSER")
+    shop.execute(f"ALTER ROLE {reader} SET default_transaction_read_only = on")
+    report = ensure_coverage(roles.address(reader), "pub", {ORDERS}, manage=True)
+    assert codes(report) == ["PEN-1106"]
+    shop.execute(report.blockers[0].remedy.partition(" or, ")[0])
+    assert ensure_coverage(roles.address(reader), "pub", {ORDERS}, manage=True).manageable
