@@ -136,7 +136,7 @@ class Oracle:
         reader.finish()
         new = [old if value is Absent.UNCHANGED and isinstance(old, bytes) else value for old, value in zip(first, second, strict=True)]
         keys = [at for at, column in enumerate(table.columns) if column.name in table.key]
-        if any(first[at] != new[at] for at in keys):
+        if not keys or any(first[at] != new[at] for at in keys):
             return [
                 self._row(table, ChangeType.DELETE, 0, _key_only(table, first)),
                 replace(self._row(table, ChangeType.INSERT, 1, new), is_move=True),

@@ -17,7 +17,10 @@ from penstock.schema import TableSchema
 
 
 class ChangeType(StrEnum):
-    """The values of `_change_type`. A primary key change is a `delete` of the old key, then an `insert` of the new one."""
+    """The values of `_change_type`. A primary key change is a `delete` of the old key, then an `insert` of the new one.
+
+    So is every update of a table without key whose old rows travel (replica identity FULL): a `delete` of the old row, an `insert` of the new.
+    """
 
     INSERT = "insert"
     UPDATE_PREIMAGE = "update_preimage"
@@ -66,7 +69,7 @@ class ChangeCounts:
     deletes: int = 0
     truncates: int = 0
     moves: int = 0
-    """Key changes; each is also one delete and one insert."""
+    """Key changes, and updates of rows without key; each is also one delete and one insert."""
     unchanged: int = 0
     """Rows that name at least one column in `_unchanged`."""
 

@@ -71,6 +71,18 @@ def test_R02_under_full_identity_the_key_is_the_catalogs() -> None:
     assert rows(decode_changes(FULL, gone)) == [("delete", 0, 1, "a", "x", None)]
 
 
+def test_R05_without_a_key_an_update_is_the_old_row_out_and_the_new_row_in() -> None:
+    same = [b"1", b"a", b"big"]
+    step = decode_changes(FULL, update(8, [b"1", b"b", UNCHANGED], same, b"O"), update(8, same, same, b"O"))
+    assert rows(step) == [
+        ("delete", 0, 1, "a", "big", None),
+        ("insert", 1, 1, "b", "big", None),
+        ("delete", 2, 1, "a", "big", None),
+        ("insert", 3, 1, "a", "big", None),
+    ]
+    assert (step.batches[0].counts.moves, step.batches[0].counts.updates) == (2, 0)
+
+
 def test_R06_a_key_change_is_a_delete_and_an_insert_with_the_toast_filled() -> None:
     table = Table(7, "t", (TableColumn("id", 23, is_key=True), TableColumn("name", is_key=True), TableColumn("body")))
     step = decode_changes(table, update(7, [b"2", UNCHANGED, b"x"], [b"1", b"long", None]), insert(7, [b"3", b"", None]))

@@ -1,7 +1,8 @@
 """The rows of one table's batch: what each change shows, and the metadata columns beside it.
 
 An update that carries its old key is compared with it: the same key gives `update_postimage`, another one a `delete` of the old key and an
-`insert` of the new. A delete shows its key alone, or the whole old row where no key is known.
+`insert` of the new. A delete shows its key alone, or the whole old row where no key is known: there the row itself is what tells it apart,
+so an update that carries the old row is a `delete` of that and an `insert` of the new one, of which each stands for just one duplicate.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _plan(buffer: pa.Buffer, table: TableSchema, changes: Changes, given: TableT
         return given.first, _Rows(each, codes, changes.ordinals, each)
     old = [column[two] for column in given.first]
     new = [_filled(before, after) for before, after in zip(old, given.second, strict=True)]
-    moved = _moved(buffer, table, old, new)
+    moved = _moved(buffer, table, old, new) if table.key else np.ones(len(two), np.bool_)
     columns = [join_spans(first, second) for first, second in zip(given.first, new, strict=True)]
 
     is_move = np.zeros(len(changes), np.bool_)
@@ -113,7 +114,7 @@ def _filled(old: ColumnSpans, new: ColumnSpans) -> ColumnSpans:
 
 def _moved(buffer: pa.Buffer, table: TableSchema, old: list[ColumnSpans], new: list[ColumnSpans]) -> BoolArray:
     """Which updates changed the key, byte for byte."""
-    count = len(old[0].spans) if old else 0
+    count = len(old[0].spans)
     moved = np.zeros(count, np.bool_)
     each = np.arange(count)
     for column, before, after in zip(table.columns, old, new, strict=True):
