@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 EXTRAS := demo,dev
 
 VENV := .venv
@@ -46,8 +47,13 @@ demo: install ## Postgres to Delta on this machine: snapshot, live changes, comp
 	$(BIN)/penstock demo
 
 .PHONY: bench
-bench: install ## Capture speed beside pg_recvlogical
-	$(BIN)/python -m benchmarks.capture
+bench: install ## Capture speed beside pg_recvlogical, for inserts; a minute
+	$(BIN)/python -m benchmarks.capture --only inserts --no-debezium
+
+# The first run fetches Debezium's jars, 200 MB, into .cache. One workload alone: make bench-capture BENCH_ARGS='--only inserts'.
+.PHONY: bench-capture
+bench-capture: install ## Capture speed beside pg_recvlogical and Debezium, for all workloads; eight minutes
+	$(BIN)/python -m benchmarks.capture $(BENCH_ARGS)
 
 # --- to trust it ---------------------------------------------------------------------------------------------------------
 
@@ -103,5 +109,5 @@ package: install ## Build the wheel and the source distribution into dist/
 
 .PHONY: clean
 clean: ## Remove environments, caches and build results
-	rm -rf $(VENV) $(VENV42) build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV42) .cache build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Capture speed beside pg_recvlogical: `python -m benchmarks.capture`.
+"""Capture speed beside pg_recvlogical and Debezium: `python -m benchmarks.capture`.
 
 One server, one load, one stretch of WAL; every contender reads it from a slot of its own, over TCP on the loopback address, in turn,
 several times. Only the ratios within one run say something: the machine is part of the figures.
@@ -7,110 +7,142 @@ several times. Only the ratios within one run say something: the machine is part
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import platform
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib.metadata import version
-from pathlib import Path
+from contextlib import ExitStack
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.cases import CASES, TRANSACTION_ROWS, Case
-from benchmarks.contenders import CONTENDERS, REFERENCE, Measurement
-from benchmarks.latency import CLIENTS, Latency, measure_latency
+from benchmarks.contenders import CONTENDERS, REFERENCE, Contender, Measurement
+from benchmarks.debezium import Debezium, Unavailable, WarmDebezium, prepared_debezium
+from benchmarks.goals import Goal, Rounds, latency_goals, median_rate, rate_goals
+from benchmarks.latency import CLIENTS, Latency, measure_debezium, measure_latency
+from benchmarks.results import machine, save, versions
 from benchmarks.source import BenchSource
-from penstock import __version__
 
-_RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("psycopg", "pyarrow", "numpy")
+_VERDICTS = {True: "met", False: "[bold]missed[/bold]", None: ""}
 _LATENCY_RATE = 500
 _LATENCY_SECONDS = 10.0
-
-Rounds = Mapping[str, Sequence[Measurement]]
 
 
 def main() -> None:
     arguments = _parse_arguments()
     console = Console()
-    chosen = [case for case in CASES if case.name in arguments.case]
-    results: dict[str, object] = {"machine": _machine(), "rows": arguments.rows, "transaction_rows": TRANSACTION_ROWS}
-    with BenchSource() as source:
-        results["versions"] = _versions(source)
-        results["cases"] = {case.name: _run_case(console, source, case, arguments.rows, arguments.rounds) for case in chosen}
+    start = time.monotonic()
+    with ExitStack() as stack:
+        source = stack.enter_context(BenchSource())
+        debezium = _prepare_debezium(console, stack) if arguments.debezium else None
+        run = _Run(console, source, debezium)
+        results: dict[str, object] = {"machine": machine(), "versions": versions(source.version), "transaction_rows": TRANSACTION_ROWS}
+        chosen = [case for case in CASES if case.name in arguments.only]
+        results["cases"] = {case.name: run.case(case, arguments.rows or case.rows, arguments.rounds) for case in chosen}
         if arguments.latency:
-            results["latency"] = _run_latency(console, source)
+            results["latency"] = run.latency()
+    results["goals"] = [goal.to_json() for goal in run.goals]
+    console.print(_goal_table(run.goals))
+    console.print(f"took {time.monotonic() - start:.0f} s")
     if arguments.save:
-        path = _RESULTS / f"capture-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        console.print(f"saved as benchmarks/results/{path.name}")
+        console.print(f"saved as benchmarks/results/{save('capture', results).name}")
 
 
 def _parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.capture", description="Capture speed beside pg_recvlogical.")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="changes in the WAL (default 1000000)")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each contender reads them (default 3)")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.capture", description="Capture speed beside pg_recvlogical and Debezium.")
     names = [case.name for case in CASES]
-    parser.add_argument("--case", action="append", choices=names, help="what is changed (default inserts; may be given again)")
+    parser.add_argument("--only", action="append", choices=names, help="this workload alone (may be given again; default: all)")
+    parser.add_argument("--rows", type=int, help="changes in the WAL (default: as many as take some seconds, by workload)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each contender reads them (default 3)")
+    parser.add_argument(
+        "--no-debezium", dest="debezium", action="store_false", help="measure without Debezium, which takes most of the time"
+    )
     parser.add_argument("--no-latency", dest="latency", action="store_false", help="measure the rate only")
     parser.add_argument("--no-save", dest="save", action="store_false", help="keep no file of the results")
     arguments = parser.parse_args()
-    arguments.case = arguments.case or names[:1]
+    arguments.only = arguments.only or names
     return arguments
 
 
-# --- rates ------------------------------------------------------------------------------------------------------------------
+def _prepare_debezium(console: Console, stack: ExitStack) -> Debezium | None:
+    try:
+        with console.status("preparing Debezium's engine"):
+            return stack.enter_context(prepared_debezium())
+    except Unavailable as missing:
+        console.print(f"without Debezium: {missing}", markup=False)
+        return None
 
 
-def _run_case(console: Console, source: BenchSource, case: Case, rows: int, rounds: int) -> dict[str, object]:
-    with console.status(f"{case.title}: loading {rows:,} rows"):
-        source.prepare(case, rows)
-        source.load(case, rows)
-    wal_bytes = source.slot_backlog_bytes()
-    load_before = os.getloadavg()[0]
-    measured: dict[str, list[Measurement]] = {contender.name: [] for contender in CONTENDERS}
-    for number in range(rounds):
-        for contender in CONTENDERS:
-            with console.status(f"{case.title}: round {number + 1} of {rounds}, {contender.name}"):
-                measured[contender.name].append(contender.measure(source, rows))
-    start_up = REFERENCE.measure_start_up(source)
-    console.print(_rate_table(case, rows, wal_bytes, measured))
-    for contender in CONTENDERS:
-        console.print(f"  {contender.name}: timed from {contender.timed}")
-    console.print(f"  pg_recvlogical with nothing to read takes {start_up.wall_seconds * 1000:.0f} ms; nothing is subtracted above")
-    console.print(f"  load average of the machine: {load_before:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores\n")
-    return {
-        "wal_bytes": wal_bytes,
-        "reference_start_up": start_up.to_json(),
-        "load_average": [load_before, os.getloadavg()[0]],
-        "rounds": {name: [each.to_json() for each in each_round] for name, each_round in measured.items()},
-        "ratio": {name: _ratio(measured, name) for name in measured},
-    }
+class _Run:
+    def __init__(self, console: Console, source: BenchSource, debezium: Debezium | None) -> None:
+        self._console = console
+        self._source = source
+        self._debezium = debezium
+        self._contenders: Sequence[Contender] = CONTENDERS if debezium is None else (*CONTENDERS, debezium, WarmDebezium(debezium))
+        self.goals: list[Goal] = []
+
+    def case(self, case: Case, rows: int, rounds: int) -> dict[str, object]:
+        console, source = self._console, self._source
+        with console.status(f"{case.title}: loading {rows:,} rows"):
+            source.prepare(case, rows)
+            source.load(case, rows)
+        wal_bytes = source.slot_backlog_bytes()
+        load_before = os.getloadavg()[0]
+        measured: dict[str, list[Measurement]] = {contender.name: [] for contender in self._contenders}
+        for number in range(rounds):
+            for contender in self._contenders:
+                with console.status(f"{case.title}: round {number + 1} of {rounds}, {contender.name}"):
+                    measured[contender.name].append(contender.measure(source, rows))
+        start_up = REFERENCE.measure_start_up(source)
+        title = f"{case.title}: {rows:,} rows, {wal_bytes / 1e6:.0f} MB of WAL, median of {rounds}, min–max"
+        console.print(_rate_table(title, measured))
+        for contender in self._contenders:
+            console.print(f"  {contender.name}: timed from {contender.timed}")
+        console.print(f"  pg_recvlogical with nothing to read takes {start_up.wall_seconds * 1000:.0f} ms; nothing is subtracted above")
+        console.print(
+            f"  load average of the machine: {load_before:.1f} before, {os.getloadavg()[0]:.1f} after, on {os.cpu_count()} cores\n"
+        )
+        self.goals += rate_goals(case.name, measured)
+        return {
+            "rows": rows,
+            "wal_bytes": wal_bytes,
+            "reference_start_up": start_up.to_json(),
+            "load_average": [load_before, os.getloadavg()[0]],
+            "rounds": {name: [each.to_json() for each in each_round] for name, each_round in measured.items()},
+            "ratio": {name: _ratio(measured, name) for name in measured},
+        }
+
+    def latency(self) -> dict[str, object]:
+        measured: dict[str, Latency] = {}
+        for name, client in CLIENTS.items():
+            with self._console.status(f"latency: {name}"):
+                measured[name] = measure_latency(self._source, client, rate=_LATENCY_RATE, seconds=_LATENCY_SECONDS)
+        if self._debezium is not None:
+            with self._console.status(f"latency: {self._debezium.name}"):
+                found = measure_debezium(self._source, self._debezium, rate=_LATENCY_RATE, seconds=_LATENCY_SECONDS)
+                measured[self._debezium.name] = found
+        self._console.print(_latency_table(measured))
+        self.goals += latency_goals(measured)
+        return {"rate": _LATENCY_RATE, "seconds": _LATENCY_SECONDS, **{name: each.to_json() for name, each in measured.items()}}
 
 
-def _rate_table(case: Case, rows: int, wal_bytes: int, measured: Rounds) -> Table:
-    rounds = len(measured[REFERENCE.name])
-    table = Table(
-        title=f"{case.title}: {rows:,} rows, {wal_bytes / 1e6:.0f} MB of WAL, median of {rounds}, min–max",
-        title_justify="left",
-        show_lines=True,
-    )
+# --- tables -----------------------------------------------------------------------------------------------------------------
+
+
+def _rate_table(title: str, measured: Rounds) -> Table:
+    table = Table(title=title, title_justify="left", show_lines=True)
     table.add_column("")
     for heading in ("k rows/s", "ratio", "wall s", "client CPU\ns / M rows", "server CPU\ns / M rows"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for contender in CONTENDERS:
-        mine = measured[contender.name]
+    for name, mine in measured.items():
         table.add_row(
-            contender.name,
+            name,
             _spread(mine, lambda each: each.rows_per_second / 1000, "{:.0f}"),
-            f"{_ratio(measured, contender.name):.2f}",
+            f"{_ratio(measured, name):.2f}",
             _spread(mine, lambda each: each.wall_seconds, "{:.2f}"),
-            _spread(mine, lambda each: each.client_cpu_seconds / rows * 1e6, "{:.2f}"),
-            _spread(mine, lambda each: each.server_cpu_seconds / rows * 1e6, "{:.2f}"),
+            _spread(mine, lambda each: each.client_cpu_seconds / each.rows * 1e6, "{:.2f}"),
+            _spread(mine, lambda each: each.server_cpu_seconds / each.rows * 1e6, "{:.2f}"),
         )
     return table
 
@@ -123,21 +155,10 @@ def _spread(measured: Sequence[Measurement], figure: Callable[[Measurement], flo
 
 def _ratio(measured: Rounds, name: str) -> float:
     """Of the median rates; the reference has 1."""
-    return _median_rate(measured[name]) / _median_rate(measured[REFERENCE.name])
+    return median_rate(measured[name]) / median_rate(measured[REFERENCE.name])
 
 
-def _median_rate(measured: Sequence[Measurement]) -> float:
-    return statistics.median(each.rows_per_second for each in measured)
-
-
-# --- latency ------------------------------------------------------------------------------------------------------------------
-
-
-def _run_latency(console: Console, source: BenchSource) -> dict[str, object]:
-    measured: dict[str, Latency] = {}
-    for name, client in CLIENTS.items():
-        with console.status(f"latency: {name}"):
-            measured[name] = measure_latency(source, client, rate=_LATENCY_RATE, seconds=_LATENCY_SECONDS)
+def _latency_table(measured: Mapping[str, Latency]) -> Table:
     table = Table(title=f"from commit, at {_LATENCY_RATE} transactions/s of one row", title_justify="left")
     table.add_column("")
     for heading in ("p50 ms", "p99 ms", "max ms", "client CPU, of one core"):
@@ -145,36 +166,17 @@ def _run_latency(console: Console, source: BenchSource) -> dict[str, object]:
     for name, each in measured.items():
         times = (f"{seconds * 1000:.1f}" for seconds in (each.p50_seconds, each.p99_seconds, each.max_seconds))
         table.add_row(name, *times, f"{each.cpu_share:.0%}")
-    console.print(table)
-    return {"rate": _LATENCY_RATE, "seconds": _LATENCY_SECONDS, **{name: each.to_json() for name, each in measured.items()}}
+    return table
 
 
-# --- the machine ----------------------------------------------------------------------------------------------------------------
-
-
-def _machine() -> dict[str, object]:
-    """Its shape; nothing that names it."""
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "system": platform.system(),
-        "architecture": platform.machine(),
-        "cores": os.cpu_count(),
-        "memory_gb": round(memory_bytes / 1e9),
-        "congestion_control": _congestion_control(),
-    }
-
-
-def _congestion_control() -> str | None:
-    """It decides how the server's small packets are put together, and so the rate of a client that does not mind it."""
-    try:
-        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-
-
-def _versions(source: BenchSource) -> dict[str, str]:
-    packages = {name: version(name) for name in _PACKAGES}
-    return {"postgres": source.version, "python": platform.python_version(), "penstock": __version__, **packages}
+def _goal_table(goals: Sequence[Goal]) -> Table:
+    table = Table(title="goals", title_justify="left")
+    table.add_column("")
+    table.add_column("measured", justify="right")
+    table.add_column("")
+    for goal in goals:
+        table.add_row(goal.text, f"{goal.measured:.3g}", _VERDICTS[goal.is_met])
+    return table
 
 
 if __name__ == "__main__":

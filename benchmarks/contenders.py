@@ -17,7 +17,7 @@ from benchmarks.source import BenchSource, ServerCpu
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """One reading of all changes. The CPU of the client is what it used in the time that was measured."""
+    """One reading of all changes. `rows` came, and the CPU of the client was used, in the time that was measured."""
 
     rows: int
     wall_seconds: float
@@ -97,8 +97,6 @@ def _children_cpu_seconds() -> float:
 
 
 REFERENCE = PgRecvlogical()
-CONTENDERS: Sequence[Contender] = (
-    REFERENCE,
-    Penstock("Penstock → Arrow", "to-arrow", "the start of the stream to the last decoded row"),
-    Penstock("Penstock → spool", "to-spool", "the start of the stream to the last sealed row"),
-)
+ARROW = Penstock("Penstock → Arrow", "to-arrow", "the start of the stream to the last decoded row")
+SPOOL = Penstock("Penstock → spool", "to-spool", "the start of the stream to the last sealed row")
+CONTENDERS: Sequence[Contender] = (REFERENCE, ARROW, SPOOL)

@@ -6,15 +6,16 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, LiteralString, Self
 
 import psycopg
+from psycopg import sql
 
-from benchmarks.cases import PUBLICATION, TRANSACTION_ROWS, Case
+from benchmarks.cases import PUBLICATION, SCHEMA, TRANSACTION_ROWS, Case
 from penstock.testing.embedded import EmbeddedPostgres
 
 _SETTINGS = {
@@ -24,6 +25,7 @@ _SETTINGS = {
     "shared_buffers": "512MB",
 }
 _SAMPLE_SECONDS = 0.05
+_PATIENCE_SECONDS = 60.0
 _BASE_SLOT = "bench_base"
 
 
@@ -53,23 +55,34 @@ class BenchSource:
         return str(self._one("SHOW server_version"))
 
     def prepare(self, case: Case, rows: int) -> None:
-        """The table and the publication, then the slot from which all others are copied."""
+        """The tables and the publication, then the slot from which all others are copied."""
         self._admin.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
-        self._admin.execute("DROP TABLE IF EXISTS bench")
-        self._admin.execute("DROP PUBLICATION IF EXISTS bench")
-        self._admin.execute(case.create)
+        self._admin.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(PUBLICATION)))
+        self._admin.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(SCHEMA)))
+        self._admin.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(SCHEMA)))
+        self._admin.execute(case.load_script())
         if case.seed is not None:
-            self._change(case.seed, rows)
-        self._admin.execute(psycopg.sql.SQL("CREATE PUBLICATION {} FOR TABLE bench").format(psycopg.sql.Identifier(PUBLICATION)))
+            self._call(case.seed, rows)
+        publication, schema = sql.Identifier(PUBLICATION), sql.Identifier(SCHEMA)
+        self._admin.execute(sql.SQL("CREATE PUBLICATION {} FOR TABLES IN SCHEMA {}").format(publication, schema))
         self._admin.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [_BASE_SLOT])
 
     def load(self, case: Case, rows: int) -> None:
-        self._change(case.change, rows)
+        self._call(case.change, rows)
         self._admin.execute("CHECKPOINT")
 
-    def _change(self, statement: LiteralString, rows: int) -> None:
+    def _call(self, function: str, rows: int) -> None:
+        statement = change_call(function)
         for low in range(1, rows + 1, TRANSACTION_ROWS):
-            self._admin.execute(statement, {"low": low, "high": min(rows, low + TRANSACTION_ROWS - 1)})
+            self._admin.execute(statement, [low, min(rows, low + TRANSACTION_ROWS - 1)])
+
+    def wait_until_read(self, slot: str) -> None:
+        """Until a client streams from the slot."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not self._one("SELECT active FROM pg_replication_slots WHERE slot_name = %s", [slot]):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nobody reads slot {slot}")
+            time.sleep(_SAMPLE_SECONDS)
 
     def wal_position(self) -> str:
         return str(self._one("SELECT pg_current_wal_insert_lsn()::text"))
@@ -106,10 +119,15 @@ class BenchSource:
             else:
                 return
 
-    def _one(self, statement: LiteralString) -> Any:
-        row = self._admin.execute(statement).fetchone()
+    def _one(self, statement: LiteralString, parameters: Sequence[object] = ()) -> Any:
+        row = self._admin.execute(statement, parameters).fetchone()
         assert row is not None
         return row[0]
+
+
+def change_call(function: str) -> sql.Composed:
+    """One transaction: the keys from the first argument to the second."""
+    return sql.SQL("SELECT {}(%s::bigint, %s::bigint)").format(sql.Identifier(SCHEMA, function))
 
 
 class ServerCpu:

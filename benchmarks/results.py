@@ -1,0 +1,49 @@
+"""What is kept of a run: the figures, and the shape of the machine that gave them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from penstock import __version__
+
+_RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("psycopg", "pyarrow", "numpy")
+
+
+def save(name: str, figures: Mapping[str, object]) -> Path:
+    """Writes a file of its own for every run."""
+    path = _RESULTS / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def machine() -> dict[str, object]:
+    """Its shape; nothing that names it."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(memory_bytes / 1e9),
+        "congestion_control": _congestion_control(),
+    }
+
+
+def versions(postgres: str) -> dict[str, str]:
+    packages = {name: version(name) for name in _PACKAGES}
+    return {"postgres": postgres, "python": platform.python_version(), "penstock": __version__, **packages}
+
+
+def _congestion_control() -> str | None:
+    """It decides how the server's small packets are put together, and so the rate of a client that does not mind it."""
+    try:
+        return Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text(encoding="ascii").strip()
+    except OSError:
+        return None

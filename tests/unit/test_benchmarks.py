@@ -1,0 +1,27 @@
+"""What the benchmarks promise to say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.contenders import ARROW, REFERENCE, Measurement
+from benchmarks.debezium import Debezium, Unavailable, prepared_debezium
+from benchmarks.goals import rate_goals
+
+
+def test_without_java_debezium_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(Unavailable, match="there is no java: install a JDK"), prepared_debezium():
+        pass
+
+
+def test_the_goals_compare_medians_of_the_same_run() -> None:
+    def rounds(*seconds: float) -> list[Measurement]:
+        return [Measurement(1000, each, each / 2, 0.0) for each in seconds]
+
+    measured = {REFERENCE.name: rounds(2, 2, 9), ARROW.name: rounds(1, 1, 9), Debezium.name: rounds(7, 7, 1)}
+    goals = list(rate_goals("inserts", measured))
+    assert [(goal.measured, goal.is_met) for goal in goals] == [(2.0, True), (0.5, True), (7.0, False), (1 / 7, False)]
