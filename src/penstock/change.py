@@ -19,7 +19,7 @@ from penstock.schema import TableSchema
 class ChangeType(StrEnum):
     """The values of `_change_type`. A primary key change is a `delete` of the old key, then an `insert` of the new one.
 
-    So is every update of a table without key whose old rows travel (replica identity FULL): a `delete` of the old row, an `insert` of the new.
+    So is every update of a table without key whose old rows travel (replica identity FULL): the old row goes, the new one comes.
     """
 
     INSERT = "insert"
