@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.contracts.capture import Ack, Change, ChangeCapture, Delete, Truncate, Upsert
 from penstock.errors import PenstockError, Recovery
 from penstock.position import Lsn, Position
 from penstock.schema import TableName, TableSchema
@@ -13,7 +14,22 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Lsn", "PenstockError", "Position", "Recovery", "TableName", "TableSchema", "__version__", "register"]
+__all__ = [
+    "Ack",
+    "Change",
+    "ChangeCapture",
+    "Delete",
+    "Lsn",
+    "PenstockError",
+    "Position",
+    "Recovery",
+    "TableName",
+    "TableSchema",
+    "Truncate",
+    "Upsert",
+    "__version__",
+    "register",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,142 @@
+"""The watermark against a model that keeps everything: a list of changes with a tick for each that is confirmed."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.capture.acks import AckWatermark
+from penstock.contracts.capture import Ack
+from penstock.position import Position
+
+
+@dataclass
+class Model:
+    """Obvious and slow."""
+
+    point: int
+    ticks: list[bool] = field(default_factory=list)
+    ends: list[tuple[int, int]] = field(default_factory=list)
+    """After so many changes, all whole, this position is reached."""
+
+    def resume(self) -> int:
+        floor = next((at for at, tick in enumerate(self.ticks) if not tick), len(self.ticks))
+        return max([self.point, *(position for count, position in self.ends if count <= floor)])
+
+
+# A transaction of so many changes; then, if a number is given, so much quiet ground.
+transactions = st.lists(st.tuples(st.integers(0, 4), st.none() | st.integers(0, 2)), max_size=8)
+
+
+@settings(deadline=None)
+@given(plan=transactions, data=st.data())
+def test_resume_point_is_the_end_of_the_last_transaction_before_the_first_unconfirmed_change(
+    plan: list[tuple[int, int | None]], data: st.DataObject
+) -> None:
+    model, watermark = Model(100), AckWatermark(Position.of(100))
+    acks: list[Ack] = []
+    position = 100
+    for changes, quiet in plan:
+        # That a transaction is whole shows in the first change of the next one, or by its being settled.
+        if changes:
+            model.ends.append((len(acks), position))
+        position += 10
+        for _ in range(changes):
+            acks.append(watermark.deliver(Position.of(position)))
+            model.ticks.append(False)
+            confirm_some(data, acks, model, watermark)
+        if quiet is not None:
+            position += quiet
+            watermark.settle(Position.of(position))
+            model.ends.append((len(acks), position))
+        elif not changes:
+            position -= 10
+        confirm_some(data, acks, model, watermark)
+
+
+def confirm_some(data: st.DataObject, acks: list[Ack], model: Model, watermark: AckWatermark) -> None:
+    before = watermark.resume
+    assert before.value == model.resume()
+    for at in data.draw(st.lists(st.integers(0, len(acks) - 1), max_size=4)) if acks else ():
+        acks[at].confirm()
+        model.ticks[at] = True
+        assert watermark.resume.value == model.resume()
+    assert watermark.resume >= before
+
+
+@settings(deadline=None)
+@given(st.permutations(range(30)), st.integers(1, 7))
+def test_any_order_of_confirming_all_ends_at_the_end(order: list[int], size: int) -> None:
+    watermark = AckWatermark(Position.ZERO)
+    acks = [watermark.deliver(Position.of(1 + at // size)) for at in range(30)]
+    watermark.settle(Position.of(99))
+    for at in order:
+        assert watermark.resume < Position.of(99)
+        acks[at].confirm()
+    assert (watermark.resume, watermark.runs, watermark.unconfirmed) == (Position.of(99), 0, 0)
+
+
+def test_transaction_that_may_go_on_is_not_passed() -> None:
+    watermark = AckWatermark(Position.of(5))
+    watermark.deliver(Position.of(10)).confirm()
+    assert watermark.resume == Position.of(5)
+    following = watermark.deliver(Position.of(20))
+    assert watermark.resume == Position.of(10)
+    following.confirm()
+    assert watermark.resume == Position.of(10)
+    watermark.settle(Position.of(20))
+    assert watermark.resume == Position.of(20)
+
+
+def test_quiet_ground_counts_only_once_nothing_before_it_is_unconfirmed() -> None:
+    watermark = AckWatermark(Position.of(5))
+    watermark.settle(Position.of(7))
+    assert watermark.resume == Position.of(7)
+    ack = watermark.deliver(Position.of(10))
+    watermark.settle(Position.of(50))
+    watermark.settle(Position.of(60))
+    assert watermark.resume == Position.of(7)
+    ack.confirm()
+    assert watermark.resume == Position.of(60)
+    watermark.deliver(Position.of(70))
+    assert watermark.resume == Position.of(60)
+
+
+def test_confirming_from_many_threads_loses_and_doubles_nothing() -> None:
+    watermark = AckWatermark(Position.ZERO)
+    acks = [watermark.deliver(Position.of(1 + at)) for at in range(8000)]
+    watermark.settle(Position.of(9000))
+
+    def confirm(part: int) -> None:
+        for ack in acks[part::4]:
+            ack.confirm()
+            ack.confirm()
+
+    threads = [threading.Thread(target=confirm, args=(part % 4,)) for part in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (watermark.resume, watermark.runs) == (Position.of(9000), 0)
+
+
+def test_unconfirmed_backlog_takes_no_memory_of_its_own() -> None:
+    watermark = AckWatermark(Position.ZERO)
+    first = watermark.deliver(Position.of(1))
+    tracemalloc.start()
+    try:
+        for at in range(2, 100_002):
+            ack = watermark.deliver(Position.of(1 + at // 2))
+            if at > 50_000:
+                ack.confirm()
+        held_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held_bytes < 20_000
+    assert (watermark.unconfirmed, watermark.runs) == (100_001, 1)
+    first.confirm()
+    assert watermark.resume == Position.of(1)
