@@ -103,6 +103,43 @@ def truncate(*oids: int) -> bytes:
     return wal_data(struct.pack("!cIB", b"T", len(oids), 0) + struct.pack(f"!{len(oids)}I", *oids))
 
 
+def type_name(oid: int, name: str, schema: str = "public") -> bytes:
+    return wal_data(struct.pack("!cI", b"Y", oid) + schema.encode() + b"\0" + name.encode() + b"\0")
+
+
+def origin(name: str, lsn: int = 0) -> bytes:
+    return wal_data(struct.pack("!cQ", b"O", lsn) + name.encode() + b"\0")
+
+
+def message(prefix: str, content: bytes, lsn: int, *, transactional: bool) -> bytes:
+    head = struct.pack("!cBQ", b"M", transactional, lsn)
+    return wal_data(head + prefix.encode() + b"\0" + struct.pack("!I", len(content)) + content, lsn)
+
+
 def other(kind: bytes, rest: bytes = b"") -> bytes:
-    """Origin, Type and logical messages: what the decoder passes over."""
+    """A message of any kind, well formed or not."""
     return wal_data(kind + rest)
+
+
+# --- protocol version 2: transactions that are sent while they are open ----------------------------------------------------------
+
+
+def streamed(message: bytes, xid: int) -> bytes:
+    """The same message as it stands inside a block: with the xid of its (sub)transaction after the kind."""
+    return message[:26] + struct.pack("!I", xid) + message[26:]
+
+
+def stream_start(xid: int, *, is_first: bool = True) -> bytes:
+    return wal_data(struct.pack("!cIB", b"S", xid, is_first))
+
+
+def stream_stop() -> bytes:
+    return wal_data(b"E")
+
+
+def stream_commit(xid: int, end_lsn: int, at: datetime = POSTGRES_EPOCH) -> bytes:
+    return wal_data(struct.pack("!cIBQQq", b"c", xid, 0, end_lsn - 8, end_lsn, microseconds(at)))
+
+
+def stream_abort(xid: int, subxid: int) -> bytes:
+    return wal_data(struct.pack("!cII", b"A", xid, subxid))

@@ -10,8 +10,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.change import ChangeType
+from penstock.change import ChangeType, LogicalMessage
 from penstock.errors import ProtocolError
+from penstock.position import Lsn, Position
 from penstock.postgres.types.registry import arrow_type, decode_text
 from penstock.schema import Column, TableName, TableSchema
 from tests.pgoutput_builder import POSTGRES_EPOCH, Absent, Value
@@ -35,6 +36,7 @@ class OracleTransaction:
     position: int
     time: datetime
     rows: list[OracleRow]
+    messages: list[LogicalMessage] = field(default_factory=list)
 
     @property
     def moves(self) -> int:
@@ -42,56 +44,167 @@ class OracleTransaction:
 
 
 @dataclass
+class _Stream:
+    """A transaction that is sent while it is open: what it wrote so far, by subtransaction, and the shapes of tables as it sees them."""
+
+    rows: list[tuple[int, OracleRow]] = field(default_factory=list)
+    messages: list[LogicalMessage] = field(default_factory=list)
+    tables: dict[int, tuple[int, TableSchema]] = field(default_factory=dict)
+    ordinal: int = 0
+
+
+@dataclass
 class Oracle:
     """Decodes a whole stream, whose transactions count only once they have committed."""
 
     keys: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    tables: dict[int, TableSchema] = field(default_factory=dict)
+    prefixes: frozenset[str] = frozenset()
     transactions: list[OracleTransaction] = field(default_factory=list)
+    messages: list[LogicalMessage] = field(default_factory=list)
+    """Those outside of transactions."""
+
+    def __post_init__(self) -> None:
+        self._tables: dict[int, tuple[int, TableSchema]] = {}
+        self._visible = self._tables
+        self._described = 0
+        self._streams: dict[int, _Stream] = {}
+        self._waiting: list[bytes] | None = None
+        self._block: _Stream | None = None
 
     def decode(self, messages: Sequence[bytes]) -> list[OracleTransaction]:
-        waiting: list[bytes] | None = None
         for message in messages:
             if message[:1] == b"k" and len(message) == 18:
                 continue
-            kind = message[25:26]
-            if message[:1] != b"w" or len(kind) == 0 or kind not in b"BCORYIUDTM":
+            payload = message[25:]
+            if message[:1] != b"w" or len(payload) == 0 or payload[:1] not in b"BCORYIUDTMSEcA":
                 raise ProtocolError("unknown")
-            if kind == b"M":
-                continue
-            if (kind == b"B") != (waiting is None):
-                raise ProtocolError("wrong place")
-            waiting = [*(waiting or []), message[25:]]
-            if kind == b"C":
-                self._transaction(waiting)
-                waiting = None
+            if payload[:1] != b"M" or self.prefixes:
+                self._check_place(payload)
+                self._dispatch(payload)
         return self.transactions
+
+    def _check_place(self, payload: bytes) -> None:
+        kind = payload[:1]
+        place = "transaction" if self._waiting is not None else "block" if self._block is not None else "between"
+        allowed = {
+            "between": b"BScAM",
+            "transaction": b"CORYIUDTM",
+            "block": b"EORYIUDTM",
+        }
+        if kind not in allowed[place]:
+            raise ProtocolError("place")
+        if kind == b"M":
+            reader = _Reader(payload[5:] if place == "block" else payload[1:])
+            self._message(reader, is_loose=place == "between")
+
+    def _dispatch(self, payload: bytes) -> None:
+        match payload[:1]:
+            case b"S":
+                self._stream_start(payload)
+            case b"E":
+                _unpack("!", payload)
+                self._block = None
+            case b"c":
+                self._stream_commit(payload)
+            case b"A":
+                self._stream_abort(payload)
+            case b"C":
+                assert self._waiting is not None
+                self._transaction([*self._waiting, payload])
+                self._waiting = None
+            case b"M" if self._waiting is None and self._block is None:
+                self.messages += self._message(_Reader(payload[1:]), is_loose=True)
+            case _ if self._block is not None:
+                self._streamed(self._block, payload)
+            case _:
+                self._waiting = [*(self._waiting or []), payload]
 
     def _transaction(self, payloads: list[bytes]) -> None:
         _, _, xid = _unpack("!QqI", payloads[0])
         _, _, end, microseconds = _unpack("!BQQq", payloads[-1])
+        whole = _Stream(tables=self._tables)
+        for payload in payloads[1:-1]:
+            self._take(whole, xid, payload)
+        self._commit(xid, end, microseconds, whole)
+
+    def _commit(self, xid: int, end: int, microseconds: int, stream: _Stream) -> None:
         try:
             time = POSTGRES_EPOCH + timedelta(microseconds=microseconds)
         except OverflowError:
             raise ProtocolError("time") from None
         if not (self.transactions[-1].position if self.transactions else 0) < end < 1 << 63:
             raise ProtocolError("position")
-        rows: list[OracleRow] = []
-        ordinal = 0
-        for payload in payloads[1:-1]:
-            reader = _Reader(payload[1:])
-            match payload[:1]:
-                case b"R":
-                    self._relation(reader)
-                case b"I" | b"U" | b"D":
-                    found = self._change(payload[:1], reader)
-                    rows += [replace(row, ordinal=ordinal + row.ordinal) for row in found]
-                    ordinal += 2 if payload[:1] == b"U" and payload[5:6] != b"N" else 1
-                case b"T":
-                    for oid in self._truncate(reader):
-                        rows.append(self._row(self._table(oid), ChangeType.TRUNCATE, ordinal, [None] * len(self._table(oid).columns)))
-                        ordinal += 1
-        self.transactions.append(OracleTransaction(xid, end, time, rows))
+        messages = [replace(message, xid=xid, position=Position.of(end)) for message in stream.messages]
+        self.transactions.append(OracleTransaction(xid, end, time, [row for _, row in stream.rows], messages))
+
+    def _take(self, stream: _Stream, xid: int, payload: bytes) -> None:
+        """One message of a transaction, without the xid that it has in a block."""
+        self._visible = stream.tables
+        reader = _Reader(payload[1:])
+        match payload[:1]:
+            case b"R":
+                self._relation(reader)
+            case b"Y":
+                reader.fields("!I")
+                reader.name()
+                reader.name()
+                reader.finish()
+            case b"M":
+                stream.messages += [replace(message, xid=xid, ordinal=stream.ordinal) for message in self._message(reader, is_loose=False)]
+            case b"I" | b"U" | b"D":
+                found = self._change(payload[:1], reader)
+                stream.rows += [(xid, replace(row, ordinal=stream.ordinal + row.ordinal)) for row in found]
+                stream.ordinal += 2 if payload[:1] == b"U" and payload[5:6] != b"N" else 1
+            case b"T":
+                for oid in self._truncate(reader):
+                    table = self._table(oid)
+                    stream.rows.append((xid, self._row(table, ChangeType.TRUNCATE, stream.ordinal, [None] * len(table.columns))))
+                    stream.ordinal += 1
+
+    def _stream_start(self, payload: bytes) -> None:
+        xid, flag = _unpack("!IB", payload)
+        if (flag == 1) == (xid in self._streams):
+            raise ProtocolError("first block")
+        self._block = self._streams.setdefault(xid, _Stream())
+
+    def _streamed(self, stream: _Stream, payload: bytes) -> None:
+        if payload[:1] == b"O":
+            return
+        (subxid,) = _Reader(payload[1:]).fields("!I")
+        self._take(stream, subxid, payload[:1] + payload[5:])
+
+    def _stream_commit(self, payload: bytes) -> None:
+        xid, _, _, end, microseconds = _unpack("!IBQQq", payload)
+        stream = self._ended(xid)
+        del self._streams[xid]
+        self._commit(xid, end, microseconds, stream)
+        # What was described last is right: the transaction's own description may be older than one sent outside of it meanwhile.
+        for oid, described in stream.tables.items():
+            self._tables[oid] = max(described, self._tables.get(oid, described), key=lambda each: each[0])
+
+    def _stream_abort(self, payload: bytes) -> None:
+        xid, subxid = _unpack("!II", payload)
+        stream = self._ended(xid)
+        if xid == subxid:
+            del self._streams[xid]
+        stream.rows = [(owner, row) for owner, row in stream.rows if owner != subxid]
+        stream.messages = [message for message in stream.messages if message.xid != subxid]
+        # The server describes every table anew after that.
+        stream.tables = {}
+
+    def _ended(self, xid: int) -> _Stream:
+        if xid not in self._streams:
+            raise ProtocolError("xid")
+        return self._streams[xid]
+
+    def _message(self, reader: _Reader, *, is_loose: bool) -> list[LogicalMessage]:
+        flags, lsn = reader.fields("!BQ")
+        prefix = reader.name()
+        content = reader.take(reader.fields("!I")[0])
+        reader.finish()
+        if (flags & 1 == 0) != is_loose:
+            raise ProtocolError("message")
+        return [LogicalMessage(prefix, content, Lsn(lsn))] if prefix in self.prefixes else []
 
     def _relation(self, reader: _Reader) -> None:
         (oid,) = reader.fields("!I")
@@ -115,7 +228,8 @@ class Oracle:
         known = self.keys.get(oid, ())
         if identity == b"f":
             flagged = [name for name in names if name in known] if set(known) <= set(names) else []
-        self.tables[oid] = TableSchema(oid, name, tuple(columns), tuple(flagged))
+        self._described += 1
+        self._visible[oid] = (self._described, TableSchema(oid, name, tuple(columns), tuple(flagged)))
 
     def _change(self, kind: bytes, reader: _Reader) -> list[OracleRow]:
         (oid,) = reader.fields("!I")
@@ -150,9 +264,9 @@ class Oracle:
         return oids
 
     def _table(self, oid: int) -> TableSchema:
-        if oid not in self.tables:
+        if oid not in self._visible:
             raise ProtocolError("table")
-        return self.tables[oid]
+        return self._visible[oid][1]
 
     def _row(self, table: TableSchema, change_type: ChangeType, ordinal: int, values: Sequence[Value]) -> OracleRow:
         typed: dict[str, Any] = {}

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import pyarrow as pa
 
-from penstock.position import Position
+from penstock.position import Lsn, Position
 from penstock.schema import TableSchema
 
 
@@ -23,7 +23,6 @@ class ChangeType(StrEnum):
     """
 
     INSERT = "insert"
-    UPDATE_PREIMAGE = "update_preimage"
     UPDATE_POSTIMAGE = "update_postimage"
     DELETE = "delete"
     TRUNCATE = "truncate"
@@ -69,7 +68,10 @@ class ChangeCounts:
     deletes: int = 0
     truncates: int = 0
     moves: int = 0
-    """Key changes, and updates of rows without key; each is also one delete and one insert."""
+    """Key changes, and updates of rows without key; each is also one delete and one insert.
+
+    At most so many where rows have been taken out again.
+    """
     unchanged: int = 0
     """Rows that name at least one column in `_unchanged`."""
 
@@ -98,6 +100,27 @@ class ChangeBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class LogicalMessage:
+    """What `pg_logical_emit_message` put into the log, under a prefix that was asked for.
+
+    A message of a transaction counts once that commits, at `position`; it stands before the change with the number `ordinal`. One outside
+    of transactions counts at once, whatever becomes of the transaction that sent it: it has neither xid nor position.
+    """
+
+    prefix: str
+    content: bytes
+    lsn: Lsn
+    """Where the message itself stands in the log."""
+    xid: int | None = None
+    ordinal: int = 0
+    position: Position | None = None
+
+    @property
+    def is_transactional(self) -> bool:
+        return self.xid is not None
+
+
+@dataclass(frozen=True, slots=True)
 class Transactions:
     """A run of whole transactions, all committed. `end` is the position of the last; `batches` may be empty (nothing published)."""
 
@@ -106,14 +129,19 @@ class Transactions:
     commit_time: datetime
     """Of the last transaction."""
     count: int
+    messages: tuple[LogicalMessage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionPiece:
-    """Part of a transaction too long to wait for: `_commit_version` and `_commit_timestamp` are still null in its rows."""
+    """Part of a transaction too long to wait for: `_commit_version` and `_commit_timestamp` are still null in its rows.
+
+    `xid` is that of the whole transaction. `_xid` is that of the subtransaction, which may be rolled back by itself.
+    """
 
     xid: int
     batches: tuple[ChangeBatch, ...]
+    messages: tuple[LogicalMessage, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +154,19 @@ class PiecesCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class PiecesAborted:
+    """What the subtransaction `subxid` has written so far does not count; if that is `xid` itself, the whole transaction is over."""
+
+    xid: int
+    subxid: int
+
+
+@dataclass(frozen=True, slots=True)
 class Quiet:
-    """The server has sent everything that commits up to `position`, and nothing is open."""
+    """The server has sent everything that commits up to `position`. Transactions in pieces may be open: they commit after it."""
 
     position: Position
 
 
-LogStep = Transactions | TransactionPiece | PiecesCommitted | Quiet
+LogStep = Transactions | TransactionPiece | PiecesCommitted | PiecesAborted | LogicalMessage | Quiet
 """What a decoder gives out, in the order of the log."""

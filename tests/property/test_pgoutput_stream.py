@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
@@ -15,30 +16,48 @@ from penstock.change import (
     METADATA_NAMES,
     ChangeBatch,
     ChangeCounts,
+    LogicalMessage,
     LogStep,
+    PiecesAborted,
     PiecesCommitted,
     TransactionPiece,
     Transactions,
     change_schema,
 )
-from penstock.errors import ProtocolError
+from penstock.errors import ProtocolError, SlotForeignError
 from penstock.position import Position
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from penstock.schema import TableSchema
 from tests.pgoutput_oracle import Oracle, OracleRow, OracleTransaction
-from tests.pgoutput_streams import StreamWriter, split
+from tests.pgoutput_streams import PREFIXES, StreamWriter, split
 
 Placed = tuple[Any, Any, int, int, OracleRow]
 """Position, time, xid, ordinal, row."""
 
-seeds = st.integers(0, 2**32)
-transaction_sizes = st.lists(st.integers(0, 30), min_size=1, max_size=12)
+WANTED = frozenset(PREFIXES[:2])
 
 
-def write(seed: int, table_count: int, sizes: Sequence[int]) -> StreamWriter:
-    writer = StreamWriter.start(seed, table_count)
-    for size in sizes:
-        writer.transaction(size)
+@dataclass(frozen=True)
+class Shape:
+    """Of a random stream: how many changes each transaction or block of one has."""
+
+    seed: int
+    table_count: int
+    sizes: list[int]
+
+
+shapes = st.builds(Shape, st.integers(0, 2**32), st.integers(1, 4), st.lists(st.integers(0, 30), min_size=1, max_size=12))
+
+
+def write(shape: Shape, *, streaming: bool) -> StreamWriter:
+    """With `streaming`, about half of the transactions are sent while they are open."""
+    writer = StreamWriter.start(shape.seed, shape.table_count)
+    for size in shape.sizes:
+        if streaming and writer.random.random() < 0.6:
+            writer.block(size)
+        else:
+            writer.transaction(size)
+    writer.finish()
     return writer
 
 
@@ -47,23 +66,58 @@ def expected(transactions: Iterable[OracleTransaction]) -> list[Placed]:
     return sorted(placed, key=lambda entry: (entry[0], entry[3]))
 
 
-def decoded(steps: Iterable[LogStep]) -> list[Placed]:
-    """All rows of the steps, with what a piece learns from its commit filled in; checks what every batch promises on the way."""
-    placed: list[Placed] = []
-    pieces: list[Placed] = []
-    for step in steps:
-        match step:
-            case Transactions():
-                assert not pieces
-                placed += [row for batch in step.batches for row in batch_rows(batch)]
-            case TransactionPiece():
-                rows = [row for batch in step.batches for row in batch_rows(batch)]
-                assert all(row[:3] == (None, None, step.xid) for row in rows)
-                pieces += rows
-            case PiecesCommitted():
-                placed += [(step.end.value, step.commit_time, step.xid, ordinal, row) for _, _, _, ordinal, row in pieces]
-                pieces = []
-    return sorted(placed, key=lambda entry: (entry[0], entry[3]))
+@dataclass
+class Decoded:
+    """What the steps of the log come to, with what a piece learns from its commit filled in, and what was rolled back left out."""
+
+    rows: list[Placed] = field(default_factory=list)
+    messages: list[LogicalMessage] = field(default_factory=list)
+    loose: list[LogicalMessage] = field(default_factory=list)
+    transactions: int = 0
+    ends: list[Position] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, steps: Iterable[LogStep], *, are_all_ended: bool = True) -> Decoded:
+        """Checks what every batch promises on the way."""
+        found = cls()
+        pieces: dict[int, tuple[list[Placed], list[LogicalMessage]]] = {}
+        for step in steps:
+            match step:
+                case Transactions():
+                    found.rows += step_rows(step)
+                    found.messages += step.messages
+                    found.transactions += step.count
+                    found.ends.append(step.end)
+                case TransactionPiece():
+                    rows, messages = pieces.setdefault(step.xid, ([], []))
+                    rows += step_rows(step)
+                    messages += step.messages
+                case PiecesAborted() if step.xid == step.subxid:
+                    del pieces[step.xid]
+                case PiecesAborted():
+                    rows, messages = pieces[step.xid]
+                    kept = [row for row in rows if row[2] != step.subxid], [each for each in messages if each.xid != step.subxid]
+                    pieces[step.xid] = kept
+                case PiecesCommitted():
+                    found._commit(step, *pieces.pop(step.xid))
+                case LogicalMessage():
+                    found.loose.append(step)
+        assert not (pieces and are_all_ended)
+        found.rows.sort(key=lambda entry: (entry[0], entry[3]))
+        return found
+
+    def _commit(self, step: PiecesCommitted, rows: list[Placed], messages: list[LogicalMessage]) -> None:
+        assert all(row[:2] == (None, None) for row in rows)
+        ordinals = [row[3] for row in rows]
+        assert len(set(ordinals)) == len(ordinals)
+        self.rows += [(step.end.value, step.commit_time, step.xid, ordinal, row) for _, _, _, ordinal, row in rows]
+        self.messages += [replace(message, xid=step.xid, position=step.end) for message in messages]
+        self.transactions += 1
+        self.ends.append(step.end)
+
+
+def step_rows(step: Transactions | TransactionPiece) -> list[Placed]:
+    return [row for batch in step.batches for row in batch_rows(batch)]
 
 
 def batches(steps: Iterable[LogStep]) -> list[ChangeBatch]:
@@ -103,41 +157,49 @@ def _placed(table: TableSchema, row: dict[str, Any]) -> Placed:
     return row["_commit_version"], row["_commit_timestamp"], row["_xid"], row["_ordinal"], plain
 
 
-@given(seeds, st.integers(1, 4), transaction_sizes, st.integers(1, 8), st.sampled_from([1, 5, 40, 50_000]))
+@given(shapes, st.booleans(), st.integers(1, 8), st.sampled_from([1, 5, 40, 50_000]))
 @settings(max_examples=200, deadline=None)
-def test_any_stream_cut_anywhere_decodes_as_the_oracle_does(
-    seed: int, table_count: int, sizes: list[int], call_count: int, max_open: int
-) -> None:
-    writer = write(seed, table_count, sizes)
-    decoder = PgOutputDecoder(writer.keys, max_open_messages=max_open)
-    steps = [step for call in split(Random(seed), writer.messages, call_count) for step in decoder.decode(call)]
-    transactions = Oracle(writer.keys).decode(writer.messages)
-    assert decoded(steps) == expected(transactions)
-    assert sum(batch.counts.moves for batch in batches(steps)) == sum(transaction.moves for transaction in transactions)
-    assert sum(step.count if isinstance(step, Transactions) else isinstance(step, PiecesCommitted) for step in steps) == len(sizes)
-    ends = [step.end for step in steps if isinstance(step, Transactions | PiecesCommitted)]
-    assert ends == sorted(ends)
-    assert ends[-1] == Position.of(transactions[-1].position)
+def test_X03_any_stream_cut_anywhere_decodes_as_the_oracle_does(shape: Shape, streaming: bool, call_count: int, max_open: int) -> None:
+    writer = write(shape, streaming=streaming)
+    decoder = PgOutputDecoder(writer.keys, prefixes=WANTED, max_open_messages=max_open)
+    steps = [step for call in split(Random(shape.seed), writer.messages, call_count) for step in decoder.decode(call)]
+    oracle = Oracle(writer.keys, WANTED)
+    transactions = oracle.decode(writer.messages)
+    found = Decoded.of(steps)
+    assert found.rows == expected(transactions)
+    assert found.messages == [message for transaction in transactions for message in transaction.messages]
+    assert found.loose == oracle.messages
+    assert found.transactions == len(transactions) == writer.ended
+    assert found.ends == sorted(set(found.ends))
+    assert found.ends[-1:] == [Position.of(transaction.position) for transaction in transactions[-1:]]
+    if not streaming:
+        assert sum(batch.counts.moves for batch in batches(steps)) == sum(transaction.moves for transaction in transactions)
     assert not decoder.has_open_transaction
     assert decoder.carried_bytes == 0
 
 
-@given(seeds, st.integers(1, 3), transaction_sizes, st.lists(st.integers(0, 2**32), min_size=1, max_size=3))
+@given(shapes, st.booleans(), st.booleans(), st.lists(st.integers(0, 2**32), min_size=1, max_size=3))
 @settings(max_examples=400, deadline=None)
-def test_damaged_bytes_are_refused_or_decode_as_the_oracle_does(seed: int, table_count: int, sizes: list[int], damages: list[int]) -> None:
-    writer = write(seed, table_count, sizes)
+def test_damaged_bytes_are_refused_or_decode_as_the_oracle_does(shape: Shape, streaming: bool, asks: bool, damages: list[int]) -> None:
+    writer = write(shape, streaming=streaming)
     messages = list(writer.messages)
+    prefixes = WANTED if asks else frozenset()
     for damage in damages:
         random = Random(damage)
         at = random.randrange(len(messages))
         messages[at] = damaged(random, messages[at])
+    decoder = PgOutputDecoder(writer.keys, prefixes=prefixes)
+    oracle = Oracle(writer.keys, prefixes)
     try:
-        transactions = Oracle(writer.keys).decode(messages)
+        transactions = oracle.decode(messages)
     except ProtocolError:
-        with pytest.raises(ProtocolError):
-            PgOutputDecoder(writer.keys).decode(messages)
+        with pytest.raises((ProtocolError, SlotForeignError)):
+            decoder.decode(messages)
     else:
-        assert decoded(PgOutputDecoder(writer.keys).decode(messages)) == expected(transactions)
+        found = Decoded.of(decoder.decode(messages), are_all_ended=False)
+        assert found.rows == expected(transactions)
+        assert found.messages == [message for transaction in transactions for message in transaction.messages]
+        assert found.loose == oracle.messages
 
 
 def damaged(random: Random, message: bytes) -> bytes:

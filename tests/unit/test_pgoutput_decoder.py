@@ -143,7 +143,8 @@ def test_X01_an_empty_transaction_moves_the_position() -> None:
 
 @pytest.mark.parametrize("decoder", [PgOutputDecoder(max_open_messages=2), PgOutputDecoder(max_open_bytes=150)])
 def test_X02_a_long_transaction_comes_in_pieces_whose_ordinals_go_on(decoder: PgOutputDecoder) -> None:
-    (first,) = decoder.decode([begin(5), relation(ITEMS), insert(7, [b"1", None, None]), insert(7, [b"2", None, None])])
+    opened, first = decoder.decode([begin(5), relation(ITEMS), insert(7, [b"1", None, None]), insert(7, [b"2", None, None])])
+    assert opened == TransactionPiece(5, ())
     assert isinstance(first, TransactionPiece)
     assert first.xid == 5
     assert first.batches[0].rows["_commit_version"].null_count == 2

@@ -5,16 +5,16 @@ All tuples of the run are walked together; what remains for each table is to cho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
-from penstock.change import ChangeBatch
+from penstock.change import ChangeBatch, LogicalMessage
 from penstock.postgres.pgoutput.changes import COUNT_BYTES, NEW, Changes, TableChanges, find_changes, group
 from penstock.postgres.pgoutput.framing import TRUNCATE, Frames, IntArray
-from penstock.postgres.pgoutput.relations import RelationHistory
+from penstock.postgres.pgoutput.logical import find_messages
+from penstock.postgres.pgoutput.relations import Versions
 from penstock.postgres.pgoutput.rows import TableTuples, build_batch
 from penstock.postgres.pgoutput.transactions import Timeline
 from penstock.postgres.pgoutput.tuples import ColumnSpans, walk
@@ -28,22 +28,30 @@ class _Tuples:
     second: list[ColumnSpans]
 
 
-def assemble(frames: Frames, timeline: Timeline, relations: RelationHistory) -> tuple[tuple[ChangeBatch, ...], int]:
-    """Decode a run of messages; gives the batches in the order of the log, and the number that the next change would get."""
-    versions = relations.advance(frames)
+@dataclass(frozen=True, slots=True, eq=False)
+class Assembled:
+    batches: tuple[ChangeBatch, ...]
+    """In the order of the log."""
+    messages: tuple[LogicalMessage, ...]
+    next_ordinal: int
+    """The number that the next change of the last transaction would get."""
+
+
+def assemble(frames: Frames, timeline: Timeline, versions: Versions, prefixes: Set[str] = frozenset()) -> Assembled:
+    """Decode a run of messages of whole transactions, or of one that is open."""
     changes, next_ordinal = find_changes(frames, timeline)
+    messages = find_messages(frames, timeline, changes, prefixes) if prefixes else ()
     if not len(changes):
-        return (), next_ordinal
+        return Assembled((), messages, next_ordinal)
     groups = group(frames, changes, versions)
     ordered = changes[np.concatenate([item.members for item in groups])]
     widths = np.repeat([len(item.table.columns) for item in groups], [len(item.members) for item in groups])
     tuples = _walk_all(frames, ordered, widths)
-    buffer = pa.py_buffer(frames.buffer)
     batches = [
-        (int(item.members[0]), build_batch(buffer, timeline, item.table, own, table_tuples))
+        (int(item.members[0]), build_batch(frames, timeline, item.table, own, table_tuples))
         for item, own, table_tuples in _split(groups, ordered, tuples)
     ]
-    return tuple(batch for _, batch in sorted(batches, key=lambda entry: entry[0])), next_ordinal
+    return Assembled(tuple(batch for _, batch in sorted(batches, key=lambda entry: entry[0])), messages, next_ordinal)
 
 
 def _walk_all(frames: Frames, changes: Changes, widths: IntArray) -> _Tuples:

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.postgres.pgoutput.framing import DELETE, HEADER_BYTES, INSERT, TRUNCATE, UPDATE, BoolArray, ByteArray, Frames, IntArray
+from penstock.postgres.pgoutput.framing import DELETE, INSERT, TRUNCATE, UPDATE, BoolArray, ByteArray, Frames, IntArray
 from penstock.postgres.pgoutput.messages import decode_truncate
-from penstock.postgres.pgoutput.relations import Version
+from penstock.postgres.pgoutput.relations import Version, Versions
 from penstock.postgres.pgoutput.transactions import Timeline
 from penstock.schema import TableSchema
 
 NEW, OLD_KEY, OLD_ROW = b"NKO"
 COUNT_BYTES = 2
 
-_OID_AT = HEADER_BYTES + 1
-_MARKER_AT = _OID_AT + 4
-_TUPLE_AT = _MARKER_AT + 1 + COUNT_BYTES
+_OID_BYTES = 4
+_HEAD_BYTES = _OID_BYTES + 1 + COUNT_BYTES
+"""The table, the marker of the first tuple, and its column count."""
 
 _ROW_KINDS = np.zeros(256, np.bool_)
 _ROW_KINDS[[INSERT, UPDATE, DELETE]] = True
@@ -61,14 +61,14 @@ class TableChanges:
 def find_changes(frames: Frames, timeline: Timeline) -> tuple[Changes, int]:
     """The changes, and the number that the next change of the last transaction would get."""
     messages = np.flatnonzero(_ROW_KINDS[frames.kinds])
-    starts = frames.starts[messages]
-    frames.require(frames.ends[messages] - starts >= _TUPLE_AT, messages, "is too short")
+    fields = frames.starts[messages] + frames.fields_at
+    frames.require(frames.ends[messages] - fields >= _HEAD_BYTES, messages, "is too short")
     kinds = frames.kinds[messages]
-    markers = frames.octets[starts + _MARKER_AT]
+    markers = frames.octets[fields + _OID_BYTES]
     frames.require(_MARKERS[kinds, markers], messages, "has an unexpected tuple")
     has_old = (kinds == UPDATE) & (markers != NEW)
 
-    changes = Changes(messages, kinds, frames.u32(starts + _OID_AT), np.zeros(len(messages), np.int64), starts + _TUPLE_AT, has_old)
+    changes = Changes(messages, kinds, frames.u32(fields), np.zeros(len(messages), np.int64), fields + _HEAD_BYTES, has_old)
     if (frames.kinds == TRUNCATE).any():
         changes = _with_truncates(frames, changes)
     weights = np.bincount(changes.messages, minlength=len(frames))
@@ -96,7 +96,7 @@ def _with_truncates(frames: Frames, changes: Changes) -> Changes:
     return joined[np.argsort(messages, kind="stable")]
 
 
-def group(frames: Frames, changes: Changes, versions: dict[int, list[Version]]) -> list[TableChanges]:
+def group(frames: Frames, changes: Changes, versions: Versions) -> list[TableChanges]:
     """Sort the changes by table and by the schema that held when they were made; wide tables first, as the walk needs them."""
     order = np.argsort(changes.oids, kind="stable")
     oids = changes.oids[order]

@@ -1,23 +1,50 @@
 """Raw messages in, steps of the log out: whole transactions in runs, and pieces of those too long to wait for.
 
-A call's messages are cut at the last Commit. What follows it, the beginning of an open transaction, is carried to the next call, up to a
-limit; past it the transaction is given out in pieces, so that memory stays bounded whatever its length. One decoder serves one
-connection: it relies on the server's order, and the server sends each table's shape once in a connection.
+A call's messages are cut at the last Commit. What follows it, the beginning of a transaction that has committed but has not arrived as a
+whole, is carried to the next call, up to a limit; past it the transaction is given out in pieces, so that memory stays bounded whatever
+its length. Under protocol version 2 the server itself sends long transactions in blocks, while they are open and among others; what a
+call holds of a block is given out at once, as a piece. One decoder serves one connection: it relies on the server's order, and the server
+sends each table's shape once in a connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import numpy as np
 
-from penstock.change import LogStep, PiecesCommitted, Quiet, TransactionPiece, Transactions
+from penstock.change import LogStep, PiecesAborted, PiecesCommitted, Quiet, TransactionPiece, Transactions
 from penstock.position import Position
 from penstock.postgres.pgoutput.assemble import assemble
-from penstock.postgres.pgoutput.framing import BEGIN, COMMIT, KEEPALIVE, BoolArray, Frames, IntArray, Payload, frame, join, payload_sizes
-from penstock.postgres.pgoutput.messages import decode_keepalive
+from penstock.postgres.pgoutput.framing import (
+    BEGIN,
+    COMMIT,
+    KEEPALIVE,
+    STREAM_ABORT,
+    STREAM_COMMIT,
+    STREAM_START,
+    STREAM_STOP,
+    ByteArray,
+    Frames,
+    IntArray,
+    Payload,
+    frame,
+    join,
+    payload_sizes,
+)
+from penstock.postgres.pgoutput.logical import find_loose_messages
+from penstock.postgres.pgoutput.messages import check_stream_stop, decode_keepalive, decode_stream_abort, decode_stream_start
 from penstock.postgres.pgoutput.relations import RelationHistory
-from penstock.postgres.pgoutput.transactions import OpenTransaction, Timeline, check_order, decode_begins, decode_commits
+from penstock.postgres.pgoutput.transactions import (
+    BETWEEN,
+    IN_TRANSACTION,
+    OpenTransaction,
+    Timeline,
+    check_order,
+    decode_begins,
+    decode_commits,
+    decode_stream_commit,
+)
 from penstock.postgres.types.resolver import TypeResolver
 
 PIECE_MESSAGES = 16_384
@@ -25,6 +52,9 @@ PIECE_MESSAGES = 16_384
 
 RUN_BYTES = 1 << 29
 """Messages are joined in runs of about this size: string offsets have 32 bits, and one message may have a gigabyte."""
+
+_BOUNDS = np.zeros(256, np.bool_)
+_BOUNDS[[STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT]] = True
 
 
 class _Carry:
@@ -47,28 +77,36 @@ class _Carry:
 
 
 class PgOutputDecoder:
-    """Decodes protocol version 1 of one replication connection."""
+    """Decodes protocol versions 1 and 2 of one replication connection."""
 
     def __init__(
         self,
         keys: Mapping[int, tuple[str, ...]] | None = None,
         types: TypeResolver | None = None,
         *,
+        prefixes: Set[str] = frozenset(),
         max_open_messages: int = 50_000,
         max_open_bytes: int = 32 << 20,
     ) -> None:
-        """`keys` names the primary key columns by table OID; it is asked only for tables with replica identity FULL."""
+        """`keys` names the primary key columns by table OID; it is asked only for tables with replica identity FULL.
+
+        `prefixes` are those of the logical messages to be given out; all others are passed over.
+        """
         self._relations = RelationHistory(keys or {}, types or TypeResolver())
+        self._prefixes = prefixes
         self._max_open_messages = max_open_messages
         self._max_open_bytes = max_open_bytes
         self._carry = _Carry()
-        self._is_open = False
+        self._place = BETWEEN
         self._in_pieces: OpenTransaction | None = None
+        self._streams: dict[int, OpenTransaction] = {}
+        self._block: int | None = None
         self._last_commit = Position.ZERO
 
     @property
     def has_open_transaction(self) -> bool:
-        return self._is_open
+        """Whether a transaction has not come to its end; it may be one of those that are open in the database."""
+        return self._place != BETWEEN or bool(self._streams)
 
     @property
     def carried_messages(self) -> int:
@@ -84,32 +122,53 @@ class PgOutputDecoder:
         steps: list[LogStep] = []
         quiet_at: int | None = None
         for run, sizes in _runs(messages):
-            frames, was_open = self._frame(run, sizes)
-            open_after = check_order(frames, was_open)
-            quiet_at = _quiet_place(frames, open_after, quiet_at)
-            self._is_open = bool(open_after[-1])
-            steps += self._take(frames)
-        if quiet_at is not None and not self._is_open and quiet_at >= self._last_commit.value:
+            frames, place = self._frame(run, sizes)
+            places = check_order(frames, place)
+            quiet_at = _quiet_place(frames, places, quiet_at)
+            self._place = int(places[-1])
+            steps += self._take(frames, places)
+        if quiet_at is not None and self._place == BETWEEN and quiet_at >= self._last_commit.value:
             steps.append(Quiet(Position.of(quiet_at)))
         return steps
 
-    def _frame(self, messages: Sequence[Payload], sizes: IntArray) -> tuple[Frames, bool]:
-        """The messages, and whether a transaction is open before them.
+    def _frame(self, messages: Sequence[Payload], sizes: IntArray) -> tuple[Frames, int]:
+        """The messages, and where the log is before them.
 
         What is carried is framed again with them unless it is the larger part: so a commit finds all its messages in one buffer, and
         still no message is copied more than a few times.
         """
-        if self.carried_bytes > sizes.sum():
-            return frame(messages, sizes), self._is_open
-        return frame(messages, sizes, self._carry.take()), self._in_pieces is not None
+        if self._place != IN_TRANSACTION or self.carried_bytes > sizes.sum():
+            return frame(messages, sizes), self._place
+        return frame(messages, sizes, self._carry.take()), BETWEEN if self._in_pieces is None else IN_TRANSACTION
 
-    def _take(self, frames: Frames) -> Iterator[LogStep]:
+    def _take(self, frames: Frames, places: ByteArray) -> Iterator[LogStep]:
+        """Cut the messages where a block begins or ends, and where a transaction in blocks does."""
+        low = 0
+        for bound in map(int, np.flatnonzero(_BOUNDS[frames.kinds])):
+            yield from self._take_run(frames[low:bound], places[low:bound])
+            yield from self._take_bound(frames, bound)
+            low = bound + 1
+        yield from self._take_run(frames[low:], places[low:])
+
+    def _take_run(self, frames: Frames, places: ByteArray) -> Iterator[LogStep]:
+        if not len(frames):
+            return
+        if self._block is not None:
+            yield from self._decode_block(self._block, frames.in_block())
+            return
+        if self._prefixes:
+            yield from find_loose_messages(frames, places, self._prefixes)
+        yield from self._take_transactions(frames, is_open=places[-1] == IN_TRANSACTION)
+
+    # --- whole transactions ----------------------------------------------------------------------------------------------
+
+    def _take_transactions(self, frames: Frames, *, is_open: bool) -> Iterator[LogStep]:
         commits = frames.where(COMMIT)
         cut = int(commits[-1]) + 1 if len(commits) else 0
         if cut:
             before = self._carry.take()
             yield from self._decode_whole(join([*before, frames[:cut]]) if before else frames[:cut])
-        if self._is_open:
+        if is_open:
             begins = frames.where(BEGIN)
             start = max(cut, int(begins[-1])) if len(begins) else cut
             self._carry.put(join([frames[start:]]) if start else frames)
@@ -126,25 +185,22 @@ class PgOutputDecoder:
         if len(frames):
             commits = decode_commits(frames, self._last_commit)
             begins, xids = decode_begins(frames)
-            batches, _ = assemble(frames, Timeline(begins, xids, commits), self._relations)
+            versions = self._relations.advance(frames)
+            found = assemble(frames, Timeline(begins, xids, commits), versions, self._prefixes)
             self._last_commit = commits.position(-1)
-            yield Transactions(batches, self._last_commit, commits.time(-1), len(commits))
+            yield Transactions(found.batches, self._last_commit, commits.time(-1), len(commits), found.messages)
 
     def _decode_pieces(self, frames: Frames) -> Iterator[TransactionPiece]:
-        """Messages of one open transaction. Its first piece is given out in any case, later ones if they have rows."""
-        for low in range(0, len(frames), PIECE_MESSAGES):
-            part = frames[low : low + PIECE_MESSAGES]
-            begun = self._in_pieces
-            if begun is None:
-                begins, xids = decode_begins(part)
-                timeline = Timeline(begins, xids, None)
-            else:
-                timeline = Timeline(np.array([-1]), np.array([begun.xid]), None, begun.ordinal)
-            xid = int(timeline.xids[0])
-            batches, next_ordinal = assemble(part, timeline, self._relations)
-            self._in_pieces = OpenTransaction(xid, next_ordinal)
-            if batches or begun is None:
-                yield TransactionPiece(xid, batches)
+        """Messages of one transaction that has not arrived as a whole. Its first piece is given out in any case."""
+        if self._in_pieces is None:
+            _, xids = decode_begins(frames)
+            self._in_pieces = OpenTransaction(int(xids[0]), 0)
+            yield TransactionPiece(self._in_pieces.xid, ())
+        for part in _parts(frames):
+            found = assemble(part, Timeline.inside(self._in_pieces), self._relations.advance(part), self._prefixes)
+            self._in_pieces = OpenTransaction(self._in_pieces.xid, found.next_ordinal)
+            if found.batches or found.messages:
+                yield TransactionPiece(self._in_pieces.xid, found.batches, found.messages)
 
     def _finish_pieces(self, begun: OpenTransaction, rest: Frames, commit: Frames) -> Iterator[LogStep]:
         yield from self._decode_pieces(rest)
@@ -152,6 +208,54 @@ class PgOutputDecoder:
         self._last_commit = commits.position(-1)
         self._in_pieces = None
         yield PiecesCommitted(begun.xid, self._last_commit, commits.time(-1))
+
+    # --- transactions in blocks --------------------------------------------------------------------------------------------
+
+    def _take_bound(self, frames: Frames, index: int) -> Iterator[LogStep]:
+        match int(frames.kinds[index]):
+            case kind if kind == STREAM_START:
+                yield from self._start_block(frames, index)
+            case kind if kind == STREAM_STOP:
+                check_stream_stop(frames, index)
+                self._block = None
+            case kind if kind == STREAM_COMMIT:
+                xid, commits = decode_stream_commit(frames, index, self._last_commit)
+                self._require_open(frames, index, xid)
+                self._relations.commit(xid)
+                del self._streams[xid]
+                self._last_commit = commits.position(-1)
+                yield PiecesCommitted(xid, self._last_commit, commits.time(-1))
+            case _:
+                xid, subxid = decode_stream_abort(frames, index)
+                self._require_open(frames, index, xid)
+                self._relations.forget(xid)
+                if subxid == xid:
+                    del self._streams[xid]
+                yield PiecesAborted(xid, subxid)
+
+    def _start_block(self, frames: Frames, index: int) -> Iterator[LogStep]:
+        self._block, is_first = decode_stream_start(frames, index)
+        if is_first == (self._block in self._streams):
+            raise frames.fault(index, "begins a transaction that is open, or goes on with one that is not")
+        if is_first:
+            self._streams[self._block] = OpenTransaction(self._block, 0)
+            yield TransactionPiece(self._block, ())
+
+    def _decode_block(self, xid: int, frames: Frames) -> Iterator[LogStep]:
+        for part in _parts(frames):
+            versions = self._relations.advance(part, xid)
+            found = assemble(part, Timeline.inside(self._streams[xid]), versions, self._prefixes)
+            self._streams[xid] = OpenTransaction(xid, found.next_ordinal)
+            if found.batches or found.messages:
+                yield TransactionPiece(xid, found.batches, found.messages)
+
+    def _require_open(self, frames: Frames, index: int, xid: int) -> None:
+        if xid not in self._streams:
+            raise frames.fault(index, "ends a transaction that is not open")
+
+
+def _parts(frames: Frames) -> Iterator[Frames]:
+    return (frames[low : low + PIECE_MESSAGES] for low in range(0, len(frames), PIECE_MESSAGES))
 
 
 def _gathered(parts: Sequence[Frames]) -> Iterator[Frames]:
@@ -168,9 +272,9 @@ def _gathered(parts: Sequence[Frames]) -> Iterator[Frames]:
         yield join(group)
 
 
-def _quiet_place(frames: Frames, open_after: BoolArray, before: int | None) -> int | None:
-    """The WAL end of the last keepalive that came while nothing was open."""
-    quiet: IntArray = np.flatnonzero((frames.kinds == KEEPALIVE) & ~open_after)
+def _quiet_place(frames: Frames, places: ByteArray, before: int | None) -> int | None:
+    """The WAL end of the last keepalive that came between transactions."""
+    quiet: IntArray = np.flatnonzero((frames.kinds == KEEPALIVE) & (places == BETWEEN))
     return decode_keepalive(frames, int(quiet[-1])) if len(quiet) else before
 
 

@@ -7,12 +7,12 @@ null values: a walk over damaged tuples may run past the last message before it 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import ProtocolError
+from penstock.errors import ProtocolError, SlotForeignError
 from penstock.position import Lsn
 
 Payload = bytes | bytearray | memoryview
@@ -27,13 +27,18 @@ KEEPALIVE_BYTES = 18
 MAX_COLUMNS = 1664
 """As many as a Postgres tuple can have."""
 
+XID_BYTES = 4
+
 BEGIN, COMMIT, ORIGIN, RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = b"BCORYIUDTM"
+STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT = b"SEcA"
 KEEPALIVE = 0
 
 _PADDING = b"n" * (MAX_COLUMNS + 8)
 _XLOG_DATA, _KEEPALIVE_HEAD = b"wk"
 _KNOWN = np.zeros(256, np.bool_)
 _KNOWN[[BEGIN, COMMIT, ORIGIN, RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE]] = True
+_KNOWN[[STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT]] = True
+_TWO_PHASE = frozenset(b"bPKrp")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +50,8 @@ class Frames:
     starts: IntArray
     ends: IntArray
     kinds: ByteArray
+    xid_bytes: int = 0
+    """Inside a block, the fields of a message come after its kind and an xid of so many bytes."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -59,7 +66,20 @@ class Frames:
 
     def __getitem__(self, part: slice) -> Frames:
         """A run of the messages, over the same buffer."""
-        return Frames(self.buffer, self.octets, self.starts[part], self.ends[part], self.kinds[part])
+        return Frames(self.buffer, self.octets, self.starts[part], self.ends[part], self.kinds[part], self.xid_bytes)
+
+    def in_block(self) -> Frames:
+        """The same messages, as the inside of a block."""
+        return replace(self, xid_bytes=XID_BYTES)
+
+    @property
+    def fields_at(self) -> int:
+        """How far after its start a message's own fields begin."""
+        return HEADER_BYTES + 1 + self.xid_bytes
+
+    def xids(self, messages: IntArray) -> IntArray:
+        """Inside a block: the xids of the (sub)transactions that the messages belong to."""
+        return self.u32(self.starts[messages] + HEADER_BYTES + 1)
 
     def view(self) -> memoryview:
         """The bytes of these messages, without a copy."""
@@ -84,8 +104,8 @@ class Frames:
         return np.ndarray((count,), dtype, self.buffer, 0, (1,))[at].astype(np.int64)
 
     def body(self, index: int) -> bytes:
-        """The pgoutput message after its kind byte, or the keepalive after its head."""
-        skip = 1 if self.kinds[index] == KEEPALIVE else HEADER_BYTES + 1
+        """The fields of a pgoutput message, or the keepalive after its head."""
+        skip = 1 if self.kinds[index] == KEEPALIVE else self.fields_at
         return self.buffer[self.starts[index] + skip : self.ends[index]]
 
     def require(self, ok: BoolArray, messages: IntArray, reason: str) -> None:
@@ -120,9 +140,16 @@ def frame(messages: Sequence[Payload], sizes: IntArray, before: Sequence[Frames]
     if not fit.all():
         bad = int(np.argmin(fit))
         if is_data[bad] and sizes[bad] > HEADER_BYTES:
-            raise frames.fault(bad, "is of an unknown kind")
+            raise _two_phase() if int(kinds[bad]) in _TWO_PHASE else frames.fault(bad, "is of an unknown kind")
         raise ProtocolError(f"message {bad} of {len(sizes)} is neither WAL data nor a keepalive")
     return frames
+
+
+def _two_phase() -> SlotForeignError:
+    return SlotForeignError(
+        "the slot was created with two_phase: it sends transactions when they are prepared, before anyone knows whether they commit",
+        hint="stop the capture, drop the slot with pg_drop_replication_slot, and resync: penstock creates it without two_phase",
+    )
 
 
 def payload_sizes(messages: Sequence[Payload]) -> IntArray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.errors import ProtocolError
+from penstock.position import Lsn
 from penstock.postgres.pgoutput.framing import MAX_COLUMNS, Frames
 
 REPLICA_IDENTITIES = "dnfi"
@@ -27,6 +28,16 @@ class Relation:
     name: str
     replica_identity: str
     columns: tuple[RelationColumn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A logical message; what it holds is for those who asked for its prefix."""
+
+    is_transactional: bool
+    lsn: Lsn
+    prefix: str
+    content: bytes
 
 
 class _Reader:
@@ -90,6 +101,44 @@ def decode_relation(frames: Frames, index: int) -> Relation:
 def _column(reader: _Reader) -> RelationColumn:
     is_key = bool(reader.number(1) & 1)
     return RelationColumn(reader.text(), is_key, reader.number(4), reader.number(4, signed=True))
+
+
+def decode_type(frames: Frames, index: int) -> tuple[int, str, str]:
+    """A type's OID, and the namespace and name of it, or of its base type if it is a domain."""
+    reader = _Reader(frames, index)
+    found = reader.number(4), reader.text() or "pg_catalog", reader.text()
+    reader.finish()
+    return found
+
+
+def decode_message(frames: Frames, index: int) -> Message:
+    reader = _Reader(frames, index)
+    is_transactional = bool(reader.number(1) & 1)
+    lsn = Lsn(reader.number(8))
+    prefix = reader.text()
+    content = reader.take(reader.number(4))
+    reader.finish()
+    return Message(is_transactional, lsn, prefix, content)
+
+
+def decode_stream_start(frames: Frames, index: int) -> tuple[int, bool]:
+    """The transaction's xid, and whether this is its first block."""
+    reader = _Reader(frames, index)
+    xid, flag = reader.number(4), reader.number(1)
+    reader.finish()
+    return xid, flag == 1
+
+
+def check_stream_stop(frames: Frames, index: int) -> None:
+    _Reader(frames, index).finish()
+
+
+def decode_stream_abort(frames: Frames, index: int) -> tuple[int, int]:
+    """The xids of the transaction and of the subtransaction that was rolled back; the same if it was the whole."""
+    reader = _Reader(frames, index)
+    found = reader.number(4), reader.number(4)
+    reader.finish()
+    return found
 
 
 def decode_truncate(frames: Frames, index: int) -> tuple[int, ...]:

@@ -1,47 +1,86 @@
 """Which shape each table has at each place in the log, from the Relation messages; the catalog of now is never asked about the past.
 
 Under replica identity FULL the message flags every column, so the key comes from what the capture read in the catalog at its start.
+
+A transaction that is sent while open sees its own DDL, which nobody else does until it commits. So the server describes every table to
+each such transaction by itself, anew after a part of it was rolled back, and counts what it described last as known to all once the
+transaction commits. What is kept here mirrors that: a history for each open transaction, emptied at every abort, joined at the commit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from penstock.postgres.pgoutput.framing import RELATION, Frames
-from penstock.postgres.pgoutput.messages import Relation, decode_relation
+import numpy as np
+
+from penstock.postgres.pgoutput.framing import RELATION, TYPE, Frames
+from penstock.postgres.pgoutput.messages import Relation, decode_relation, decode_type
 from penstock.postgres.types.resolver import TypeResolver
 from penstock.schema import TableName, TableSchema
 
 Version = tuple[int, TableSchema]
 """The index of the message from which a schema holds, and the schema."""
 
+Versions = dict[int, list[Version]]
+"""By the table's OID, in order."""
+
 BEFORE_ALL = -1
 
 
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """A table's latest Relation message; `number` counts them over the connection."""
+
+    body: bytes
+    schema: TableSchema
+    number: int
+
+
 class RelationHistory:
-    """The current schema of every table seen, by OID. Lives as long as a connection: only after a change is a Relation sent again."""
+    """The schema of every table seen, by OID. Lives as long as a connection: only after a change is a Relation sent again."""
 
     def __init__(self, keys: Mapping[int, tuple[str, ...]], types: TypeResolver) -> None:
         self._keys = keys
         self._types = types
-        self._current: dict[int, TableSchema] = {}
-        self._bodies: dict[int, bytes] = {}
+        self._number = 0
+        self._current: dict[int, _Described] = {}
+        self._streams: dict[int, dict[int, _Described]] = {}
 
-    def advance(self, frames: Frames) -> dict[int, list[Version]]:
-        """Take in the Relation messages among `frames`; gives the versions that hold in them, for every table known."""
-        versions: dict[int, list[Version]] = {oid: [(BEFORE_ALL, schema)] for oid, schema in self._current.items()}
-        for index in map(int, frames.where(RELATION)):
+    def advance(self, frames: Frames, stream: int | None = None) -> Versions:
+        """Take in the Relation and Type messages among `frames`; gives the versions that hold in them, for every table known.
+
+        `stream` is the xid of the open transaction whose block the messages are from.
+        """
+        known = self._current if stream is None else self._streams.setdefault(stream, {})
+        versions: Versions = {oid: [(BEFORE_ALL, each.schema)] for oid, each in known.items()}
+        for index in map(int, np.flatnonzero((frames.kinds == RELATION) | (frames.kinds == TYPE))):
+            if frames.kinds[index] == TYPE:
+                self._types.learn(*decode_type(frames, index))
+                continue
+            self._number += 1
             body = frames.body(index)
             oid = int.from_bytes(body[:4], "big")
-            if self._bodies.get(oid) == body:
+            before = known.get(oid)
+            if before is not None and before.body == body:
+                known[oid] = replace(before, number=self._number)
                 continue
-            relation = decode_relation(frames, index)
-            schema = self._schema(relation)
-            self._bodies[oid] = body
-            if self._current.get(oid) != schema:
-                self._current[oid] = schema
+            schema = self._schema(decode_relation(frames, index))
+            known[oid] = _Described(body, schema, self._number)
+            if before is None or before.schema != schema:
                 versions.setdefault(oid, []).append((index, schema))
         return versions
+
+    def commit(self, stream: int) -> None:
+        """What an open transaction was told holds for all now, but for tables that have been described to all since."""
+        for oid, described in self._streams.pop(stream, {}).items():
+            current = self._current.get(oid)
+            if current is None or current.number < described.number:
+                self._current[oid] = described
+
+    def forget(self, stream: int) -> None:
+        """A transaction, or a part of it, was rolled back: whatever it still has to say, it is told all tables anew."""
+        self._streams.pop(stream, None)
 
     def _schema(self, relation: Relation) -> TableSchema:
         columns = tuple(self._types.column(column.name, column.type_oid, column.type_modifier) for column in relation.columns)

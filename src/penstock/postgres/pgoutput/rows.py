@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from penstock.change import ChangeBatch, ChangeCounts, ChangeType, change_schema
 from penstock.postgres.pgoutput import tuples
 from penstock.postgres.pgoutput.changes import Changes
-from penstock.postgres.pgoutput.framing import DELETE, INSERT, TRUNCATE, UPDATE, BoolArray, ByteArray, IntArray
+from penstock.postgres.pgoutput.framing import DELETE, INSERT, TRUNCATE, UPDATE, BoolArray, ByteArray, Frames, IntArray
 from penstock.postgres.pgoutput.transactions import Timeline
 from penstock.postgres.pgoutput.tuples import ColumnSpans, join_spans
 from penstock.postgres.types.arrays import Ragged, as_arrow
@@ -52,7 +52,8 @@ class _Rows:
     moves: int = 0
 
 
-def build_batch(buffer: pa.Buffer, timeline: Timeline, table: TableSchema, changes: Changes, given: TableTuples) -> ChangeBatch:
+def build_batch(frames: Frames, timeline: Timeline, table: TableSchema, changes: Changes, given: TableTuples) -> ChangeBatch:
+    buffer = pa.py_buffer(frames.buffer)
     columns, rows = _plan(buffer, table, changes, given)
     row_count = len(rows.codes)
     deleted = rows.codes == _DELETED
@@ -67,7 +68,7 @@ def build_batch(buffer: pa.Buffer, timeline: Timeline, table: TableSchema, chang
             unchanged[at] = missing
     typed, exact = decode_rows(texts, table, row_count)
     names, unchanged_count = _unchanged(table, row_count, unchanged)
-    arrays = [*typed, *_metadata(timeline, changes, rows), names, exact]
+    arrays = [*typed, *_metadata(frames, timeline, changes, rows), names, exact]
     inserts, updates, deletes, truncates = np.bincount(rows.codes, minlength=len(_CODES)).tolist()
     counts = ChangeCounts(inserts, updates, deletes, truncates, rows.moves, unchanged_count)
     return ChangeBatch(table, pa.RecordBatch.from_arrays(arrays, schema=change_schema(table)), counts)
@@ -146,14 +147,15 @@ def _unchanged(table: TableSchema, row_count: int, rows: dict[int, IntArray]) ->
     return ragged.build(arrow_type, names), ragged.filled_rows
 
 
-def _metadata(timeline: Timeline, changes: Changes, rows: _Rows) -> list[pa.Array]:
+def _metadata(frames: Frames, timeline: Timeline, changes: Changes, rows: _Rows) -> list[pa.Array]:
     """`_change_type` to `_xid`."""
-    transactions = timeline.of(changes.messages[rows.changes])
-    count = len(transactions)
+    messages = changes.messages[rows.changes]
+    transactions = timeline.of(messages)
     if timeline.commits is None:
-        positions, times = pa.nulls(count, _POSITION), pa.nulls(count, _TIME)
+        positions, times = pa.nulls(len(messages), _POSITION), pa.nulls(len(messages), _TIME)
     else:
         positions = as_arrow(timeline.commits.positions[transactions], _POSITION)
         times = as_arrow(timeline.commits.times[transactions], _TIME)
+    xids = frames.xids(messages) if frames.xid_bytes else timeline.xids[transactions]
     names = _NAMES.take(as_arrow(rows.codes, pa.uint8()))
-    return [names, positions, times, as_arrow(rows.ordinals, pa.int64()), as_arrow(timeline.xids[transactions], pa.int64())]
+    return [names, positions, times, as_arrow(rows.ordinals, pa.int64()), as_arrow(xids, pa.int64())]

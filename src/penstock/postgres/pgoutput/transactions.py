@@ -1,4 +1,8 @@
-"""Begin and Commit, all at once: which transaction each message belongs to, and when and where that committed."""
+"""Begin and Commit, all at once: which transaction each message belongs to, and when and where that committed.
+
+A transaction stands in one run from its Begin to its Commit, or, while it is still open, in blocks from a Stream Start to a Stream Stop,
+until a Stream Commit or a Stream Abort outside of any block. Neither ever stands inside another.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,43 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from penstock.position import Position
-from penstock.postgres.pgoutput.framing import BEGIN, COMMIT, HEADER_BYTES, KEEPALIVE, MESSAGE, BoolArray, Frames, IntArray
+from penstock.postgres.pgoutput.framing import (
+    BEGIN,
+    COMMIT,
+    DELETE,
+    HEADER_BYTES,
+    INSERT,
+    KEEPALIVE,
+    MESSAGE,
+    ORIGIN,
+    RELATION,
+    STREAM_ABORT,
+    STREAM_COMMIT,
+    STREAM_START,
+    STREAM_STOP,
+    TRUNCATE,
+    TYPE,
+    UPDATE,
+    ByteArray,
+    Frames,
+    IntArray,
+)
+
+BETWEEN, IN_TRANSACTION, IN_BLOCK = range(3)
+"""Where the log is after a message: between transactions, in a whole one, or in a block of an open one."""
+
+_STEP = np.zeros(256, np.int8)
+_STEP[[BEGIN, COMMIT, STREAM_START, STREAM_STOP]] = [IN_TRANSACTION, -IN_TRANSACTION, IN_BLOCK, -IN_BLOCK]
+_MAY_FOLLOW = np.zeros(256, np.uint8)
+"""For each kind, the places in which it may stand, as bits."""
+_MAY_FOLLOW[[BEGIN, STREAM_START, STREAM_COMMIT, STREAM_ABORT]] = 1 << BETWEEN
+_MAY_FOLLOW[COMMIT] = 1 << IN_TRANSACTION
+_MAY_FOLLOW[STREAM_STOP] = 1 << IN_BLOCK
+_MAY_FOLLOW[[ORIGIN, RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE]] = 1 << IN_TRANSACTION | 1 << IN_BLOCK
+_MAY_FOLLOW[[MESSAGE, KEEPALIVE]] = 1 << BETWEEN | 1 << IN_TRANSACTION | 1 << IN_BLOCK
 
 _BEGIN_BYTES = HEADER_BYTES + 21
-_COMMIT_BYTES = HEADER_BYTES + 26
+_COMMIT_BYTES = 25
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _POSTGRES_EPOCH = (datetime(2000, 1, 1, tzinfo=UTC) - _UNIX_EPOCH) // timedelta(microseconds=1)
 _FIRST_TIME = (datetime(1, 1, 1, tzinfo=UTC) - _UNIX_EPOCH) // timedelta(microseconds=1)
@@ -53,22 +90,25 @@ class Timeline:
     """None for a run inside one transaction that is still open."""
     first_ordinal: int = 0
 
+    @classmethod
+    def inside(cls, transaction: OpenTransaction) -> Timeline:
+        """Of messages that all belong to one transaction, which began before them and has not ended."""
+        return cls(np.array([-1]), np.array([transaction.xid]), None, transaction.ordinal)
+
     def of(self, messages: IntArray) -> IntArray:
         """Which transaction each message belongs to."""
         return np.searchsorted(self.begins, messages, side="right") - 1
 
 
-def check_order(frames: Frames, is_open: bool) -> BoolArray:
-    """Hold the messages to their grammar, and tell for each whether a transaction is open after it."""
-    begins = frames.kinds == BEGIN
-    commits = frames.kinds == COMMIT
-    depth = np.cumsum(begins.view(np.int8) - commits.view(np.int8), dtype=np.int64) + int(is_open)
-    # Begin must find nothing open, and everything but a logical message or a keepalive must stand in a transaction.
-    free = (frames.kinds == KEEPALIVE) | (frames.kinds == MESSAGE)
-    right = np.where(commits, depth == 0, (depth == 1) | (free & (depth == 0)))
-    frames.require(right, np.arange(len(frames)), "stands in the wrong place among Begin and Commit")
-    open_after: BoolArray = depth == 1
-    return open_after
+def check_order(frames: Frames, place: int) -> ByteArray:
+    """Hold the messages, before which the log is at `place`, to their grammar; tells for each where the log is after it."""
+    steps = _STEP[frames.kinds]
+    after = (np.cumsum(steps, dtype=np.int64) + place).astype(np.uint8)
+    # Only the first that is out of place counts; what is computed after it means nothing, and a shift too far gives 0.
+    before = after - steps.view(np.uint8)
+    right = (_MAY_FOLLOW[frames.kinds] >> before) & 1
+    frames.require(right.view(np.bool_), np.arange(len(frames)), "stands in the wrong place among Begin, Commit and blocks")
+    return after
 
 
 def decode_begins(frames: Frames) -> tuple[IntArray, IntArray]:
@@ -79,16 +119,23 @@ def decode_begins(frames: Frames) -> tuple[IntArray, IntArray]:
     return begins, frames.u32(starts + HEADER_BYTES + 17)
 
 
-def decode_commits(frames: Frames, last: Position) -> Commits:
+def decode_commits(frames: Frames, last: Position, kind: int = COMMIT) -> Commits:
     """Every Commit message; their positions must go forward from `last`."""
-    commits = frames.where(COMMIT)
-    starts = frames.starts[commits]
-    frames.require(frames.ends[commits] - starts == _COMMIT_BYTES, commits, "has the wrong length")
-    positions = frames.i64(starts + HEADER_BYTES + 10)
+    commits = frames.where(kind)
+    fields = frames.starts[commits] + frames.fields_at
+    frames.require(frames.ends[commits] - fields == _COMMIT_BYTES, commits, "has the wrong length")
+    positions = frames.i64(fields + 9)
     # Compared, not subtracted: a damaged position may be so far off that the difference overflows.
     frames.require(positions > np.concatenate([[last.value], positions[:-1]]), commits, "does not move the position forward")
-    times = frames.i64(starts + HEADER_BYTES + 18)
+    times = frames.i64(fields + 17)
     # The bounds are shifted rather than the values, which could overflow.
     sane = (times >= _FIRST_TIME - _POSTGRES_EPOCH) & (times <= _LAST_TIME - _POSTGRES_EPOCH)
     frames.require(sane, commits, "has an impossible time")
     return Commits(positions, times + _POSTGRES_EPOCH)
+
+
+def decode_stream_commit(frames: Frames, index: int, last: Position) -> tuple[int, Commits]:
+    """The xid of the transaction, and its commit: the fields of a Commit, after the xid."""
+    message = frames[index : index + 1].in_block()
+    commits = decode_commits(message, last, STREAM_COMMIT)
+    return int(message.xids(np.array([0]))[0]), commits
