@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.change import ChangeType, LogicalMessage
-from penstock.errors import ProtocolError
+from penstock.errors import ProtocolError, UnreadableTextError
 from penstock.position import Lsn, Position
 from penstock.postgres.types.registry import arrow_type, decode_text
 from penstock.schema import Column, TableName, TableSchema
@@ -277,7 +277,11 @@ class Oracle:
             if value is Absent.UNCHANGED:
                 unchanged.append(column.name)
             elif isinstance(value, bytes):
-                decoded = decode_text(_text(value), column.type_oid, column.type_modifier)
+                try:
+                    decoded = decode_text(pa.array([value]).view(pa.string()), column.type_oid, column.type_modifier)
+                except UnreadableTextError:
+                    exact[column.name] = value.decode(errors="replace")
+                    continue
                 # Compared as Arrow's own text: what a damaged stream dates to the year 0 is no Python date.
                 typed[column.name] = decoded.values.cast(pa.string())[0].as_py() if _is_date(column) else decoded.values[0].as_py()
                 if decoded.inexact is not None and decoded.inexact[0].as_py():
@@ -287,13 +291,6 @@ class Oracle:
 
 def _is_date(column: Column) -> bool:
     return bool(pa.types.is_temporal(column.arrow_type))
-
-
-def _text(value: bytes) -> pa.StringArray:
-    try:
-        return pa.array([value.decode()])
-    except UnicodeDecodeError:
-        raise ProtocolError("text") from None
 
 
 def _key_only(table: TableSchema, values: list[Value]) -> list[Value]:

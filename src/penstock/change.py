@@ -74,6 +74,10 @@ class ChangeCounts:
     """
     unchanged: int = 0
     """Rows that name at least one column in `_unchanged`."""
+    inexact: int = 0
+    """Rows with at least one value in `_exact`."""
+    unreadable: int = 0
+    """Texts that are not UTF-8, and so cannot be had at all."""
 
     @property
     def rows(self) -> int:
@@ -87,6 +91,8 @@ class ChangeCounts:
             self.truncates + other.truncates,
             self.moves + other.moves,
             self.unchanged + other.unchanged,
+            self.inexact + other.inexact,
+            self.unreadable + other.unreadable,
         )
 
 

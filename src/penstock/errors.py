@@ -240,6 +240,18 @@ class ReplicaIdentityError(TableError):
     code = "PEN-1405"
 
 
+class UnrepresentableError(TableError):
+    """A value is beyond the type of its column, and the pipeline is told not to go on with null and `_exact` in its place."""
+
+    code = "PEN-1411"
+
+
+class UnreadableTextError(TableError):
+    """A text is not valid UTF-8, nor can the server convert it: a SQL_ASCII database stores whatever bytes it is given."""
+
+    code = "PEN-1412"
+
+
 # --- spool ---------------------------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,9 @@ from typing import Self
 
 import pyarrow as pa
 
+GEOMETRY_TYPE = pa.struct([pa.field("srid", pa.int32()), pa.field("wkb", pa.binary(), metadata={"encoding": "wkb"})])
+"""Shapes of PostGIS. The metadata is there because pyspark 4.1 stumbles over a field called `wkb` that has none."""
+
 _PLAIN = r'[^".\s]+'
 _PART = rf'"(?:[^"]|"")+"|{_PLAIN}'
 _NAME = re.compile(rf"({_PART})\.({_PART})")
@@ -51,6 +54,8 @@ class Column:
     arrow_type: pa.DataType
     type_oid: int
     type_modifier: int = -1
+    reader: str = ""
+    """How the values' text is read, as `postgres.types` names it; empty if it is text, or if a built-in `type_oid` says it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from penstock.errors import ConfigError
 from penstock.postgres.connection import SourceAddress
+from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.secret import Secret
 
@@ -43,6 +44,7 @@ class CaptureSettings:
     tables: tuple[TableName, ...] = ()
     """What the publication must hold when the capture itself has to create it; empty if it must not create anything."""
     limits: CaptureLimits = CaptureLimits()
+    types: TypePolicy = TypePolicy.DEFAULT
 
     def to_options(self) -> dict[str, str]:
         """As options of the Spark source. Spark hides the option called `password` wherever it shows options."""
@@ -57,7 +59,7 @@ class CaptureSettings:
             options["password"] = self.address.password.reveal()
         for field in fields(CaptureLimits):
             options[_camel(field.name)] = str(getattr(self.limits, field.name))
-        return options
+        return options | {_camel(field.name): getattr(self.types, field.name) for field in fields(TypePolicy)}
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> CaptureSettings:
@@ -73,6 +75,7 @@ class CaptureSettings:
             Path(folded["spool"]),
             tuple(TableName.parse(name) for name in json.loads(folded.get("tables") or "[]")),
             _limits(folded),
+            _types(folded),
         )
 
 
@@ -100,6 +103,14 @@ def _limits(folded: Mapping[str, str]) -> CaptureLimits:
         text = folded.get(_camel(field.name).lower())
         values[field.name] = default if text is None else _number(_camel(field.name), text, default)
     return CaptureLimits(**values)  # type: ignore[arg-type]
+
+
+def _types(folded: Mapping[str, str]) -> TypePolicy:
+    given = {field.name: folded.get(_camel(field.name).lower()) for field in fields(TypePolicy)}
+    try:
+        return TypePolicy(**{name: text for name, text in given.items() if text is not None})
+    except ValueError as error:
+        raise ConfigError(f"an option about types is wrong: {error}", hint="see docs/reference/types.md") from error
 
 
 def _number(option: str, text: str, default: float) -> float:

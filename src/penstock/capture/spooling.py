@@ -18,17 +18,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 
 from penstock.capture.continuity import check_continuity
 from penstock.capture.provision import ensure_capture
 from penstock.capture.settings import CaptureSettings
 from penstock.errors import PenstockError, Recovery, SlotMissingError
 from penstock.position import Position
-from penstock.postgres.catalog import inspect_keys
+from penstock.postgres.catalog import inspect_keys, inspect_types, load_types
 from penstock.postgres.connection import connect
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from penstock.postgres.replication import ReplicationStream, StreamRequest
 from penstock.postgres.slot import Slot, check_idle, check_server, check_slot, inspect_server, inspect_slot
+from penstock.postgres.types.resolver import TypeResolver
 from penstock.spool.consumers import minimum
 from penstock.spool.identity import CaptureIdentity, ensure_identity, load_identity
 from penstock.spool.lock import SpoolLock
@@ -132,7 +134,7 @@ class SpoolCapture:
         settings = self._settings
         with SpoolLock(settings.spool):
             reader = SpoolReader(settings.spool)
-            slot, keys = self._inspect(reader)
+            slot, keys, types = self._inspect(reader)
             start = max(reader.end or Position.ZERO, slot.confirmed)
             request = StreamRequest(settings.slot, settings.publication, start, settings.limits.buffer_bytes, slot.confirmed)
             with self._open(request) as stream:
@@ -143,9 +145,9 @@ class SpoolCapture:
                 writer = SpoolWriter(settings.spool, start, max_segment_bytes=settings.limits.segment_bytes * 4)
                 self._advance(start)
                 stream.start()
-                self._follow(stream, PgOutputDecoder(keys), writer, reader)
+                self._follow(stream, PgOutputDecoder(keys, types), writer, reader)
 
-    def _inspect(self, reader: SpoolReader) -> tuple[Slot, dict[int, tuple[str, ...]]]:
+    def _inspect(self, reader: SpoolReader) -> tuple[Slot, dict[int, tuple[str, ...]], TypeResolver]:
         """Everything that can be wrong with the source is found here, before the first row."""
         settings = self._settings
         with connect(settings.address) as connection:
@@ -165,7 +167,8 @@ class SpoolCapture:
             if needed is not None and needed > Position.ZERO:
                 ground = (reader.start, reader.end) if reader.start is not None and reader.end is not None else None
                 check_continuity(needed, ground, slot.confirmed, settings.slot)
-            return slot, dict(inspect_keys(connection))
+            types = TypeResolver(settings.types, inspect_types(connection), partial(load_types, settings.address))
+            return slot, dict(inspect_keys(connection)), types
 
     @contextmanager
     def _open(self, request: StreamRequest) -> Iterator[ReplicationStream]:

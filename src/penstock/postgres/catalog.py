@@ -5,15 +5,17 @@ It chooses tables and plans snapshots. It never decodes the log: the log's own R
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from penstock.change import METADATA_NAMES
 from penstock.errors import TableWithoutKeyError, UnsupportedTableError
-from penstock.postgres.connection import Connection
+from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.queries import query
-from penstock.postgres.types.resolver import TypeResolver
+from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.types.resolver import TypeFact, TypeResolver
 from penstock.schema import TableName, TableSchema
 
 
@@ -37,10 +39,23 @@ def inspect_keys(connection: Connection) -> Mapping[int, tuple[str, ...]]:
     return {oid: tuple(names) for oid, names in rows}
 
 
-def inspect_schema(connection: Connection, table: CatalogTable) -> TableSchema:
+def inspect_types(connection: Connection, oids: Sequence[int] | None = None) -> list[TypeFact]:
+    """What the catalog says about types that are not built in: these and those that they consist of, or all there are."""
+    rows: list[Any] = connection.execute(query("catalog", "types"), {"oids": None if oids is None else list(oids)}).fetchall()
+    return [TypeFact(*row) for row in rows]
+
+
+def load_types(address: SourceAddress, oids: Sequence[int]) -> list[TypeFact]:
+    """The same, over a connection of its own: for a stream that meets a type made after it began."""
+    with connect(address) as connection:
+        return inspect_types(connection, oids)
+
+
+def inspect_schema(connection: Connection, table: CatalogTable, policy: TypePolicy | None = None) -> TableSchema:
     """The table's shape now, in the columns that the stream also carries."""
     rows: list[Any] = connection.execute(query("catalog", "columns"), {"oid": table.oid}).fetchall()
-    types = TypeResolver()
+    types = TypeResolver(policy, load=partial(inspect_types, connection))
+    types.prepare(oid for _, oid, _ in rows)
     columns = tuple(types.column(name, oid, modifier) for name, oid, modifier in rows)
     key = inspect_keys(connection).get(table.oid, ())
     return TableSchema(table.oid, table.name, columns, key)

@@ -75,8 +75,8 @@ def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk) -> Iterator[
             cursor.execute(statement)
             with cursor.fetch_record_batch() as batches:
                 for batch in batches:
-                    arrays, exact = decode_rows(batch.columns, chunk.schema)
-                    yield pa.RecordBatch.from_arrays([*arrays, exact], schema=target)
+                    rows = decode_rows(batch.columns, chunk.schema)
+                    yield pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
             _check_filenode(cursor, chunk)
     except adbc.Error as error:
         raise _translated(error, chunk) from error

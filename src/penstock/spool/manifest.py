@@ -117,6 +117,7 @@ def _file_document(file: SegmentFile) -> dict[str, object]:
                 "type_oid": column.type_oid,
                 "type_modifier": column.type_modifier,
                 "arrow_type": type_text(column.arrow_type),
+                **({"reader": column.reader} if column.reader else {}),
             }
             for column in file.schema.columns
         ],
@@ -133,7 +134,7 @@ def _file_document(file: SegmentFile) -> dict[str, object]:
 
 def _parse_file(document: dict[str, Any]) -> SegmentFile:
     columns = tuple(
-        Column(column["name"], parse_type(column["arrow_type"]), column["type_oid"], column["type_modifier"])
+        Column(column["name"], parse_type(column["arrow_type"]), column["type_oid"], column["type_modifier"], column.get("reader", ""))
         for column in document["columns"]
     )
     name = TableName(document["table"]["schema"], document["table"]["name"])

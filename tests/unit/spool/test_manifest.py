@@ -8,7 +8,7 @@ import pytest
 
 from penstock.change import ChangeCounts
 from penstock.errors import SpoolCorruptError, SpoolFormatError
-from penstock.schema import Column, TableName, TableSchema
+from penstock.schema import GEOMETRY_TYPE, Column, TableName, TableSchema
 from penstock.spool.arrow_text import parse_type, type_text
 from penstock.spool.manifest import Manifest, SegmentFile, dump_manifest, parse_manifest
 from tests.unit.spool.builders import ORDERS, at, time_of
@@ -71,10 +71,18 @@ def test_what_is_not_a_manifest_is_called_corrupt(data: bytes) -> None:
         (pa.timestamp("us", "Europe/Paris"), None),
         (pa.list_(pa.field("item", pa.int8(), nullable=False)), None),
         (pa.struct([pa.field("a", pa.int32()), pa.field("b, c", pa.string())]), None),
-        (pa.map_(pa.string(), pa.string()), None),
+        (pa.map_(pa.string(), pa.string()), "map<string, string>"),
+        (pa.list_(pa.map_(pa.string(), pa.decimal128(5, 2))), "list<item: map<string, decimal128(5, 2)>>"),
+        (pa.struct([("a", pa.int32()), ("b", pa.list_(pa.decimal128(5, 2)))]), "struct<a: int32, b: list<item: decimal128(5, 2)>>"),
+        (GEOMETRY_TYPE, "struct<srid: int32, wkb: binary>"),
+        (pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False)), None),
         (pa.binary(16), None),
     ],
 )
 def test_every_type_comes_back_from_its_text(arrow_type: Any, text: str | None) -> None:
     assert parse_type(type_text(arrow_type)) == arrow_type
     assert type_text(arrow_type) == text or (text is None and type_text(arrow_type).startswith("ipc:"))
+
+
+def test_the_metadata_of_a_shape_comes_back_too() -> None:
+    assert parse_type(type_text(pa.list_(GEOMETRY_TYPE))).value_type.field("wkb").metadata == GEOMETRY_TYPE.field("wkb").metadata

@@ -66,11 +66,11 @@ def build_batch(frames: Frames, timeline: Timeline, table: TableSchema, changes:
         missing = _unchanged_rows(spans, rows.tuples, hidden)
         if len(missing):
             unchanged[at] = missing
-    typed, exact = decode_rows(texts, table, row_count)
+    decoded = decode_rows(texts, table, row_count)
     names, unchanged_count = _unchanged(table, row_count, unchanged)
-    arrays = [*typed, *_metadata(frames, timeline, changes, rows), names, exact]
+    arrays = [*decoded.columns, *_metadata(frames, timeline, changes, rows), names, decoded.exact]
     inserts, updates, deletes, truncates = np.bincount(rows.codes, minlength=len(_CODES)).tolist()
-    counts = ChangeCounts(inserts, updates, deletes, truncates, rows.moves, unchanged_count)
+    counts = ChangeCounts(inserts, updates, deletes, truncates, rows.moves, unchanged_count, decoded.inexact, decoded.unreadable)
     return ChangeBatch(table, pa.RecordBatch.from_arrays(arrays, schema=change_schema(table)), counts)
 
 

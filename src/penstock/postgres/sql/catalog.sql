@@ -17,6 +17,23 @@ FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
 ORDER BY a.attnum
 
+-- name: types
+-- Built-in types have OIDs below 10000. A type with an element is an array only if the element says so too.
+WITH RECURSIVE needed (oid) AS (
+    SELECT oid FROM pg_catalog.pg_type WHERE oid >= 10000 AND (%(oids)s::oid[] IS NULL OR oid = ANY (%(oids)s::oid[]))
+    UNION
+    SELECT CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE e.oid END
+    FROM needed
+    JOIN pg_catalog.pg_type t ON t.oid = needed.oid
+    LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
+    WHERE t.typtype = 'd' OR e.oid IS NOT NULL
+)
+SELECT t.oid, t.typname, t.typtype::text, t.typbasetype, t.typtypmod, coalesce(e.oid, 0), coalesce(e.typdelim::text, ',')
+FROM needed
+JOIN pg_catalog.pg_type t ON t.oid = needed.oid
+LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
+WHERE t.oid >= 10000
+
 -- name: keys
 SELECT i.indrelid, array_agg(a.attname::text ORDER BY a.attnum)
 FROM pg_catalog.pg_index i

@@ -19,4 +19,4 @@ def _decode(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
     raise not_a_value(arrow_type)
 
 
-TYPES = {16: TextType(fixed(pa.bool_()), _decode)}
+TYPES = {"bool": TextType(fixed(pa.bool_()), _decode)}

@@ -7,6 +7,6 @@ import pyarrow as pa
 from penstock.postgres.types.column import TextType, cast_all, fixed
 
 TYPES = {
-    700: TextType(fixed(pa.float32()), cast_all),
-    701: TextType(fixed(pa.float64()), cast_all),
+    "float4": TextType(fixed(pa.float32()), cast_all),
+    "float8": TextType(fixed(pa.float64()), cast_all),
 }

@@ -7,8 +7,8 @@ import pyarrow as pa
 from penstock.postgres.types.column import TextType, cast_all, fixed
 
 TYPES = {
-    20: TextType(fixed(pa.int64()), cast_all),
-    21: TextType(fixed(pa.int16()), cast_all),
-    23: TextType(fixed(pa.int32()), cast_all),
-    26: TextType(fixed(pa.int64()), cast_all),
+    "int2": TextType(fixed(pa.int16()), cast_all),
+    "int4": TextType(fixed(pa.int32()), cast_all),
+    "int8": TextType(fixed(pa.int64()), cast_all),
+    "oid": TextType(fixed(pa.int64()), cast_all),
 }

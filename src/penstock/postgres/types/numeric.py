@@ -1,6 +1,7 @@
-"""numeric. Declared within 38 digits it is that decimal; otherwise decimal(38, 18), and what does not fit stays text.
+"""numeric. Declared within 38 digits it is that decimal; otherwise what the policy says, and what does not fit stays text.
 
-`NaN`, the infinities and numbers with too many digits on either side of the point are inexact; zeros at the end do not count.
+`NaN`, the infinities and numbers with too many digits on either side of the point are inexact; zeros at the end do not count. Since
+Postgres 15 the scale may be negative or above the precision; a decimal with room for it is taken where there is one.
 """
 
 from __future__ import annotations
@@ -8,25 +9,26 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.postgres.types import text
 from penstock.postgres.types.column import NULL_TEXT, DecodedColumn, TextType, cast
+from penstock.postgres.types.policy import MAX_DIGITS, TypePolicy
 
-MAX_DIGITS = 38
-_FALLBACK = pa.decimal128(MAX_DIGITS, 18)
 _WRITTEN = r"^(-?[0-9]+(\.[0-9]+)?|NaN|-?Infinity)$"
 
 
-def _arrow_type(modifier: int) -> pa.DataType:
+def _arrow_type(modifier: int, policy: TypePolicy) -> pa.DataType:
     if modifier < 4:
-        return _FALLBACK
+        return policy.numeric_type
     precision = (modifier - 4) >> 16 & 0xFFFF
     # Eleven bits with a sign since Postgres 15; before, sixteen without, but never above a thousand.
     scale = ((modifier - 4 & 0x7FF) ^ 0x400) - 0x400
-    if precision > MAX_DIGITS or not 0 <= scale <= precision:
-        return _FALLBACK
-    return pa.decimal128(precision, scale)
+    digits, places = max(precision - min(scale, 0), scale), max(scale, 0)
+    return pa.decimal128(digits, places) if digits <= MAX_DIGITS else policy.numeric_type
 
 
 def _decode(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
+    if pa.types.is_string(arrow_type):
+        return text.decode(values, arrow_type)
     if _may_wrap(values, arrow_type):
         return _decode_held(values, arrow_type)
     try:
@@ -54,4 +56,4 @@ def _decode_held(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColu
     return DecodedColumn(cast(pc.replace_substring_regex(trimmed, r"\.$", ""), arrow_type), pc.fill_null(inexact, False))
 
 
-TYPES = {1700: TextType(_arrow_type, _decode)}
+TYPES = {"numeric": TextType(_arrow_type, _decode, "`NaN`, `Infinity`, `-Infinity`, more digits than the decimal has")}

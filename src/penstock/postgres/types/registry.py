@@ -1,29 +1,87 @@
-"""Which family reads which Postgres type. A type that no family names is text."""
+"""Which family reads which Postgres type.
+
+A reader is known by name: that of the type for built-in ones and for those of extensions, `text` for everything that stays text. An
+array's reader is its element's with `[]` behind it, or with the delimiter between the brackets where that is not a comma: `int4[]`,
+`text[;]`. The name, with the Arrow type, is all that is needed to read a column; it travels with the column's schema.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 import pyarrow as pa
 
-from penstock.postgres.types import binary, boolean, floating, integer, numeric, temporal, text
+from penstock.postgres.types import binary, boolean, floating, geometry, hstore, integer, money, numeric, temporal, text, vector
+from penstock.postgres.types.builtin import BUILTIN_TYPES, DELIMITERS
 from penstock.postgres.types.column import DecodedColumn, TextType
+from penstock.postgres.types.lists import list_of
+from penstock.postgres.types.policy import TypePolicy
+from penstock.schema import Column
 
-_TYPES: Final[dict[int, TextType]] = {
-    oid: text_type for family in (boolean, integer, floating, numeric, text, binary, temporal) for oid, text_type in family.TYPES.items()
+TEXT: Final = "text"
+
+BUILTIN_READERS: Final[Mapping[str, TextType]] = {
+    name: text_type
+    for family in (boolean, integer, floating, numeric, money, text, binary, temporal)
+    for name, text_type in family.TYPES.items()
+}
+EXTENSION_READERS: Final[Mapping[str, TextType]] = {
+    name: text_type for family in (hstore, vector, geometry) for name, text_type in family.TYPES.items()
 }
 
 
-def arrow_type(type_oid: int, type_modifier: int = -1) -> pa.DataType:
-    """The Arrow type that values of a Postgres type get."""
-    return _TYPES.get(type_oid, text.TEXT).arrow_type(type_modifier)
+def array_reader(element: str, delimiter: str = ",") -> str:
+    """The name of the reader of arrays, from that of the elements."""
+    return f"{element}[{'' if delimiter == ',' else delimiter}]"
+
+
+def named_reader(name: str) -> str:
+    """The reader of a type by the type's own name."""
+    return name if name in BUILTIN_READERS or name in EXTENSION_READERS else TEXT
+
+
+def _by_oid() -> dict[int, str]:
+    readers = {oid: named_reader(name) for name, (oid, _) in BUILTIN_TYPES.items()}
+    for name, (_, array_oid) in BUILTIN_TYPES.items():
+        if array_oid:
+            readers[array_oid] = array_reader(named_reader(name), DELIMITERS.get(name, ","))
+    return readers
+
+
+_BY_OID: Final = _by_oid()
+
+
+def builtin_reader(type_oid: int) -> str | None:
+    """The reader of a type whose OID is the same in every database; None for all others."""
+    return _BY_OID.get(type_oid)
+
+
+@lru_cache(maxsize=1024)
+def text_type(reader: str) -> TextType:
+    """How a reader reads."""
+    if reader.endswith("]"):
+        element, _, delimiter = reader[:-1].rpartition("[")
+        return list_of(text_type(element), delimiter or ",")
+    return BUILTIN_READERS.get(reader) or EXTENSION_READERS.get(reader) or text.TYPES[TEXT]
+
+
+def decode_column(values: pa.StringArray, column: Column) -> DecodedColumn:
+    """Type a column that Postgres has rendered as text.
+
+    The result has the type `column.arrow_type` and is null where `values` is null or where the type cannot hold the value. One call takes
+    less than 2 GiB of text: the offsets of a `StringArray` have 32 bits.
+    """
+    reader = column.reader or builtin_reader(column.type_oid) or TEXT
+    return text_type(reader).decode(values, column.arrow_type)
+
+
+def arrow_type(type_oid: int, type_modifier: int = -1, policy: TypePolicy = TypePolicy.DEFAULT) -> pa.DataType:
+    """The Arrow type that values of a built-in type get; text for all others."""
+    return text_type(builtin_reader(type_oid) or TEXT).arrow_type(type_modifier, policy)
 
 
 def decode_text(values: pa.StringArray, type_oid: int, type_modifier: int = -1) -> DecodedColumn:
-    """Type a column that Postgres has rendered as text.
-
-    The result has the type `arrow_type(type_oid, type_modifier)` and is null where `values` is null or where the type cannot hold the
-    value. One call takes less than 2 GiB of text: the offsets of a `StringArray` have 32 bits.
-    """
-    text_type = _TYPES.get(type_oid, text.TEXT)
-    return text_type.decode(values, text_type.arrow_type(type_modifier))
+    """As `decode_column`, for a built-in type by its OID."""
+    return text_type(builtin_reader(type_oid) or TEXT).decode(values, arrow_type(type_oid, type_modifier))

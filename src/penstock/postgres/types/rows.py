@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -10,13 +11,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.change import EXACT_TYPE
-from penstock.errors import ProtocolError
+from penstock.errors import ProtocolError, UnreadableTextError
 from penstock.postgres.types.arrays import Ragged, as_arrow
-from penstock.postgres.types.registry import decode_text
-from penstock.schema import TableSchema
+from penstock.postgres.types.column import NULL_TEXT, DecodedColumn
+from penstock.postgres.types.registry import decode_column
+from penstock.schema import Column, TableSchema
 
 
-def decode_rows(texts: Sequence[pa.StringArray], table: TableSchema, row_count: int | None = None) -> tuple[list[pa.Array], pa.MapArray]:
+@dataclass(frozen=True, slots=True, eq=False)
+class DecodedRows:
+    """The typed columns of some rows, and their `_exact`."""
+
+    columns: list[pa.Array]
+    exact: pa.MapArray
+    unreadable: int = 0
+    """How many texts are not in the encoding that they should be in: null in their column, and approximate even in `_exact`."""
+
+    @property
+    def inexact(self) -> int:
+        """How many rows have something in `_exact`."""
+        return len(self.exact) - int(self.exact.null_count)
+
+
+def decode_rows(texts: Sequence[pa.StringArray], table: TableSchema, row_count: int | None = None) -> DecodedRows:
     """Type `texts`, one array for each column of `table`, and give the `_exact` column of the same rows.
 
     Only a table without columns needs to be told its `row_count`.
@@ -25,17 +42,38 @@ def decode_rows(texts: Sequence[pa.StringArray], table: TableSchema, row_count: 
         row_count = len(texts[0]) if texts else 0
     typed: list[pa.Array] = []
     inexact: dict[int, npt.NDArray[np.int64]] = {}
+    exact_texts: dict[int, pa.StringArray] = {}
+    unreadable = 0
     for at, (column, values) in enumerate(zip(table.columns, texts, strict=True)):
         try:
-            decoded = decode_text(values, column.type_oid, column.type_modifier)
-        except ProtocolError as error:
-            raise ProtocolError(f"column {column.name!r} of {table.name} has {error.message}") from None
+            decoded, exact_texts[at] = _decode_named(values, column, table), values
+        except UnreadableTextError:
+            decoded, exact_texts[at], count = _decode_readable(values, column, table)
+            unreadable += count
         typed.append(decoded.values)
         if decoded.inexact is not None and decoded.inexact.true_count:
             inexact[at] = _true_rows(decoded.inexact)
     if not inexact:
-        return typed, pa.nulls(row_count, EXACT_TYPE)
-    return typed, _exact(texts, table, row_count, inexact)
+        return DecodedRows(typed, pa.nulls(row_count, EXACT_TYPE))
+    return DecodedRows(typed, _exact(exact_texts, table, row_count, inexact), unreadable)
+
+
+def _decode_named(values: pa.StringArray, column: Column, table: TableSchema) -> DecodedColumn:
+    try:
+        return decode_column(values, column)
+    except ProtocolError as error:
+        raise ProtocolError(f"column {column.name!r} of {table.name} has {error.message}") from None
+
+
+def _decode_readable(values: pa.StringArray, column: Column, table: TableSchema) -> tuple[DecodedColumn, pa.StringArray, int]:
+    """The values that are UTF-8; all values with U+FFFD for what is not; and how many have it."""
+    octets: list[bytes | None] = values.cast(pa.binary()).to_pylist()
+    shown = [None if each is None else each.decode(errors="replace") for each in octets]
+    broken = pa.array([each is not None and text is not None and text.encode() != each for each, text in zip(octets, shown, strict=True)])
+    lossy = pa.array(shown, pa.string())
+    decoded = _decode_named(pc.if_else(broken, NULL_TEXT, lossy), column, table)
+    inexact = broken if decoded.inexact is None else pc.or_(broken, decoded.inexact)
+    return DecodedColumn(decoded.values, inexact), lossy, broken.true_count
 
 
 def _true_rows(mask: pa.BooleanArray) -> npt.NDArray[np.int64]:
@@ -43,7 +81,7 @@ def _true_rows(mask: pa.BooleanArray) -> npt.NDArray[np.int64]:
     return np.frombuffer(rows.buffers()[1], np.uint64, count=len(rows), offset=rows.offset * 8).astype(np.int64)
 
 
-def _exact(texts: Sequence[pa.StringArray], table: TableSchema, row_count: int, inexact: dict[int, npt.NDArray[np.int64]]) -> pa.MapArray:
+def _exact(texts: dict[int, pa.StringArray], table: TableSchema, row_count: int, inexact: dict[int, npt.NDArray[np.int64]]) -> pa.MapArray:
     ragged = Ragged.plan(row_count, inexact)
     names = pa.array(table.column_names, pa.string()).take(as_arrow(ragged.columns, pa.int64()))
     by_column = pa.concat_arrays([texts[at].take(as_arrow(rows, pa.int64())) for at, rows in inexact.items()])

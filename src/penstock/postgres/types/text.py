@@ -1,31 +1,28 @@
-"""Everything that stays text: the character types, uuid, json and jsonb, and every type without a Spark equal, as Postgres writes it."""
+"""Everything that stays text, as Postgres writes it.
+
+These are the character types, uuid, json and xml, and all types without a Spark equal: enums, ranges, network addresses, bit strings,
+geometric and composite types, times of day, intervals in ISO 8601, and whatever an extension brings along.
+"""
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-from penstock.errors import ProtocolError
+from penstock.errors import UnreadableTextError
 from penstock.postgres.types.column import DecodedColumn, TextType, fixed
 
 
-def _decode(values: pa.StringArray, _arrow_type: pa.DataType) -> DecodedColumn:
+def check_encoding(values: pa.StringArray) -> None:
+    """Raise if a text is not UTF-8. A SQL_ASCII database hands out whatever bytes were put in."""
     try:
         values.validate(full=True)
     except pa.ArrowInvalid:
-        # A SQL_ASCII database hands out whatever bytes were put in.
-        raise ProtocolError("a text that is not UTF-8") from None
+        raise UnreadableTextError("a text that is not UTF-8") from None
+
+
+def decode(values: pa.StringArray, _arrow_type: pa.DataType) -> DecodedColumn:
+    check_encoding(values)
     return DecodedColumn(values)
 
 
-TEXT = TextType(fixed(pa.string()), _decode)
-
-TYPES = {
-    18: TEXT,  # "char"
-    19: TEXT,  # name
-    25: TEXT,  # text
-    114: TEXT,  # json
-    1042: TEXT,  # bpchar
-    1043: TEXT,  # varchar
-    2950: TEXT,  # uuid
-    3802: TEXT,  # jsonb
-}
+TYPES = {"text": TextType(fixed(pa.string()), decode)}
