@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class Recovery(Enum):
@@ -245,11 +245,25 @@ class UnrepresentableError(TableError):
 
     code = "PEN-1411"
 
+    @classmethod
+    def of(cls, table: object, column: str) -> Self:
+        return cls(
+            f"column {column!r} of {table} holds a value that its type cannot hold, and types.on_unrepresentable is error",
+            hint="set types.on_unrepresentable to null, which keeps such values in _exact, or exclude the table",
+        )
+
 
 class UnreadableTextError(TableError):
     """A text is not valid UTF-8, nor can the server convert it: a SQL_ASCII database stores whatever bytes it is given."""
 
     code = "PEN-1412"
+
+    @classmethod
+    def of(cls, table: object, column: str) -> Self:
+        return cls(
+            f"column {column!r} of {table} holds a text that is not UTF-8, and a SQL_ASCII database converts nothing",
+            hint=f"rewrite such values of {column!r} in UTF-8 and copy the table anew, or exclude the table",
+        )
 
 
 # --- spool ---------------------------------------------------------------------------------------------------------------------

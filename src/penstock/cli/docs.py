@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from penstock.errors import PenstockError, Recovery
-from penstock.pipeline.config import DeltaConfig, PipelineConfig, SourceConfig, SparkConfig, TableRule, TlsConfig
+from penstock.pipeline.config import DeltaConfig, PipelineConfig, SourceConfig, SparkConfig, TableRule, TlsConfig, TypesConfig
 
 _FOLLOWS: Mapping[Recovery, str] = {
     Recovery.RETRY: "Penstock backs off and tries again by itself, from the same position.",
@@ -68,6 +68,7 @@ _MODELS: Mapping[type[BaseModel], str] = {
     TlsConfig: "`source.tls`",
     TableRule: "`tables[]`",
     DeltaConfig: "`sink.delta`",
+    TypesConfig: "`types`",
     SparkConfig: "`spark`",
 }
 

@@ -18,11 +18,13 @@ from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
+from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.spool.consumers import forget, release
 from penstock.spool.range import SpoolRange
 from penstock.spool.reader import SpoolReader
+from penstock.spool.values import check_values
 from penstock.spool.waiting import wait_for_end
 
 _WORKERS = 4
@@ -34,13 +36,24 @@ _PAUSE_SECONDS = 0.5
 class EpochApplier:
     """Owns the tables' states while the pipeline streams. Called by one thread at a time."""
 
-    def __init__(self, sink: Sink, log: EpochLog, spool: Path, *, consumer: str, system: str, observer: PipelineObserver) -> None:
+    def __init__(
+        self,
+        sink: Sink,
+        log: EpochLog,
+        spool: Path,
+        *,
+        consumer: str,
+        system: str,
+        observer: PipelineObserver,
+        types: TypePolicy = TypePolicy.DEFAULT,
+    ) -> None:
         self._sink = sink
         self._log = log
         self._reader = SpoolReader(spool)
         self._consumer = consumer
         self._system = system
         self._observer = observer
+        self._types = types
         self._targets: dict[TableName, Target] = {}
         self.statuses: dict[TableName, TableStatus] = {}
         self.last = log.last()
@@ -106,6 +119,7 @@ class EpochApplier:
         """One table; gives back what that table cannot do. What time can mend is tried again, then fails the epoch."""
         for attempt in range(_ATTEMPTS):
             try:
+                check_values(changes.table, changes.slices, refuse_inexact=self._types.refuses_inexact)
                 self._sink.apply(self._targets[changes.table], changes, end)
             except PenstockError as error:
                 if error.recovery is not Recovery.RETRY:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError, SecretError
 from penstock.postgres.connection import SourceAddress
+from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.secret import Secret
 
@@ -131,6 +132,32 @@ class SparkConfig(_Model):
     conf: dict[str, str] = Field(default_factory=dict)
 
 
+class TypesConfig(_Model):
+    """How types are read that Spark has no equal for."""
+
+    numeric: str = Field(
+        default="decimal(38,18)", description="numeric without a precision, or with more than 38 digits, becomes `decimal(p,s)` or `string`"
+    )
+    on_unrepresentable: Literal["null", "error"] = Field(
+        default="null",
+        description="a value that its type cannot hold: `null`, and its text in `_exact`; or an `error` that stops its table",
+    )
+
+    @field_validator("on_unrepresentable", mode="before")
+    @classmethod
+    def _yaml_null(cls, value: Any) -> Any:
+        return "null" if value is None else value
+
+    @model_validator(mode="after")
+    def _is_policy(self) -> TypesConfig:
+        _ = self.policy
+        return self
+
+    @property
+    def policy(self) -> TypePolicy:
+        return TypePolicy(self.numeric, self.on_unrepresentable)
+
+
 class PipelineConfig(_Model):
     """The whole file."""
 
@@ -143,6 +170,7 @@ class PipelineConfig(_Model):
     max_rows_per_epoch: int = Field(1_000_000, gt=0)
     max_spool_bytes: int = Field(20 << 30, gt=0, description="at this size receiving pauses until targets catch up")
     snapshot_chunk_bytes: int = Field(64 << 20, ge=8192, description="heap bytes that one task reads")
+    types: TypesConfig = TypesConfig()
     spark: SparkConfig = SparkConfig()
 
     @field_validator("pipeline")
@@ -193,7 +221,7 @@ class PipelineConfig(_Model):
         limits = CaptureLimits(spool_bytes=self.max_spool_bytes)
         if quiet_seconds is not None:
             limits = CaptureLimits(spool_bytes=self.max_spool_bytes, quiet_seconds=quiet_seconds)
-        return CaptureSettings(self.source.address(), self.slot, self.publication, self.spool, limits=limits)
+        return CaptureSettings(self.source.address(), self.slot, self.publication, self.spool, limits=limits, types=self.types.policy)
 
 
 def load_config(path: Path) -> PipelineConfig:

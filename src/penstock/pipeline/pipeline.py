@@ -123,6 +123,7 @@ class Pipeline:
             consumer=self._config.pipeline,
             system=system,
             observer=self._observer,
+            types=self._config.types.policy,
         )
         tables = self._prepare(applier, system)
         if tables.pending:
@@ -144,7 +145,7 @@ class Pipeline:
             )
         with connect(self._address) as connection:
             check_server(inspect_server(connection))
-            tables = inspect_pipeline(connection, config.selects, self._sink, last)
+            tables = inspect_pipeline(connection, config, self._sink, last)
             if not tables.statuses:
                 raise NoTablesError(f"no table of {self._address.describe()} is selected", hint="check tables: in the configuration")
             fail_unknown(tables, config.named_tables)
@@ -187,7 +188,14 @@ class Pipeline:
     def _copy(self, tables: Tables) -> None:
         """Snapshot what has none. Its changes wait in the slot meanwhile."""
         coordinator = SnapshotCoordinator(
-            self._spark, self._address, self._sink, self._observer, self._config.snapshot_chunk_bytes, self._stopping.is_set
+            self._spark,
+            self._address,
+            self._sink,
+            self._observer,
+            self._config.snapshot_chunk_bytes,
+            self._stopping.is_set,
+            self._config.types.policy,
+            self._config.publication,
         )
         failures = coordinator.copy(tables.pending)
         if self._stopping.is_set():

@@ -21,6 +21,7 @@ from penstock.postgres.catalog import CatalogTable, inspect_schema
 from penstock.postgres.chunks import plan_chunks
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
+from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.sinks.base import Sink, SnapshotFile
 
@@ -39,6 +40,8 @@ class SnapshotCoordinator:
     observer: PipelineObserver
     chunk_bytes: int
     is_stopping: Callable[[], bool] = lambda: False
+    types: TypePolicy = TypePolicy.DEFAULT
+    publication: str | None = None
 
     def copy(self, tables: Sequence[CatalogTable]) -> dict[TableName, PenstockError]:
         """Copy all `tables`; gives back those that cannot be copied, each with its reason. A lost snapshot is taken anew."""
@@ -67,7 +70,7 @@ class SnapshotCoordinator:
 
     def _copy_one(self, table: CatalogTable, exported: ExportedSnapshot) -> None:
         with connect(self.address) as connection:
-            schema = inspect_schema(connection, table)
+            schema = inspect_schema(connection, table, self.types, self.publication)
             chunks = plan_chunks(connection, table, schema, self.chunk_bytes)
         self.observer.snapshot_planned(table.name, len(chunks), sum(chunk.heap_bytes for chunk in chunks))
         place = self.sink.begin_snapshot(schema, exported.fence)
@@ -90,7 +93,8 @@ class SnapshotCoordinator:
         """One Spark job: a task for each chunk."""
         context = self.spark.sparkContext
         try:
-            return context.parallelize(tasks, len(tasks)).map(chunk_writer(self.address, snapshot)).collect()
+            writer = chunk_writer(self.address, snapshot, refuse_inexact=self.types.refuses_inexact)
+            return context.parallelize(tasks, len(tasks)).map(writer).collect()
         except (PySparkException, Py4JJavaError) as error:
             found = parse_error(str(error))
             if found is None:

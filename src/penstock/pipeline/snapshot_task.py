@@ -31,19 +31,20 @@ class ChunkTask:
     place: SnapshotPlace
 
 
-def chunk_writer(address: SourceAddress, snapshot: str) -> Callable[[ChunkTask], SnapshotFile]:
+def chunk_writer(address: SourceAddress, snapshot: str, *, refuse_inexact: bool = False) -> Callable[[ChunkTask], SnapshotFile]:
     """The function that travels to the executors."""
-    return lambda task: write_chunk(address, snapshot, task)
+    return lambda task: write_chunk(address, snapshot, task, refuse_inexact=refuse_inexact)
 
 
-def write_chunk(address: SourceAddress, snapshot: str, task: ChunkTask) -> SnapshotFile:
+def write_chunk(address: SourceAddress, snapshot: str, task: ChunkTask, *, refuse_inexact: bool = False) -> SnapshotFile:
     """Read, write, and say what was written. A chunk without rows leaves no file."""
     # Another attempt at the same chunk, late or speculative, must not touch a file that may already be part of the table.
     name = f"{task.place.prefix}-{task.index:06d}-{secrets.token_hex(4)}.parquet"
     path = Path(task.place.directory) / name
     rows = 0
     with pq.ParquetWriter(path, task.place.schema, compression="snappy") as writer:
-        for table in _row_groups(read_chunk(address, snapshot, task.chunk), task.place.schema):
+        batches = read_chunk(address, snapshot, task.chunk, refuse_inexact=refuse_inexact)
+        for table in _row_groups(batches, task.place.schema):
             writer.write_table(table)
             rows += table.num_rows
     if not rows:

@@ -17,6 +17,7 @@ from penstock.errors import (
     SourceError,
     TargetRewoundError,
 )
+from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
@@ -53,15 +54,15 @@ class Tables:
         }
 
 
-def inspect_pipeline(connection: Connection, selects: Callable[[TableName], bool], sink: Sink, last: Epoch | None) -> Tables:
+def inspect_pipeline(connection: Connection, config: PipelineConfig, sink: Sink, last: Epoch | None) -> Tables:
     """Look at source and target. What one table cannot do fails that table alone."""
     tables = Tables()
     for source in inspect_tables(connection):
-        if not selects(source.name):
+        if not config.selects(source.name):
             continue
         tables.sources[source.name] = source
         try:
-            schema = inspect_schema(connection, source)
+            schema = inspect_schema(connection, source, config.types.policy, config.publication)
             check_mirrorable(schema)
             target = sink.load_target(source.name)
             _check_same(schema, target, sink.describe(source.name))

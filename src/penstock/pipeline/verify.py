@@ -10,8 +10,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DataType, MapType
 
 from penstock.change import EXACT
 from penstock.pipeline.config import PipelineConfig
@@ -60,7 +61,7 @@ def compare_tables(spark: SparkSession, config: PipelineConfig) -> list[Comparis
                 if sink.load_target(table.name) is None:
                     continue
                 with connect(address) as connection:
-                    schema = inspect_schema(connection, table)
+                    schema = inspect_schema(connection, table, config.types.policy, config.publication)
                     tasks = _tasks(connection, table, schema, scratch / str(number), config.snapshot_chunk_bytes)
                 spark.sparkContext.parallelize(tasks, max(1, len(tasks))).map(chunk_writer(address, exported.name)).collect()
                 found.append(_compare(spark, schema, scratch / str(number), sink.path(table.name)))
@@ -99,7 +100,21 @@ def _compare(spark: SparkSession, schema: TableSchema, source: Path, target: Pat
 
 def _side(frame: DataFrame, schema: TableSchema, name: str) -> DataFrame:
     """A row as two structs: its key, and everything in it; a map is compared as its sorted entries."""
-    whole = [F.col(quoted(column)) for column in schema.column_names]
-    whole.append(F.array_sort(F.map_entries(EXACT)).alias(EXACT))
+    types = {field.name: field.dataType for field in frame.schema}
+    whole = [_comparable(F.col(quoted(column)), types[column]).alias(column) for column in (*schema.column_names, EXACT)]
     key = [F.col(quoted(column)) for column in schema.key] + [F.col(EXACT)[column].alias(f"{column} exactly") for column in schema.key]
     return frame.select(F.struct(*key).alias(f"{name}k"), F.struct(*whole).alias(name))
+
+
+def _comparable(column: Column, data_type: DataType) -> Column:
+    """Spark compares everything but maps, however deep they are."""
+    if isinstance(data_type, MapType):
+        return F.array_sort(F.map_entries(column))
+    if isinstance(data_type, ArrayType) and _holds_map(data_type):
+        element = data_type.elementType
+        return F.transform(column, lambda each: _comparable(each, element))
+    return column
+
+
+def _holds_map(data_type: DataType) -> bool:
+    return isinstance(data_type, MapType) or (isinstance(data_type, ArrayType) and _holds_map(data_type.elementType))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import pyarrow as pa
+
 from penstock.change import METADATA_NAMES
 from penstock.errors import TableWithoutKeyError, UnsupportedTableError
 from penstock.postgres.connection import Connection, SourceAddress, connect
@@ -51,9 +53,11 @@ def load_types(address: SourceAddress, oids: Sequence[int]) -> list[TypeFact]:
         return inspect_types(connection, oids)
 
 
-def inspect_schema(connection: Connection, table: CatalogTable, policy: TypePolicy | None = None) -> TableSchema:
-    """The table's shape now, in the columns that the stream also carries."""
-    rows: list[Any] = connection.execute(query("catalog", "columns"), {"oid": table.oid}).fetchall()
+def inspect_schema(
+    connection: Connection, table: CatalogTable, policy: TypePolicy | None = None, publication: str | None = None
+) -> TableSchema:
+    """The table's shape now, in the columns that the stream of `publication` also carries."""
+    rows: list[Any] = connection.execute(query("catalog", "columns"), {"oid": table.oid, "publication": publication}).fetchall()
     types = TypeResolver(policy, load=partial(inspect_types, connection))
     types.prepare(oid for _, oid, _ in rows)
     columns = tuple(types.column(name, oid, modifier) for name, oid, modifier in rows)
@@ -76,9 +80,19 @@ def check_mirrorable(schema: TableSchema) -> None:
                 f"table {schema.name} has columns {other!r} and {name!r}, which Spark cannot tell apart",
                 hint="rename one of them, or exclude the table",
             )
+    maps = [column for column in schema.columns if column.name in schema.key and _holds_map(column.arrow_type)]
+    if maps:
+        raise UnsupportedTableError(
+            f"table {schema.name} has the key column {maps[0].name!r}, which becomes a map, and Spark cannot compare maps",
+            hint="give the table another primary key or replica identity, or exclude it",
+        )
     reserved = sorted(METADATA_NAMES & seen.keys())
     if reserved:
         raise UnsupportedTableError(
             f"table {schema.name} has a column named {reserved[0]!r}, a name that change batches need for themselves",
             hint="rename the column, or exclude the table",
         )
+
+
+def _holds_map(arrow_type: pa.DataType) -> bool:
+    return bool(pa.types.is_map(arrow_type) or (pa.types.is_list(arrow_type) and _holds_map(arrow_type.value_type)))

@@ -16,11 +16,11 @@ import pyarrow as pa
 from psycopg import sql
 
 from penstock.change import EXACT, EXACT_TYPE
-from penstock.errors import SnapshotLostError
+from penstock.errors import SnapshotLostError, UnreadableTextError, UnrepresentableError
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, SourceAddress, classify
 from penstock.postgres.queries import query
-from penstock.postgres.types.rows import decode_rows
+from penstock.postgres.types.rows import DecodedRows, decode_rows
 from penstock.schema import Column, TableName, TableSchema
 
 BLOCK_BYTES = 8192
@@ -63,8 +63,11 @@ def snapshot_schema(schema: TableSchema) -> pa.Schema:
     return pa.schema([*(pa.field(column.name, column.arrow_type) for column in schema.columns), pa.field(EXACT, EXACT_TYPE)])
 
 
-def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-    """The rows of one chunk, typed by the stream's own decoder. Runs on an executor; opens its own connection."""
+def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, *, refuse_inexact: bool = False) -> Iterator[pa.RecordBatch]:
+    """The rows of one chunk, typed by the stream's own decoder. Runs on an executor; opens its own connection.
+
+    With `refuse_inexact`, a value that its type cannot hold is an error.
+    """
     target = snapshot_schema(chunk.schema)
     statement = chunk_statement(chunk)
     try:
@@ -76,6 +79,7 @@ def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk) -> Iterator[
             with cursor.fetch_record_batch() as batches:
                 for batch in batches:
                     rows = decode_rows(batch.columns, chunk.schema)
+                    _check_values(rows, chunk.schema, refuse_inexact=refuse_inexact)
                     yield pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
             _check_filenode(cursor, chunk)
     except adbc.Error as error:
@@ -97,6 +101,14 @@ def _as_text(column: Column) -> sql.Composed:
     if column.type_oid in _CAST_IS_OUTPUT:
         return sql.SQL("{}::text").format(name)
     return sql.SQL("CASE WHEN {} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {}) END").format(name, name)
+
+
+def _check_values(rows: DecodedRows, schema: TableSchema, *, refuse_inexact: bool) -> None:
+    for column in rows.unreadable:
+        raise UnreadableTextError.of(schema.name, column)
+    if refuse_inexact:
+        for column in rows.inexact_columns:
+            raise UnrepresentableError.of(schema.name, column)
 
 
 def _set_snapshot(snapshot: str) -> str:

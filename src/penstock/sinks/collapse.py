@@ -55,7 +55,7 @@ def match_text_column(index: int) -> str:
 
 def may_be_text(arrow_type: pa.DataType) -> bool:
     """Whether a value can be beyond its column's type, so that the column is null and `_exact` has it. A key is then known by both."""
-    return bool(pa.types.is_decimal(arrow_type) or pa.types.is_temporal(arrow_type))
+    return bool(pa.types.is_decimal(arrow_type) or pa.types.is_temporal(arrow_type) or pa.types.is_nested(arrow_type))
 
 
 @dataclass(frozen=True, slots=True)

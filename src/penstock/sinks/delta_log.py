@@ -131,9 +131,15 @@ def _own_columns(log: DeltaTable) -> pa.Schema:
 
 
 def _plain(arrow_type: pa.DataType) -> pa.DataType:
-    """delta-rs may answer with the large or view form of a type that our own schemas have in its plain form."""
+    """delta-rs may answer with the large or view form of a type, and names entries its own way; our own schemas have the plain form."""
     if pa.types.is_large_string(arrow_type) or pa.types.is_string_view(arrow_type):
         return pa.string()
     if pa.types.is_large_binary(arrow_type) or pa.types.is_binary_view(arrow_type):
         return pa.binary()
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+        return pa.list_(_plain(arrow_type.value_type))
+    if pa.types.is_map(arrow_type):
+        return pa.map_(_plain(arrow_type.key_type), _plain(arrow_type.item_type))
+    if pa.types.is_struct(arrow_type):
+        return pa.struct([(field.name, _plain(field.type)) for field in arrow_type])
     return arrow_type

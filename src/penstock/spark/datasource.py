@@ -30,7 +30,7 @@ class PostgresCdcSource(DataSource):
 
     Options: `dsn`, `password`, `table` (schema.name), `slot`, `publication` (default: the slot's name), `spool` (a directory that the
     executors reach), `consumer` (default: derived from the table; queries that share a spool need one each), `maxRowsPerBatch`,
-    `maxBytesPerBatch`, and the fields of `CaptureLimits` in camel case (`segmentRows`, `spoolBytes`, …).
+    `maxBytesPerBatch`, and the fields of `TypePolicy` and `CaptureLimits` in camel case (`onUnrepresentable`, `segmentRows`, …).
     """
 
     @classmethod
@@ -67,7 +67,7 @@ class PostgresCdcSource(DataSource):
         with connect(settings.address) as connection:
             for table in inspect_tables(connection):
                 if table.name == wanted:
-                    found = inspect_schema(connection, table)
+                    found = inspect_schema(connection, table, settings.types, settings.publication)
                     _check_names(found)
                     return change_schema(found)
         raise NoTablesError(f"there is no table {wanted} in {settings.address.describe()}", hint="check the option 'table'; case counts")

@@ -33,6 +33,7 @@ from penstock.spark.changes import plan_tasks, read_changes
 from penstock.spark.worker import settle_worker
 from penstock.spool.consumers import release
 from penstock.spool.reader import FileSlice, SpoolReader
+from penstock.spool.values import check_values
 
 _LINGER_SECONDS = 0.2
 _CATCH_UP_SECONDS = 3600.0
@@ -234,4 +235,7 @@ class ChangeStreamReader(SpoolStreamReader):
                 hint="start the query anew, with a new checkpoint and into a new target",
             )
         changes = spool.read(start, end).tables.get(self._table)
-        return [SlicePartition(task) for task in plan_tasks(changes.slices)] if changes is not None else []
+        if changes is None:
+            return []
+        check_values(self._table, changes.slices, refuse_inexact=CaptureSettings.from_options(self._options).types.refuses_inexact)
+        return [SlicePartition(task) for task in plan_tasks(changes.slices)]

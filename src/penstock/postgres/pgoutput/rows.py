@@ -70,7 +70,9 @@ def build_batch(frames: Frames, timeline: Timeline, table: TableSchema, changes:
     names, unchanged_count = _unchanged(table, row_count, unchanged)
     arrays = [*decoded.columns, *_metadata(frames, timeline, changes, rows), names, decoded.exact]
     inserts, updates, deletes, truncates = np.bincount(rows.codes, minlength=len(_CODES)).tolist()
-    counts = ChangeCounts(inserts, updates, deletes, truncates, rows.moves, unchanged_count, decoded.inexact, decoded.unreadable)
+    counts = ChangeCounts(
+        inserts, updates, deletes, truncates, rows.moves, unchanged_count, decoded.inexact, sum(decoded.unreadable.values())
+    )
     return ChangeBatch(table, pa.RecordBatch.from_arrays(arrays, schema=change_schema(table)), counts)
 
 

@@ -12,9 +12,13 @@ WHERE c.relkind IN ('r', 'p')
 ORDER BY n.nspname, c.relname
 
 -- name: columns
+-- A generated column enters the stream only if it is stored and the publication says so, which it can since Postgres 18.
 SELECT a.attname, a.atttypid, a.atttypmod
 FROM pg_catalog.pg_attribute a
-WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+  AND (a.attgenerated = '' OR a.attgenerated = 's' AND EXISTS (
+    SELECT 1 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s AND pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's'
+  ))
 ORDER BY a.attnum
 
 -- name: types

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,10 @@ class DecodedRows:
 
     columns: list[pa.Array]
     exact: pa.MapArray
-    unreadable: int = 0
-    """How many texts are not in the encoding that they should be in: null in their column, and approximate even in `_exact`."""
+    inexact_columns: tuple[str, ...] = ()
+    """The columns that `_exact` names."""
+    unreadable: Mapping[str, int] = field(default_factory=dict)
+    """How many texts of each column are not UTF-8: null in their column, and approximate even in `_exact`."""
 
     @property
     def inexact(self) -> int:
@@ -43,19 +45,19 @@ def decode_rows(texts: Sequence[pa.StringArray], table: TableSchema, row_count: 
     typed: list[pa.Array] = []
     inexact: dict[int, npt.NDArray[np.int64]] = {}
     exact_texts: dict[int, pa.StringArray] = {}
-    unreadable = 0
+    unreadable: dict[str, int] = {}
     for at, (column, values) in enumerate(zip(table.columns, texts, strict=True)):
         try:
             decoded, exact_texts[at] = _decode_named(values, column, table), values
         except UnreadableTextError:
-            decoded, exact_texts[at], count = _decode_readable(values, column, table)
-            unreadable += count
+            decoded, exact_texts[at], unreadable[column.name] = _decode_readable(values, column, table)
         typed.append(decoded.values)
         if decoded.inexact is not None and decoded.inexact.true_count:
             inexact[at] = _true_rows(decoded.inexact)
     if not inexact:
         return DecodedRows(typed, pa.nulls(row_count, EXACT_TYPE))
-    return DecodedRows(typed, _exact(exact_texts, table, row_count, inexact), unreadable)
+    names = tuple(table.columns[at].name for at in inexact)
+    return DecodedRows(typed, _exact(exact_texts, table, row_count, inexact), names, unreadable)
 
 
 def _decode_named(values: pa.StringArray, column: Column, table: TableSchema) -> DecodedColumn:
