@@ -166,14 +166,14 @@ class SlotBusyError(PenstockError):
 
 
 class SlotForeignError(PenstockError):
-    """The slot exists, but is of another plugin, database or kind."""
+    """The slot exists, but is not one that can be read here; the classes below say why."""
 
     code = "PEN-1203"
     recovery = Recovery.OPERATOR
 
 
 class SlotLostError(PenstockError):
-    """The server invalidated the slot: WAL that was still needed is gone."""
+    """The server invalidated the slot, and the message names its reason: what was still needed is gone."""
 
     code = "PEN-1204"
     recovery = Recovery.OPERATOR
@@ -187,9 +187,72 @@ class PositionGapError(PenstockError):
 
 
 class SystemChangedError(PenstockError):
-    """The server is another database system, or on another timeline, than the one captured before."""
+    """The server is another database system than the one captured before, or was set back to an earlier time."""
 
     code = "PEN-1206"
+    recovery = Recovery.OPERATOR
+
+
+class SlotPluginError(SlotForeignError):
+    """The slot belongs to another output plugin than pgoutput."""
+
+    code = "PEN-1207"
+
+
+class SlotDatabaseError(SlotForeignError):
+    """The slot belongs to another database of the same server."""
+
+    code = "PEN-1208"
+
+
+class SlotPhysicalError(SlotForeignError):
+    """The slot is a physical one, such as a standby uses."""
+
+    code = "PEN-1209"
+
+
+class SlotTemporaryError(SlotForeignError):
+    """The slot is temporary: it belongs to somebody's session and ends with it."""
+
+    code = "PEN-1210"
+
+
+class SlotTwoPhaseError(SlotForeignError):
+    """The slot decodes transactions when they are prepared, before it is certain that they commit."""
+
+    code = "PEN-1211"
+
+
+class TimelineChangedError(SystemChangedError):
+    """A standby was promoted, or the server restored, and it is not certain that the log goes on where the capture stands."""
+
+    code = "PEN-1212"
+
+
+class SlotLimitError(PenstockError):
+    """The server has no room for another replication slot."""
+
+    code = "PEN-1213"
+    recovery = Recovery.OPERATOR
+
+
+class SenderLimitError(PenstockError):
+    """All of the server's connections for replication are taken."""
+
+    code = "PEN-1214"
+    recovery = Recovery.RETRY
+
+
+class StandbyError(SourceError):
+    """The server is a standby, and cannot be captured from."""
+
+    code = "PEN-1215"
+
+
+class SlotFailoverError(PenstockError):
+    """The server cannot keep the slot alive on its standbys, as was asked for."""
+
+    code = "PEN-1216"
     recovery = Recovery.OPERATOR
 
 

@@ -50,7 +50,7 @@ def test_the_publication_is_there_before_the_slot(database: Database, address: S
     """pgoutput decides what is published by the catalog as of the change: a slot made first would stumble over older changes."""
     seen: list[int] = []
 
-    def look(*_: object) -> None:
+    def look(*_: object, **__: object) -> None:
         seen.append(database.query("SELECT count(*) FROM pg_publication WHERE pubname = 'pub'")[0][0])
         raise _StopError
 

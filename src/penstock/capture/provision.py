@@ -14,9 +14,10 @@ from penstock.capture.blockers import publication_blockers, relation_blockers, r
 from penstock.contracts.provisioning import Blocker, CoverageReport
 from penstock.errors import PenstockError, SourceError, find_error
 from penstock.postgres.connection import Connection, SourceAddress, connect
+from penstock.postgres.health import log_wait
 from penstock.postgres.privileges import inspect_role
 from penstock.postgres.publication import Addition, inspect_publication, inspect_relations
-from penstock.postgres.slot import Slot, check_server, check_slot, ensure_slot, inspect_server
+from penstock.postgres.slot import OnWait, Slot, check_server, check_slot, ensure_slot, inspect_server
 from penstock.schema import TableName
 
 _log = logging.getLogger(__name__)
@@ -37,17 +38,26 @@ def ensure_coverage(address: SourceAddress, publication: str, required: Collecti
         return plan.report
 
 
-def ensure_capture(address: SourceAddress, slot: str, publication: str, tables: Collection[TableName]) -> tuple[Slot, list[TableName]]:
+def ensure_capture(
+    address: SourceAddress,
+    slot: str,
+    publication: str,
+    tables: Collection[TableName],
+    *,
+    failover: bool = False,
+    on_wait: OnWait = log_wait,
+) -> tuple[Slot, list[TableName]]:
     """Create what is missing, in the one order that is safe; gives back the slot, and the tables that were not being published.
 
     Changes that such a table had so far are in no log of ours. Does nothing when all is there. Raises if something is in the way.
+    Creating a slot waits for open transactions; `on_wait` is told once a second for which.
     """
     with connect(address) as connection:
         server = inspect_server(connection)
         check_server(server)
         report = ensure_coverage(address, publication, tables, manage=True)
         check_coverage(report)
-        found = ensure_slot(address, connection, slot)
+        found = ensure_slot(address, connection, slot, failover, on_wait)
         check_slot(found, server.database)
         return found, sorted(report.missing)
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from penstock.capture.confirming import Confirm
 from penstock.errors import ConfigError
 from penstock.postgres.connection import SourceAddress
+from penstock.postgres.slot import check_slot_name
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.secret import Secret
@@ -31,6 +33,10 @@ class CaptureLimits:
     """How often, at most, an idle or filtered database moves the position forward."""
     buffer_bytes: int = 128 << 20
     spool_bytes: int = 20 << 30
+    watch_seconds: float = 5.0
+    """How often the server is asked how its log, the slot and long transactions stand."""
+    long_transaction_seconds: float = 60.0
+    """From what age on an open transaction is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +51,11 @@ class CaptureSettings:
     """What the publication must hold when the capture itself has to create it; empty if it must not create anything."""
     limits: CaptureLimits = CaptureLimits()
     types: TypePolicy = TypePolicy.DEFAULT
+    failover: bool = False
+    """Whether the slot is marked to be copied to standbys; Postgres 17 and later."""
+    confirm: Confirm = Confirm.APPLIED
+    max_retained_bytes: int | None = None
+    """How much WAL the slot may retain before `applied` gives way to `spooled`; None: never."""
 
     def to_options(self) -> dict[str, str]:
         """As options of the Spark source. Spark hides the option called `password` wherever it shows options."""
@@ -54,6 +65,9 @@ class CaptureSettings:
             "publication": self.publication,
             "spool": str(self.spool),
             "tables": tables_option(self.tables),
+            "failover": str(self.failover).lower(),
+            "confirm": self.confirm.value,
+            "maxRetainedWal": "" if self.max_retained_bytes is None else str(self.max_retained_bytes),
         }
         if self.address.password is not None:
             options["password"] = self.address.password.reveal()
@@ -68,6 +82,7 @@ class CaptureSettings:
         for required in ("dsn", "slot", "spool"):
             if not folded.get(required):
                 raise ConfigError(f"the option {required!r} is missing", hint=f'add .option("{required}", …)')
+        check_slot_name(folded["slot"])
         return cls(
             _address(folded),
             folded["slot"],
@@ -76,6 +91,9 @@ class CaptureSettings:
             tuple(TableName.parse(name) for name in json.loads(folded.get("tables") or "[]")),
             _limits(folded),
             _types(folded),
+            _choice("failover", folded.get("failover") or "false", ("false", "true")) == "true",
+            Confirm(_choice("confirm", folded.get("confirm") or Confirm.APPLIED, [each.value for each in Confirm])),
+            int(_number("maxRetainedWal", folded["maxretainedwal"], 0)) if folded.get("maxretainedwal") else None,
         )
 
 
@@ -111,6 +129,12 @@ def _types(folded: Mapping[str, str]) -> TypePolicy:
         return TypePolicy(**{name: text for name, text in given.items() if text is not None})
     except ValueError as error:
         raise ConfigError(f"an option about types is wrong: {error}", hint="see docs/reference/types.md") from error
+
+
+def _choice(option: str, text: str, choices: Sequence[str]) -> str:
+    if text.lower() not in choices:
+        raise ConfigError(f"the option {option!r} is {text!r}", hint=f"use one of: {', '.join(choices)}")
+    return text.lower()
 
 
 def _number(option: str, text: str, default: float) -> float:

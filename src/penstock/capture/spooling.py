@@ -1,8 +1,9 @@
 """`SpoolCapture`: follows a replication slot into a spool.
 
 It runs as one named daemon thread beside the receive thread of its `ReplicationStream`: take messages, decode them, append the steps of
-the log to the spool, seal segments, confirm. It owns the spool's lock and is its only writer. What it confirms is what every consumer of
-the spool has released, and consumers release only what their targets hold; the capture itself never decides that something is safe.
+the log to the spool, seal segments, confirm. It holds the spool's lock from its first look at the source to its end, and is the spool's
+only writer, status file included; a second capture of the same spool waits for the lock and writes nothing. What it confirms,
+`ConfirmPolicy` says: by default what every consumer of the spool has released, and consumers release only what their targets hold.
 
 Errors that time can mend are tried again here, with growing pauses, from where the spool ends. All others end the capture; `wait_beyond`
 raises them to the reader, and the spool's status file shows them to everybody else.
@@ -15,25 +16,25 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 
-from penstock.capture.continuity import check_continuity
-from penstock.capture.provision import ensure_capture
+from penstock.capture.confirming import ConfirmPolicy
+from penstock.capture.inspection import inspect_source
 from penstock.capture.settings import CaptureSettings
-from penstock.errors import PenstockError, Recovery, SlotMissingError
+from penstock.capture.watch import SourceWatch
+from penstock.errors import ConnectionLostError, PenstockError, Recovery, SpoolLockedError
+from penstock.lag import OpenTransaction
 from penstock.position import Position
-from penstock.postgres.catalog import inspect_keys, inspect_types, load_types
-from penstock.postgres.connection import connect
+from penstock.postgres.health import log_wait
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from penstock.postgres.replication import ReplicationStream, StreamRequest
-from penstock.postgres.slot import Slot, check_idle, check_server, check_slot, inspect_server, inspect_slot
-from penstock.postgres.types.resolver import TypeResolver
+from penstock.postgres.timeline import SystemIdentity
 from penstock.spool.consumers import minimum
-from penstock.spool.identity import CaptureIdentity, ensure_identity, load_identity
+from penstock.spool.identity import CaptureIdentity, ensure_identity
 from penstock.spool.lock import SpoolLock
+from penstock.spool.manifest import Manifest
 from penstock.spool.reader import SpoolReader
 from penstock.spool.retention import SpoolBudget, delete_released
 from penstock.spool.status import CaptureFailure, CaptureStatus, write_status
@@ -45,6 +46,7 @@ _HOUSEKEEPING_SECONDS = 0.2
 _STATUS_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
+_LOCK_PAUSE_SECONDS = 1.0
 
 
 class SpoolCapture:
@@ -57,8 +59,11 @@ class SpoolCapture:
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self._end: Position | None = None
-        self._state = "starting"
-        self._trouble: PenstockError | None = None
+        self._trouble: BaseException | None = None
+        self._policy = ConfirmPolicy(settings.confirm, settings.max_retained_bytes)
+        self._watch: SourceWatch | None = None
+        self._confirmed = Position.ZERO
+        self._commit_time: datetime | None = None
         self._received = Position.ZERO
         self._rows_total = 0
         self._bytes_total = 0
@@ -84,6 +89,11 @@ class SpoolCapture:
         """The last sealed position; None until the spool was opened."""
         return self._end
 
+    @property
+    def trouble(self) -> BaseException | None:
+        """Why nothing comes now; None while all is well. The only word of a capture that waits for the spool's lock."""
+        return self._trouble
+
     def wait_beyond(self, position: Position, timeout_seconds: float) -> bool:
         """Wait, at most so long, until the spool reaches past `position`. Raises what ended the capture."""
         return self._wait(lambda end: end > position, timeout_seconds)
@@ -105,70 +115,82 @@ class SpoolCapture:
     # --- the capture thread --------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        lock = SpoolLock(self._settings.spool)
+        try:
+            if self._acquire(lock):
+                try:
+                    self._keep_capturing()
+                finally:
+                    lock.release()
+        except BaseException as error:  # noqa: BLE001 - the thread's edge: the reader raises it
+            self._fail(error)
+
+    def _acquire(self, lock: SpoolLock) -> bool:
+        """Wait until no other capture writes to the spool; False if there is no need any more. The status file is the other one's."""
+        while not self._stopping.is_set():
+            try:
+                lock.acquire()
+            except SpoolLockedError as error:
+                if self._trouble is None:
+                    _log.warning("capture waits for another one", extra={"code": error.code, "reason": error.message})
+                self._trouble = error
+                self._stopping.wait(_LOCK_PAUSE_SECONDS)
+            else:
+                self._trouble = None
+                return True
+        return False
+
+    def _keep_capturing(self) -> None:
         pause = _FIRST_PAUSE_SECONDS
         while not self._stopping.is_set():
             before = self._received
             try:
                 self._capture()
+            except _StoppedError:
+                break
             except PenstockError as error:
                 if error.recovery is not Recovery.RETRY:
-                    return self._fail(error)
+                    self._fail(error)
+                    return self._report("failed", error)
                 if self._received > before:
                     pause = _FIRST_PAUSE_SECONDS
                 self._report("waiting", error)
-                _log.warning("capture interrupted", extra={"code": error.code, "pause_seconds": pause})
+                _log.warning("capture interrupted", extra={"code": error.code, "reason": error.message, "pause_seconds": pause})
                 self._stopping.wait(pause * random.uniform(0.5, 1.5))
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
-            except BaseException as error:  # noqa: BLE001 - the thread's edge: the reader raises it
-                return self._fail(error)
+            except BaseException as error:  # noqa: BLE001 - handed to the reader, which raises it
+                self._fail(error)
+                return self._report("failed", error)
         return self._report("stopped", None)
 
     def _fail(self, error: BaseException) -> None:
         _log.error("capture failed", extra={"error": str(error)})
         with self._changed:
-            self._failure = error
+            self._failure = self._trouble = error
             self._changed.notify_all()
-        self._report("failed", error)
 
     def _capture(self) -> None:
         settings = self._settings
-        with SpoolLock(settings.spool):
-            reader = SpoolReader(settings.spool)
-            slot, keys, types = self._inspect(reader)
-            start = max(reader.end or Position.ZERO, slot.confirmed)
-            request = StreamRequest(settings.slot, settings.publication, start, settings.limits.buffer_bytes, slot.confirmed)
-            with self._open(request) as stream:
-                ensure_identity(
-                    settings.spool,
-                    CaptureIdentity(settings.slot, settings.publication, stream.system_identifier, stream.timeline),
-                )
-                writer = SpoolWriter(settings.spool, start, max_segment_bytes=settings.limits.segment_bytes * 4)
-                self._advance(start)
-                stream.start()
-                self._follow(stream, PgOutputDecoder(keys, types), writer, reader)
+        reader = SpoolReader(settings.spool)
+        system, slot, keys, types = inspect_source(settings, reader, self._wait_for_slot)
+        start = max(reader.end or Position.ZERO, slot.confirmed)
+        request = StreamRequest(settings.slot, settings.publication, start, settings.limits.buffer_bytes, slot.confirmed)
+        with self._open(request) as stream, SourceWatch(settings) as self._watch:
+            if SystemIdentity(stream.system_identifier, stream.timeline) != system:
+                raise ConnectionLostError("another server answers at this address than a moment ago")
+            ensure_identity(settings.spool, CaptureIdentity(settings.slot, settings.publication, system.identifier, system.timeline))
+            writer = SpoolWriter(settings.spool, start, max_segment_bytes=settings.limits.segment_bytes * 4)
+            self._confirmed = slot.confirmed
+            self._advance(start)
+            stream.start()
+            self._follow(stream, PgOutputDecoder(keys, types), writer, reader)
 
-    def _inspect(self, reader: SpoolReader) -> tuple[Slot, dict[int, tuple[str, ...]], TypeResolver]:
-        """Everything that can be wrong with the source is found here, before the first row."""
-        settings = self._settings
-        with connect(settings.address) as connection:
-            server = inspect_server(connection)
-            check_server(server)
-            slot = inspect_slot(connection, settings.slot)
-            if slot is None and (load_identity(settings.spool) is not None or not settings.tables):
-                raise SlotMissingError(
-                    f"slot {settings.slot} is gone: what committed since it was last read cannot be had any more",
-                    hint="remove the target tables, their penstock_epochs and the state directory, and run again to copy them anew",
-                )
-            if slot is None:
-                slot, _ = ensure_capture(settings.address, settings.slot, settings.publication, settings.tables)
-            check_slot(slot, server.database)
-            check_idle(slot)
-            needed = minimum(settings.spool)
-            if needed is not None and needed > Position.ZERO:
-                ground = (reader.start, reader.end) if reader.start is not None and reader.end is not None else None
-                check_continuity(needed, ground, slot.confirmed, settings.slot)
-            types = TypeResolver(settings.types, inspect_types(connection), partial(load_types, settings.address))
-            return slot, dict(inspect_keys(connection)), types
+    def _wait_for_slot(self, blockers: Sequence[OpenTransaction]) -> None:
+        """Called once a second while the slot's creation waits."""
+        if self._stopping.is_set():
+            raise _StoppedError
+        log_wait(blockers)
+        self._report("creating slot", None, tuple(blockers))
 
     @contextmanager
     def _open(self, request: StreamRequest) -> Iterator[ReplicationStream]:
@@ -193,7 +215,7 @@ class SpoolCapture:
                     self._bytes_total = bytes_before + stream.taken_bytes
                     for step in decoder.decode(messages):
                         for manifest in writer.append(step):
-                            self._sealed(manifest.rows, writer.end)
+                            self._sealed(manifest)
                 self._received = Position(stream.received)
                 self._seal_if_due(writer, caught_up=stream.buffered_bytes == 0)
             self._housekeeping_due = 0.0
@@ -216,18 +238,19 @@ class SpoolCapture:
         elif rested >= limits.quiet_seconds:
             manifest = writer.seal(quiet=True)
         if manifest is not None:
-            self._sealed(manifest.rows, writer.end)
+            self._sealed(manifest)
 
     def _seal_pause_seconds(self) -> float:
         """Small segments while readers keep up, larger ones while they are behind, so that their number stays bounded."""
         waiting = self._segments_total - self._segments_discarded
         return min(2.0, self._settings.limits.seal_seconds * max(1.0, waiting / 50))
 
-    def _sealed(self, rows: int, end: Position) -> None:
-        self._rows_total += rows
+    def _sealed(self, manifest: Manifest) -> None:
+        self._rows_total += manifest.rows
         self._segments_total += 1
         self._last_seal = time.monotonic()
-        self._advance(end)
+        self._commit_time = manifest.commit_time or self._commit_time
+        self._advance(manifest.end)
 
     def _advance(self, end: Position) -> None:
         with self._changed:
@@ -235,35 +258,55 @@ class SpoolCapture:
             self._changed.notify_all()
 
     def _keep_house(self, stream: ReplicationStream, reader: SpoolReader, budget: SpoolBudget) -> None:
-        """Confirm what every consumer has released, and drop it from the spool."""
+        """Confirm what may be confirmed, and drop from the spool what every consumer has released."""
         now = time.monotonic()
         if now < self._housekeeping_due:
             return
         self._housekeeping_due = now + _HOUSEKEEPING_SECONDS
-        released = minimum(self._settings.spool)
-        if released is not None and released > Position.ZERO:
-            stream.confirm(released)
+        done = minimum(self._settings.spool)
+        self._choose_confirm(done)
+        confirmable = self._policy.confirmable(done, self._end)
+        if confirmable is not None:
+            stream.confirm(confirmable)
+            self._confirmed = max(self._confirmed, confirmable)
+        if done is not None and done > Position.ZERO:
             self._segments_discarded += len(delete_released(reader))
         if now >= self._status_due:
             self._report("full" if budget.must_pause() else "streaming", None)
 
-    def _report(self, state: str, trouble: BaseException | None) -> None:
+    def _choose_confirm(self, done: Position | None) -> None:
+        sample = self._watch.sample if self._watch is not None else None
+        if sample is not None and self._policy.look(sample.flushed, sample.slot_restart, done):
+            _log.warning("what is confirmed has changed", extra={"confirms": self._policy.mode.value})
+
+    def _report(self, state: str, trouble: BaseException | None, waits_for: tuple[OpenTransaction, ...] = ()) -> None:
+        """Only for the holder of the lock."""
         self._status_due = time.monotonic() + _STATUS_SECONDS
+        self._trouble = trouble
+        sealed = self._end or Position.ZERO
         status = CaptureStatus(
             state=state,
             pid=os.getpid(),
             received=self._received,
-            sealed=self._end or Position.ZERO,
+            sealed=sealed,
             rows_total=self._rows_total,
             bytes_total=self._bytes_total,
             updated_at=datetime.now(UTC),
             failure=CaptureFailure.of(_named(trouble)) if trouble is not None else None,
+            confirms=self._policy.mode.value,
+            confirmed=self._confirmed,
+            waits_for=waits_for,
+            lag=self._watch.lag(sealed, self._commit_time) if self._watch is not None else None,
         )
         try:
             write_status(self._settings.spool, status)
         except OSError as error:
             # The capture goes on without it; if the disk is full or gone, the next segment says so.
             _log.warning("capture status not written", extra={"error": str(error)})
+
+
+class _StoppedError(Exception):
+    """Raised through the creation of a slot to end it."""
 
 
 def _named(error: BaseException) -> PenstockError:

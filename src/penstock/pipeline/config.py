@@ -14,9 +14,11 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from penstock.capture.confirming import Confirm
 from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError, SecretError
 from penstock.postgres.connection import SourceAddress
+from penstock.postgres.slot import is_slot_name
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.secret import Secret
@@ -69,9 +71,19 @@ class SourceConfig(_Model):
 
     dsn: str = Field(description="libpq URI or key=value string; the password goes elsewhere")
     password: EnvReference | FileReference | None = Field(None, description="{env: NAME} or {file: PATH}")
-    slot: str | None = Field(None, description="default: penstock_<pipeline>", pattern=r"^[a-z0-9_]{1,63}$")
+    slot: str | None = Field(None, description="default: penstock_<pipeline>")
     publication: str | None = Field(None, description="default: penstock_<pipeline>", min_length=1, max_length=63)
+    failover: bool = Field(
+        False, description="have standbys keep a copy of the slot, so that it survives a promotion; Postgres 17 and later"
+    )
     tls: TlsConfig | None = None
+
+    @field_validator("slot")
+    @classmethod
+    def _slot_name(cls, value: str | None) -> str | None:
+        if value is not None and not is_slot_name(value):
+            raise ValueError("a slot's name has lower-case letters, digits and underscores, 63 at most")
+        return value
 
     def address(self) -> SourceAddress:
         address = SourceAddress.parse(self.dsn, self.password.resolve() if self.password else None)
@@ -169,6 +181,12 @@ class PipelineConfig(_Model):
     trigger: str = Field("1 second", description="how often an epoch is applied, at most")
     max_rows_per_epoch: int = Field(1_000_000, gt=0)
     max_spool_bytes: int = Field(20 << 30, gt=0, description="at this size receiving pauses until targets catch up")
+    confirm: Confirm = Field(
+        Confirm.APPLIED, description="what the server may forget: `applied`, what the targets have; `spooled`, what the spool has on disk"
+    )
+    max_retained_wal: int | None = Field(
+        None, gt=0, description="bytes of WAL that the slot may retain before `applied` gives way to `spooled`, until targets catch up"
+    )
     snapshot_chunk_bytes: int = Field(64 << 20, ge=8192, description="heap bytes that one task reads")
     types: TypesConfig = TypesConfig()
     spark: SparkConfig = SparkConfig()
@@ -221,7 +239,17 @@ class PipelineConfig(_Model):
         limits = CaptureLimits(spool_bytes=self.max_spool_bytes)
         if quiet_seconds is not None:
             limits = CaptureLimits(spool_bytes=self.max_spool_bytes, quiet_seconds=quiet_seconds)
-        return CaptureSettings(self.source.address(), self.slot, self.publication, self.spool, limits=limits, types=self.types.policy)
+        return CaptureSettings(
+            self.source.address(),
+            self.slot,
+            self.publication,
+            self.spool,
+            limits=limits,
+            types=self.types.policy,
+            failover=self.source.failover,
+            confirm=self.confirm,
+            max_retained_bytes=self.max_retained_wal,
+        )
 
 
 def load_config(path: Path) -> PipelineConfig:

@@ -12,6 +12,7 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -20,8 +21,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.capture.continuity import check_system
 from penstock.capture.provision import ensure_capture
 from penstock.errors import NoTablesError, PenstockError, Recovery, SlotMissingError, SpoolLockedError, SystemChangedError, parse_error
+from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
@@ -31,8 +34,9 @@ from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, fail_over_holes, fail_unknown, fail_unpublished, inspect_pipeline
 from penstock.pipeline.verify import Comparison, compare_tables
 from penstock.position import Position
-from penstock.postgres.connection import connect, identify_system
+from penstock.postgres.connection import connect
 from penstock.postgres.slot import check_server, current_position, inspect_server, inspect_slot
+from penstock.postgres.timeline import SystemIdentity, identify_system
 from penstock.sinks.base import Sink
 from penstock.sinks.delta import DeltaSink
 from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
@@ -121,7 +125,7 @@ class Pipeline:
             EpochLog(self._root, self._config.pipeline),
             self._config.spool,
             consumer=self._config.pipeline,
-            system=system,
+            system=str(system),
             observer=self._observer,
             types=self._config.types.policy,
         )
@@ -135,24 +139,30 @@ class Pipeline:
             self._stream(applier, goal)
         return RunResult(applier.position, {str(name): status for name, status in applier.statuses.items()})
 
-    def _prepare(self, applier: EpochApplier, system: str) -> Tables:
+    def _prepare(self, applier: EpochApplier, system: SystemIdentity) -> Tables:
         """Everything that can be wrong is found here, before the first row."""
         config, last = self._config, applier.last
-        if last is not None and last.system != system:
-            raise SystemChangedError(
-                f"the source is database system {system} (identifier/timeline), and the targets were filled from {last.system}",
-                hint="point source.dsn back at the old system, or remove the targets and the state directory to start anew",
-            )
         with connect(self._address) as connection:
             check_server(inspect_server(connection))
             tables = inspect_pipeline(connection, config, self._sink, last)
+            slot = inspect_slot(connection, config.slot)
+            if last is not None:
+                held = max(last.position, *tables.filled.values(), Position.ZERO)
+                check_system(self._address, system, SystemIdentity.parse(last.system), held, slot=slot, name=config.slot)
             if not tables.statuses:
                 raise NoTablesError(f"no table of {self._address.describe()} is selected", hint="check tables: in the configuration")
             fail_unknown(tables, config.named_tables)
-            if tables.filled and inspect_slot(connection, config.slot) is None:
+            if tables.filled and slot is None:
                 raise self._slot_missing()
         if tables.capturable:
-            _, added = ensure_capture(self._address, config.slot, config.publication, tables.capturable)
+            _, added = ensure_capture(
+                self._address,
+                config.slot,
+                config.publication,
+                tables.capturable,
+                failover=config.source.failover,
+                on_wait=self._tell_wait,
+            )
             fail_unpublished(tables, added, self._sink.describe)
             self._check_log(tables)
         for name, status in tables.statuses.items():
@@ -178,6 +188,13 @@ class Pipeline:
         start, end = reader.start, reader.end
         ground = (start, end) if start is not None and end is not None else None
         fail_over_holes(tables, ground, slot.confirmed, config.slot, self._sink.describe)
+
+    def _tell_wait(self, blockers: Sequence[OpenTransaction]) -> None:
+        """The slot's creation waits for transactions that were open before it."""
+        reason = f"the slot is created once these have ended: {'; '.join(each.describe() for each in blockers)}"
+        if blockers and reason.partition(",")[0] != (self._trouble or "").partition(",")[0]:
+            self._observer.interrupted(reason, 0.0)
+            self._trouble = reason
 
     def _slot_missing(self) -> SlotMissingError:
         return SlotMissingError(

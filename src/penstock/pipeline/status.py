@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from penstock.errors import PenstockError
@@ -53,6 +53,15 @@ class PipelineStatus:
             return None
         return max(0, self.server.lsn - self.slot.restart)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should look at before it becomes an error."""
+        capture = self.capture
+        if capture is None:
+            return ()
+        waiting = [f"the slot is created once this has ended: {each.describe()}" for each in capture.waits_for]
+        return (*waiting, *(capture.lag.warnings if capture.lag is not None else ()))
+
     def as_document(self) -> dict[str, object]:
         """For programs: plain, stable names."""
         epoch, slot, capture = self.epoch, self.slot, self.capture
@@ -81,9 +90,19 @@ class PipelineStatus:
                 "sealed": str(capture.sealed),
                 "received": str(capture.received),
                 "rows_total": capture.rows_total,
+                "confirms": capture.confirms,
+                "confirmed": str(capture.confirmed),
                 "updated_at": capture.updated_at.isoformat(),
                 "error": f"{capture.failure.code}: {capture.failure.message}" if capture.failure else None,
+                "remedy": capture.failure.hint if capture.failure else None,
+                "waits_for": [asdict(each) for each in capture.waits_for],
+                "lag_bytes": capture.lag.behind_bytes if capture.lag else None,
+                "lag_seconds": capture.lag.behind_seconds if capture.lag else None,
+                "retained_wal_bytes": capture.lag.retained_bytes if capture.lag else None,
+                "safe_wal_bytes": capture.lag.safe_wal_bytes if capture.lag else None,
+                "open_transactions": [asdict(each) for each in capture.lag.holders] if capture.lag else [],
             },
+            "warnings": list(self.warnings),
             "spool": {
                 "bytes": self.spool_bytes,
                 "segments": self.spool_segments,

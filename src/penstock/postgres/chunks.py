@@ -30,6 +30,11 @@ BLOCK_BYTES = 8192
 _CAST_IS_OUTPUT = frozenset({16, 17, 20, 21, 23, 25, 26, 114, 700, 701, 1043, 1082, 1114, 1184, 1700, 2950, 3802})
 
 
+# What SET TRANSACTION SNAPSHOT says, by version, to a name that is no longer exported: invalid parameter, undefined object; and to one
+# whose session has just ended: not in prerequisite state.
+_SNAPSHOT_GONE = frozenset({"22023", "42704", "55000"})
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """Blocks `first` to `last` (exclusive; None: to the end) of one heap, which is `schema`'s table or one of its partitions."""
@@ -73,7 +78,7 @@ def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, *, refuse_in
     try:
         with adbc.connect(address.conninfo("penstock snapshot")) as connection, connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            cursor.execute(_set_snapshot(snapshot))
+            _import_snapshot(cursor, snapshot, chunk)
             _check_filenode(cursor, chunk)
             cursor.execute(statement)
             with cursor.fetch_record_batch() as batches:
@@ -111,8 +116,13 @@ def _check_values(rows: DecodedRows, schema: TableSchema, *, refuse_inexact: boo
             raise UnrepresentableError.of(schema.name, column)
 
 
-def _set_snapshot(snapshot: str) -> str:
-    return sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)).as_string()
+def _import_snapshot(cursor: Any, snapshot: str, chunk: Chunk) -> None:
+    try:
+        cursor.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)).as_string())
+    except adbc.Error as error:
+        if error.sqlstate in _SNAPSHOT_GONE:
+            raise SnapshotLostError(f"the snapshot went away while {chunk.heap} was being read; it starts again") from error
+        raise
 
 
 def _check_filenode(cursor: Any, chunk: Chunk) -> None:
@@ -128,7 +138,4 @@ def _check_filenode(cursor: Any, chunk: Chunk) -> None:
 
 
 def _translated(error: adbc.Error, chunk: Chunk) -> Exception:
-    text = " ".join(str(error).split())
-    if "invalid snapshot identifier" in text or "could not import the requested snapshot" in text:
-        return SnapshotLostError(f"the snapshot went away while {chunk.heap} was being read; it starts again")
-    return classify(getattr(error, "sqlstate", None) or "", text, f"reading {chunk.heap}")
+    return classify(getattr(error, "sqlstate", None) or "", str(error), f"reading {chunk.heap}")

@@ -6,13 +6,16 @@ value is rendered the same way on every road. Errors of the driver become errors
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+import select
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import LiteralString, TypeAlias
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import ExecStatus, PGconn, Ping
 
 from penstock.errors import (
     AuthenticationError,
@@ -20,7 +23,9 @@ from penstock.errors import (
     ConnectionLostError,
     PenstockError,
     PrivilegeError,
+    SenderLimitError,
     SlotBusyError,
+    SlotLimitError,
     SourceError,
 )
 from penstock.secret import Secret
@@ -39,13 +44,17 @@ PINNED_SETTINGS = {
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
 }
 
 _RETRIED_CLASSES = {"08", "53", "57"}  # connection, resources, operator intervention (shutdown, restart)
 
-
-_REFUSALS = ("FATAL:", "no password supplied", "root certificate", "certificate verify failed", "does not support SSL")
+# A refused connection has no SQLSTATE in libpq, and the server's words may be in any language; but libpq puts a severity before them.
+_REFUSAL = re.compile(
+    r"failed: (?:\S+: |[^:]{1,40}:  )|FATAL:|no password supplied|root certificate|certificate verify failed|does not support SSL"
+)
 _PASSING = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many", "remaining connection slots")
+_WAIT_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +123,14 @@ def source_errors(doing: str) -> Iterator[None]:
 
 
 def translate(error: psycopg.Error, doing: str) -> PenstockError:
-    return classify(error.sqlstate or "", " ".join(str(error).split()), doing)
+    return classify(error.sqlstate or "", str(error), doing)
 
 
-def classify(state: str, text: str, doing: str) -> PenstockError:
-    """The one place that reads SQLSTATEs. An empty one means that the server did not answer at all."""
-    if not state and any(sign in text for sign in _REFUSALS) and not any(sign in text for sign in _PASSING):
-        # A refused connection has no SQLSTATE in libpq; the server's own words are all there is.
-        state = "42501" if "permission denied" in text or "replication" in text else "28000"
+def classify(state: str, words: str, doing: str) -> PenstockError:
+    """The one place that reads SQLSTATEs. An empty one means that the server did not answer, or refused the connection."""
+    text = " ".join(words.split())
+    if not state:
+        state = _refusal_state(words)
     if state.startswith("28"):
         return AuthenticationError(
             f"{doing}: {text}", hint="check the role, its password, the database's name, TLS settings and pg_hba.conf"
@@ -135,32 +144,99 @@ def classify(state: str, text: str, doing: str) -> PenstockError:
     return SourceError(f"{doing}: {text} (SQLSTATE {state})")
 
 
+def _refusal_state(words: str) -> str:
+    """What libpq does not tell: the class of a refusal, or nothing if there was none, or if it passes."""
+    if not _REFUSAL.search(words) or any(sign in words for sign in _PASSING):
+        return ""
+    return "42501" if "permission denied" in words or "replication" in words else "28000"
+
+
 @contextmanager
 def connect(address: SourceAddress, application: str = "penstock") -> Iterator[Connection]:
     """A short-lived autocommit connection for catalog work."""
-    with source_errors(f"connecting to {address.describe()}"):
-        connection = psycopg.connect(address.conninfo(application), autocommit=True)
+    connection = _connect(address.conninfo(application), f"connecting to {address.describe()}")
     with connection, source_errors(f"asking {address.describe()}"):
         yield connection
 
 
 def connect_replication(address: SourceAddress, application: str = "penstock") -> Connection:
     """A `replication=database` connection. The caller owns it."""
-    with source_errors(f"connecting to {address.describe()} for replication"):
-        return psycopg.connect(address.conninfo(application, replication=True), autocommit=True)
+    doing = f"connecting to {address.describe()} for replication"
+    try:
+        return _connect(address.conninfo(application, replication=True), doing)
+    except (ConnectionLostError, AuthenticationError, PrivilegeError) as error:
+        if "max_wal_senders" not in error.message:  # the setting's name is the same in every language
+            raise
+        raise SenderLimitError(
+            error.message,
+            hint="end a reader that is no longer needed (SELECT pid, application_name FROM pg_stat_replication), "
+            "or ALTER SYSTEM SET max_wal_senders to more; then restart the server",
+        ) from error
 
 
-def replication_command(connection: Connection, command: LiteralString | psycopg.sql.Composed, doing: str) -> list[str]:
-    """Run a walsender command such as CREATE_REPLICATION_SLOT and give back its one row as text."""
+def _connect(conninfo: str, doing: str) -> Connection:
+    try:
+        connection = psycopg.connect(conninfo, autocommit=True)
+    except psycopg.Error as error:
+        raise _refused(conninfo, translate(error, doing), doing) from error
+    if connection.info.server_version >= 170_000:
+        # Older servers do not know it, and would refuse a connection that names it.
+        connection.pgconn.exec_(b"SET transaction_timeout = 0")
+    return connection
+
+
+def _refused(conninfo: str, error: PenstockError, doing: str) -> PenstockError:
+    """A server that starts or stops refuses everybody. It says so in its own language; a ping is told in none."""
+    if isinstance(error, ConnectionLostError) or PGconn.ping(conninfo.encode()) is Ping.OK:
+        return error
+    return ConnectionLostError(f"{doing}: the server does not take connections now")
+
+
+def replication_command(
+    connection: Connection,
+    command: LiteralString | psycopg.sql.Composed,
+    doing: str,
+    *,
+    on_wait: Callable[[], None] | None = None,
+) -> list[str]:
+    """Run a walsender command such as CREATE_REPLICATION_SLOT and give back its one row, if any, as text.
+
+    Once a second that it takes, `on_wait` is called; what that raises cancels the command.
+    """
     text = command if isinstance(command, str) else command.as_string(connection)
-    result = connection.pgconn.exec_(text.encode())
-    if result.status != psycopg.pq.ExecStatus.TUPLES_OK:
-        raise translate(psycopg.errors.error_from_result(result), doing)
+    with source_errors(doing):
+        result = _execute(connection, text.encode(), on_wait)
+    if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
+        raise _command_error(psycopg.errors.error_from_result(result), doing)
     return [(result.get_value(0, column) or b"").decode() for column in range(result.nfields)]
 
 
-def identify_system(address: SourceAddress) -> str:
-    """System identifier and timeline, as one text: the same for as long as positions in the log mean the same."""
-    with connect_replication(address) as connection:
-        identifier, timeline, *_ = replication_command(connection, "IDENTIFY_SYSTEM", "identifying the server")
-        return f"{identifier}/{timeline}"
+def _execute(connection: Connection, command: bytes, on_wait: Callable[[], None] | None) -> psycopg.pq.abc.PGresult:
+    pgconn = connection.pgconn
+    if on_wait is None:
+        return pgconn.exec_(command)
+    pgconn.send_query(command)
+    try:
+        while pgconn.is_busy():
+            if select.select([pgconn.socket], [], [], _WAIT_SECONDS)[0]:
+                pgconn.consume_input()
+            else:
+                on_wait()
+    except BaseException:
+        connection.cancel()  # the server would go on by itself, and leave a slot behind
+        raise
+    result = pgconn.get_result()
+    while pgconn.get_result() is not None:
+        pass
+    assert result is not None
+    return result
+
+
+def _command_error(error: psycopg.Error, doing: str) -> PenstockError:
+    if error.sqlstate == "53400":
+        return SlotLimitError(
+            f"{doing}: {' '.join(str(error).split())}",
+            hint="drop a slot that nobody needs (SELECT slot_name, active, restart_lsn FROM pg_replication_slots; "
+            "SELECT pg_drop_replication_slot('…')), or ALTER SYSTEM SET max_replication_slots to more; then restart the server",
+        )
+    return translate(error, doing)

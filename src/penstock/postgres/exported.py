@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from penstock.position import Position
-from penstock.postgres.connection import SourceAddress, connect_replication, replication_command
+from penstock.postgres.connection import SourceAddress, connect, connect_replication, replication_command
+from penstock.postgres.health import inspect_blockers, log_wait
 from penstock.postgres.slot import PLUGIN
 
 
@@ -33,5 +34,11 @@ def export_snapshot(address: SourceAddress) -> Iterator[ExportedSnapshot]:
     slot = f"penstock_snapshot_{os.getpid()}_{secrets.token_hex(4)}"
     command = sql.SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL {} EXPORT_SNAPSHOT").format(sql.Identifier(slot), sql.SQL(PLUGIN))
     with connect_replication(address, "penstock snapshot") as connection:
-        _, consistent, name, _ = replication_command(connection, command, "exporting a snapshot")
+        pid = connection.info.backend_pid
+
+        def tell() -> None:
+            with connect(address) as looking:
+                log_wait(inspect_blockers(looking, pid))
+
+        _, consistent, name, _ = replication_command(connection, command, "exporting a snapshot", on_wait=tell)
         yield ExportedSnapshot(name, Position.parse(consistent))

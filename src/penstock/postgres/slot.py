@@ -6,17 +6,68 @@ publication and before any snapshot.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from psycopg import sql
 
-from penstock.errors import SlotBusyError, SlotForeignError, SlotLostError, SourceError, WalLevelError
+from penstock.errors import (
+    ConfigError,
+    PenstockError,
+    SlotBusyError,
+    SlotDatabaseError,
+    SlotFailoverError,
+    SlotForeignError,
+    SlotLostError,
+    SlotPhysicalError,
+    SlotPluginError,
+    SlotTemporaryError,
+    SlotTwoPhaseError,
+    StandbyError,
+    WalLevelError,
+)
+from penstock.lag import OpenTransaction
 from penstock.position import Lsn, Position
 from penstock.postgres.connection import Connection, SourceAddress, connect_replication, replication_command
+from penstock.postgres.health import inspect_blockers, log_wait
 from penstock.postgres.queries import query
 
 PLUGIN = "pgoutput"
+FAILOVER_VERSION = 17
+"""The first one that copies slots to standbys."""
+
+COPY_ANEW = "remove the target tables, their penstock_epochs and the state directory, and run again to copy them anew"
+_OTHER_NAME = "choose another name under source.slot (the option slot of the Spark source)"
+_NAME = re.compile(r"[a-z0-9_]{1,63}")
+
+_REASONS = {
+    "wal_removed": "WAL that was still needed has been removed, since the slot held back more than max_slot_wal_keep_size",
+    "rows_removed": "catalog rows that were still needed have been vacuumed away on the primary",
+    "wal_level_insufficient": "the primary's wal_level was not logical for a while",
+    "idle_timeout": "nobody read it for longer than idle_replication_slot_timeout",
+    "conflicting": "it conflicted with what the primary removed while this server was a standby",
+}
+
+OnWait = Callable[[Sequence[OpenTransaction]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReader:
+    """Who reads the slot now. Without the role pg_monitor, the server does not say all of it."""
+
+    pid: int
+    application: str | None
+    client: str | None
+    since: datetime | None
+
+    def describe(self) -> str:
+        parts = [f"application {self.application!r}" if self.application else "", f"client {self.client}" if self.client else ""]
+        parts.append(f"since {self.since:%Y-%m-%d %H:%M:%S %Z}" if self.since else "")
+        known = ", ".join(part for part in parts if part)
+        return f"{self.pid} ({known})" if known else str(self.pid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +78,22 @@ class Slot:
     plugin: str | None
     kind: str
     database: str | None
-    active_pid: int | None
     restart: Lsn | None
     confirmed: Position
     wal_status: str | None
     safe_wal_bytes: int | None
-    temporary: bool
+    temporary: bool = False
+    two_phase: bool = False
+    failover: bool = False
+    synced: bool = False
+    """Whether it was kept in step with the primary's while this server was a standby."""
+    invalidation: str | None = None
+    """Why the server has given it up; None while it has not."""
+    reader: SlotReader | None = None
+
+    @property
+    def active_pid(self) -> int | None:
+        return self.reader.pid if self.reader is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +113,10 @@ def inspect_server(connection: Connection) -> Server:
 
 def check_server(server: Server) -> None:
     if server.in_recovery:
-        raise SourceError("the server is a standby, on which a publication cannot be created", hint="point source.dsn at the primary")
+        raise StandbyError(
+            "the server is a standby, on which neither a publication nor a slot's promise can be relied on",
+            hint="point source.dsn at the primary; of several hosts, target_session_attrs=read-write in the dsn finds it",
+        )
     if server.wal_level != "logical":
         raise WalLevelError(
             f"the server's wal_level is {server.wal_level}, and logical replication needs logical",
@@ -66,54 +130,129 @@ def current_position(connection: Connection) -> Position:
     return Position.parse(row[0])
 
 
+def is_slot_name(name: str) -> bool:
+    """The server's own rule, to be known before the server is asked."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_slot_name(name: str) -> None:
+    if not is_slot_name(name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of a replication slot",
+            hint="use lower-case letters, digits and underscores, 63 at most",
+        )
+
+
 def inspect_slot(connection: Connection, name: str) -> Slot | None:
     row: Any = connection.execute(query("replication", "slot"), {"slot": name}).fetchone()
     if row is None:
         return None
-    slot, plugin, kind, database, pid, restart, confirmed, status, safe, temporary = row
+    restart, confirmed, reason, is_conflicting, pid, application, client, since, *plain = row
+    name, plugin, kind, database, wal_status, safe_wal_bytes, temporary, two_phase, failover, synced = plain
+    if reason is None:
+        reason = "conflicting" if is_conflicting else "wal_removed" if wal_status == "lost" else None
     return Slot(
-        slot,
+        name,
         plugin,
         kind,
         database,
-        pid,
         Lsn.parse(restart) if restart else None,
         Position.parse(confirmed) if confirmed else Position.ZERO,
-        status,
-        safe,
+        wal_status,
+        safe_wal_bytes,
         temporary,
+        two_phase,
+        failover,
+        synced,
+        reason,
+        SlotReader(pid, application, client, since) if pid is not None else None,
     )
 
 
 def check_slot(slot: Slot, database: str) -> None:
     """Raise the error that names why this slot cannot be read from, if there is a reason. Being busy is looked at last."""
-    if slot.kind != "logical" or slot.plugin != PLUGIN or slot.database != database:
-        raise SlotForeignError(
-            f"slot {slot.name} is a {slot.kind} slot of plugin {slot.plugin} in database {slot.database}, "
-            f"not a logical {PLUGIN} slot in {database}",
-            hint="choose another name under source.slot",
-        )
-    if slot.wal_status == "lost" or slot.restart is None:
+    foreign = _foreign(slot, database)
+    if foreign is not None:
+        raise foreign
+    if slot.invalidation is not None or slot.restart is None:
+        reason = slot.invalidation or "unknown"
         raise SlotLostError(
-            f"slot {slot.name} was invalidated by the server (wal_status {slot.wal_status}): WAL that was still needed is gone",
-            hint=f"SELECT pg_drop_replication_slot('{slot.name}'); then remove the target tables, their penstock_epochs "
-            "and the state directory, and run again to copy them anew",
+            f"the server has invalidated slot {slot.name} ({reason}): {_REASONS.get(reason, 'it does not say why')}; "
+            f"what committed after {slot.confirmed} cannot be had any more",
+            hint=f"SELECT pg_drop_replication_slot('{slot.name}'); then {COPY_ANEW}",
         )
+
+
+def _foreign(slot: Slot, database: str) -> PenstockError | None:
+    name, drop = slot.name, f"or, if nobody needs it, SELECT pg_drop_replication_slot('{slot.name}')"
+    if slot.kind != "logical":
+        return SlotPhysicalError(f"slot {name} is a {slot.kind} slot, not a logical one", hint=f"{_OTHER_NAME}, {drop}")
+    if slot.temporary:
+        owner = slot.reader.describe() if slot.reader is not None else "unknown"
+        end = f", or end that session: SELECT pg_terminate_backend({slot.active_pid})" if slot.active_pid is not None else ""
+        return SlotTemporaryError(f"slot {name} is a temporary slot of server process {owner} and ends with it", hint=f"{_OTHER_NAME}{end}")
+    if slot.plugin != PLUGIN:
+        return SlotPluginError(f"slot {name} is a slot of plugin {slot.plugin}, not of {PLUGIN}", hint=f"{_OTHER_NAME}, {drop}")
+    if slot.database != database:
+        return SlotDatabaseError(
+            f"slot {name} is a slot of database {slot.database}, not of {database}",
+            hint=f"{_OTHER_NAME}, or point source.dsn at database {slot.database}",
+        )
+    if slot.two_phase:
+        return SlotTwoPhaseError(
+            f"slot {name} was created with two_phase: it hands out prepared transactions that may still be rolled back",
+            hint=f"{_OTHER_NAME}, {drop}",
+        )
+    return None
 
 
 def check_idle(slot: Slot) -> None:
-    if slot.active_pid is not None:
-        raise SlotBusyError(f"slot {slot.name} is being read by the server process {slot.active_pid}")
+    """Call it last: being busy passes, all else does not."""
+    if slot.reader is not None:
+        raise SlotBusyError(
+            f"slot {slot.name} is being read by server process {slot.reader.describe()}",
+            hint=f"stop that reader; if it is gone and the server has not noticed yet: SELECT pg_terminate_backend({slot.reader.pid})",
+        )
+    if slot.confirmed == Position.ZERO:
+        raise SlotBusyError(
+            f"slot {slot.name} was not created to the end", hint=f"if that lasts: SELECT pg_drop_replication_slot('{slot.name}')"
+        )
 
 
-def ensure_slot(address: SourceAddress, connection: Connection, name: str) -> Slot:
-    """Create the slot if it is not there. Creating waits for the transactions that are open at that moment."""
+def check_failover(failover: bool, version: int) -> None:
+    major = version // 10_000
+    if failover and major < FAILOVER_VERSION:
+        raise SlotFailoverError(
+            f"source.failover is set, and the server is Postgres {major}: slots are copied to standbys from {FAILOVER_VERSION} on",
+            hint="take source.failover out of the configuration, or upgrade the server",
+        )
+
+
+def ensure_slot(address: SourceAddress, connection: Connection, name: str, failover: bool = False, on_wait: OnWait = log_wait) -> Slot:
+    """Create the slot if it is not there, and with `failover`, mark it to be copied to standbys.
+
+    Creating waits for the transactions that are open at that moment; `on_wait` is told once a second which they are.
+    """
+    check_failover(failover, connection.info.server_version)
     slot = inspect_slot(connection, name)
     if slot is None:
-        command = sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL {} NOEXPORT_SNAPSHOT").format(sql.Identifier(name), sql.SQL(PLUGIN))
+        _create_slot(address, connection, name, failover, on_wait)
+    elif failover and not slot.failover and slot.kind == "logical" and slot.invalidation is None:
+        check_idle(slot)
+        command = sql.SQL("ALTER_REPLICATION_SLOT {} (FAILOVER true)").format(sql.Identifier(name))
         with connect_replication(address) as replication:
-            replication_command(replication, command, f"creating slot {name}")
-        slot = inspect_slot(connection, name)
-        if slot is None:  # dropped again at once by somebody else
-            raise SlotForeignError(f"slot {name} vanished right after it was created", hint="look for another process that drops it")
+            replication_command(replication, command, f"marking slot {name} for failover")
+    else:
+        return slot
+    slot = inspect_slot(connection, name)
+    if slot is None:  # dropped again at once by somebody else
+        raise SlotForeignError(f"slot {name} vanished right after it was created", hint="look for another process that drops it")
     return slot
+
+
+def _create_slot(address: SourceAddress, connection: Connection, name: str, failover: bool, on_wait: OnWait) -> None:
+    options = sql.SQL("(SNAPSHOT 'nothing', FAILOVER true)" if failover else "NOEXPORT_SNAPSHOT")
+    command = sql.SQL("CREATE_REPLICATION_SLOT {} LOGICAL {} {}").format(sql.Identifier(name), sql.SQL(PLUGIN), options)
+    with connect_replication(address) as replication:
+        pid = replication.info.backend_pid
+        replication_command(replication, command, f"creating slot {name}", on_wait=lambda: on_wait(inspect_blockers(connection, pid)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from penstock.errors import SpoolCorruptError, SpoolFormatError
@@ -38,16 +38,19 @@ def load_identity(root: Path) -> CaptureIdentity | None:
 
 
 def ensure_identity(root: Path, identity: CaptureIdentity) -> None:
-    """Make the spool this capture's if it is nobody's; refuse if it is another's. Call it with the lock held, before the writer."""
+    """Make the spool this capture's if it is nobody's; refuse if it is another's. Call it with the lock held, before the writer.
+
+    A new timeline of the same system is written down: whether the log goes on there is for the caller to find out, before.
+    """
     found = load_identity(root)
     if found == identity:
         return
-    if found is not None:
+    if found is not None and replace(found, timeline=identity.timeline) != identity:
         raise SpoolFormatError(
             f"the spool at {root} was captured for another source: {_difference(found, identity)}",
             hint="give this capture a spool of its own, or delete that directory if its changes are no longer needed",
         )
-    if storage.list_directories(SpoolLayout(root).segments):
+    if found is None and storage.list_directories(SpoolLayout(root).segments):
         raise SpoolFormatError(
             f"the spool at {root} has segments, but its capture.json is missing, so nothing tells whose they are",
             hint="restore capture.json, or delete that directory if its changes are no longer needed",

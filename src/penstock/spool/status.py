@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import PenstockError, Recovery, SpoolCorruptError
+from penstock.lag import CaptureLag, OpenTransaction
 from penstock.position import Position
 from penstock.spool import storage
 from penstock.spool.layout import FORMAT, SpoolLayout
@@ -39,6 +42,14 @@ class CaptureStatus:
     updated_at: datetime
     failure: CaptureFailure | None = None
     """What stands in the way now; None once the capture goes on."""
+    confirms: str = "applied"
+    """What is confirmed to the server: what the targets have applied, or what is spooled."""
+    confirmed: Position = Position.ZERO
+    """Up to where the server has been told that nothing is needed any more; zero if nothing has been said yet."""
+    waits_for: tuple[OpenTransaction, ...] = ()
+    """While the slot is being created: the transactions that must end first."""
+    lag: CaptureLag | None = None
+    """As of the last look at the server; None before the first."""
 
     def __post_init__(self) -> None:
         if self.updated_at.tzinfo is None:
@@ -66,6 +77,10 @@ def write_status(root: Path, status: CaptureStatus) -> None:
         "error_code": None if failure is None else failure.code,
         "error_hint": None if failure is None else failure.hint,
         "recovery": None if failure is None else failure.recovery.value,
+        "confirms": status.confirms,
+        "confirmed": str(status.confirmed),
+        "waits_for": [asdict(each) for each in status.waits_for],
+        "lag": None if status.lag is None else {**asdict(status.lag), "sampled_at": status.lag.sampled_at.isoformat()},
     }
     storage.replace_bytes(SpoolLayout(root).status, json.dumps(document).encode(), durable=False)
 
@@ -90,6 +105,18 @@ def load_status(root: Path) -> CaptureStatus | None:
             bytes_total=document["bytes_total"],
             updated_at=datetime.fromisoformat(document["updated_at"]),
             failure=failure,
+            confirms=document.get("confirms", "applied"),
+            confirmed=Position.parse(document.get("confirmed", "0/0")),
+            waits_for=tuple(OpenTransaction(**each) for each in document.get("waits_for", ())),
+            lag=_parse_lag(document.get("lag")),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SpoolCorruptError("capture-status.json is not a status", hint="delete the file; a running capture writes it anew") from error
+
+
+def _parse_lag(document: Mapping[str, Any] | None) -> CaptureLag | None:
+    if document is None:
+        return None
+    sampled_at = datetime.fromisoformat(document["sampled_at"])
+    holders = tuple(OpenTransaction(**each) for each in document["holders"])
+    return CaptureLag(**{**document, "sampled_at": sampled_at, "holders": holders})

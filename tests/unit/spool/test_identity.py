@@ -19,16 +19,20 @@ def test_a_new_spool_becomes_the_captures_own(tmp_path: Path) -> None:
     assert load_identity(tmp_path / "spool") == OURS
 
 
-@pytest.mark.parametrize(
-    "other",
-    [replace(OURS, slot="x"), replace(OURS, publication="x"), replace(OURS, system_identifier="1"), replace(OURS, timeline=2)],
-)
+@pytest.mark.parametrize("other", [replace(OURS, slot="x"), replace(OURS, publication="x"), replace(OURS, system_identifier="1")])
 def test_another_captures_spool_is_refused_with_what_differs(tmp_path: Path, other: CaptureIdentity) -> None:
     ensure_identity(tmp_path, OURS)
     with pytest.raises(SpoolFormatError, match=r"another source: \w+ is \w+, not \w+\n") as caught:
         ensure_identity(tmp_path, other)
     assert caught.value.hint
     assert load_identity(tmp_path) == OURS
+
+
+def test_a_new_timeline_is_written_down(tmp_path: Path) -> None:
+    """Whether the log goes on there is asked before, of the server; a spool cannot tell."""
+    ensure_identity(tmp_path, OURS)
+    ensure_identity(tmp_path, replace(OURS, timeline=2))
+    assert load_identity(tmp_path) == replace(OURS, timeline=2)
 
 
 def test_segments_of_nobody_are_not_taken_over(tmp_path: Path) -> None:

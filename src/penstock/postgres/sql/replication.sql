@@ -9,7 +9,44 @@ SELECT current_setting('wal_level'), current_setting('server_version_num')::int,
 SELECT pg_catalog.pg_current_wal_flush_lsn()::text
 
 -- name: slot
-SELECT s.slot_name, s.plugin, s.slot_type, s.database, s.active_pid, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
-       s.safe_wal_size, s.temporary
+-- Columns that came after Postgres 14 are read through JSON, where a missing one is NULL.
+SELECT s.restart_lsn::text, s.confirmed_flush_lsn::text, d.newer ->> 'invalidation_reason',
+       coalesce((d.newer ->> 'conflicting')::boolean, false),
+       s.active_pid, a.application_name, a.client_addr::text, a.backend_start,
+       s.slot_name, s.plugin, s.slot_type, s.database, s.wal_status, s.safe_wal_size, s.temporary, s.two_phase,
+       coalesce((d.newer ->> 'failover')::boolean, false), coalesce((d.newer ->> 'synced')::boolean, false)
 FROM pg_catalog.pg_replication_slots s
+CROSS JOIN LATERAL (SELECT pg_catalog.to_jsonb(s) AS newer) d
+LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid
 WHERE s.slot_name = %(slot)s
+
+-- name: health
+SELECT pg_catalog.clock_timestamp(), pg_catalog.pg_current_wal_flush_lsn()::text,
+       s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status, s.safe_wal_size, pg_catalog.age(s.catalog_xmin),
+       (SELECT max(pg_catalog.age(a.backend_xmin)) FROM pg_catalog.pg_stat_activity a)
+FROM (SELECT 1) always
+LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = %(slot)s
+
+-- name: open_transactions
+-- Only those with a transaction id hold a slot back. In every database: the log is one.
+SELECT a.pid, a.application_name, a.datname::text, a.state, extract(epoch FROM pg_catalog.now() - a.xact_start)::float8 AS age
+FROM pg_catalog.pg_stat_activity a
+WHERE a.backend_xid IS NOT NULL AND a.xact_start <= pg_catalog.now() - pg_catalog.make_interval(secs => %(long_seconds)s)
+UNION ALL
+SELECT NULL, p.gid, p.database::text, 'prepared', extract(epoch FROM pg_catalog.now() - p.prepared)::float8
+FROM pg_catalog.pg_prepared_xacts p
+WHERE p.prepared <= pg_catalog.now() - pg_catalog.make_interval(secs => %(long_seconds)s)
+ORDER BY age DESC
+LIMIT 10
+
+-- name: blockers
+-- Prepared transactions have no process; they are told by 0.
+SELECT a.pid, a.application_name, a.datname::text, coalesce(a.state, 'unknown'),
+       extract(epoch FROM pg_catalog.now() - a.xact_start)::float8 AS age
+FROM pg_catalog.pg_stat_activity a
+WHERE a.pid = ANY (pg_catalog.pg_blocking_pids(%(pid)s))
+UNION ALL
+SELECT NULL, p.gid, p.database::text, 'prepared', extract(epoch FROM pg_catalog.now() - p.prepared)::float8
+FROM pg_catalog.pg_prepared_xacts p
+WHERE 0 = ANY (pg_catalog.pg_blocking_pids(%(pid)s))
+ORDER BY age DESC NULLS LAST

@@ -1,0 +1,86 @@
+"""Looks at the source every few seconds, beside the capture.
+
+It has a thread and short-lived connections of its own, so that a server that is slow to answer a question does not hold up the stream. A
+look that fails leaves the last one standing; the stream has its own way of noticing that the server is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import UTC, datetime, timedelta
+from types import TracebackType
+from typing import Self
+
+from penstock.capture.settings import CaptureSettings
+from penstock.errors import PenstockError
+from penstock.lag import CaptureLag
+from penstock.position import Position
+from penstock.postgres.connection import connect
+from penstock.postgres.health import SourceSample, inspect_health
+
+_log = logging.getLogger(__name__)
+
+_LEAVE_SECONDS = 0.2
+
+
+class SourceWatch:
+    """Samples between `__enter__` and `__exit__`. `sample` and `lag` are for the capture's thread."""
+
+    def __init__(self, settings: CaptureSettings) -> None:
+        self._settings = settings
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-watch", daemon=True)
+        self._sample: SourceSample | None = None
+        self._level: SourceSample | None = None
+
+    @property
+    def sample(self) -> SourceSample | None:
+        """The last look; None before the first."""
+        return self._sample
+
+    def lag(self, sealed: Position, commit_time: datetime | None) -> CaptureLag | None:
+        """How far what is sealed is behind; `commit_time` is that of the last sealed transaction."""
+        sample = self._sample
+        if sample is None:
+            return None
+        if sealed >= sample.flushed:
+            self._level = sample
+        retained_bytes = sample.flushed.lsn - sample.slot_restart if sample.slot_restart is not None else None
+        return CaptureLag(
+            sampled_at=sample.taken_at,
+            behind_bytes=max(0, sample.flushed - sealed),
+            behind_seconds=self._behind_seconds(sample, commit_time),
+            retained_bytes=retained_bytes,
+            safe_wal_bytes=sample.safe_wal_bytes,
+            wal_status=sample.wal_status,
+            catalog_xmin_age=sample.catalog_xmin_age,
+            oldest_xmin_age=sample.oldest_xmin_age,
+            holders=sample.holders,
+        )
+
+    def _behind_seconds(self, sample: SourceSample, commit_time: datetime | None) -> float | None:
+        """Since the last sealed commit, unless we were level with the server later than that: then nothing had committed in between."""
+        if self._level is sample:
+            return 0.0
+        known = [time for time in (commit_time, self._level.taken_at if self._level is not None else None) if time is not None]
+        now = max(sample.taken_at, datetime.now(UTC))
+        return max(0.0, (now - max(known)) / timedelta(seconds=1)) if known else None
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stopping.set()
+        self._thread.join(timeout=_LEAVE_SECONDS)
+
+    def _run(self) -> None:
+        settings = self._settings
+        while not self._stopping.is_set():
+            try:
+                with connect(settings.address, "penstock watch") as connection:
+                    self._sample = inspect_health(connection, settings.slot, settings.limits.long_transaction_seconds)
+            except PenstockError as error:
+                _log.info("the source could not be looked at", extra={"code": error.code})
+            self._stopping.wait(settings.limits.watch_seconds)

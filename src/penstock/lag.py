@@ -1,0 +1,68 @@
+"""How far a capture is behind its source, in bytes, in seconds and in WAL that the server keeps for it; and who holds it up.
+
+Values only: sampled in `postgres`, put together in `capture`, shown to other processes through the spool's status.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+_STRAINED = {
+    "extended": "the slot keeps more WAL than max_wal_size",
+    "unreserved": "the slot is about to be invalidated: WAL that it needs may go at the next checkpoint",
+    "lost": "the slot has been invalidated",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A transaction that has not ended; `pid` is None for a prepared one, which `name` then names."""
+
+    pid: int | None
+    name: str
+    """The application's, or the prepared transaction's own."""
+    database: str
+    state: str
+    age_seconds: float | None
+
+    def describe(self) -> str:
+        who = f"prepared transaction {self.name!r}" if self.pid is None else f"process {self.pid} ({self.name or 'no application name'})"
+        age = f", open for {self.age_seconds:.0f} s" if self.age_seconds is not None else ""
+        return f"{who} in {self.database}{age}, {self.state}"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureLag:
+    """One look at the server, a few seconds old at most while it can be reached."""
+
+    sampled_at: datetime
+    behind_bytes: int
+    """From what is sealed to where the server's log ended."""
+    behind_seconds: float | None
+    """Since the commit up to which everything is sealed; 0 when nothing is waiting, None before the first commit."""
+    retained_bytes: int | None
+    """WAL that the server keeps for the slot; None if there is no slot."""
+    safe_wal_bytes: int | None
+    """How much may still be written before the slot is in danger; None if the server has set no limit."""
+    wal_status: str | None
+    catalog_xmin_age: int | None
+    """How many transactions ago the slot's catalog horizon lies: dead catalog rows since then cannot be removed."""
+    oldest_xmin_age: int | None
+    """The same for the oldest snapshot that any session holds."""
+    holders: tuple[OpenTransaction, ...] = ()
+    """Transactions open for long, the oldest first: the slot's restart point stays behind them."""
+
+    def __post_init__(self) -> None:
+        if self.sampled_at.tzinfo is None:
+            raise ValueError("sampled_at needs a time zone")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should look at before it becomes an error."""
+        found = []
+        if self.wal_status in _STRAINED:
+            room = f", {self.safe_wal_bytes} bytes may still be written" if self.safe_wal_bytes is not None else ""
+            found.append(f"wal_status is {self.wal_status}: {_STRAINED[self.wal_status]}{room}")
+        found += [f"held up by {each.describe()}" for each in self.holders]
+        return tuple(found)
