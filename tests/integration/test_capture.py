@@ -2,116 +2,32 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
-from psycopg.conninfo import conninfo_to_dict
 
 from penstock.capture import spooling
-from penstock.capture.provision import ensure_capture
-from penstock.capture.settings import CaptureLimits, CaptureSettings
-from penstock.capture.spooling import SpoolCapture
+from penstock.capture.settings import CaptureLimits
 from penstock.change import LogStep, TransactionPiece
-from penstock.errors import PenstockError, PositionGapError, SlotMissingError
+from penstock.errors import PositionGapError, SlotMissingError
 from penstock.position import Position
-from penstock.postgres.connection import SourceAddress
 from penstock.postgres.pgoutput.decoder import PIECE_MESSAGES, PgOutputDecoder
 from penstock.postgres.pgoutput.framing import Payload
-from penstock.schema import TableName
 from penstock.spool.consumers import release
 from penstock.spool.reader import SpoolReader
 from penstock.spool.status import load_status
 from tests.fix_postgres import Database
-from tests.fix_proxy import ProxyFactory, TcpProxy
-
-DEADLINE_SECONDS = 60.0
-QUICK = CaptureLimits(quiet_seconds=0.1)
-
-
-def wait_for(condition: Callable[[], bool], what: str, state: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come true; at the end: {state()}")
-        time.sleep(0.02)
-
-
-class Source:
-    """A database with one published table and one that is not, a slot, and a spool."""
-
-    def __init__(self, database: Database, spool: Path) -> None:
-        self.database = database
-        self.spool = spool
-        self.address = SourceAddress.parse(database.dsn)
-        self.slot = f"{database.name}_slot"
-        database.execute("CREATE TABLE public.t (id bigint PRIMARY KEY, note text)")
-        database.execute("CREATE TABLE public.other (id bigint)")
-        ensure_capture(self.address, self.slot, "p", [TableName("public", "t")])
-
-    def insert(self, low: int, high: int, note: str = "x") -> Position:
-        self.database.execute("INSERT INTO public.t SELECT i, %s FROM generate_series(%s::bigint, %s) i", note, low, high)
-        return self.position
-
-    @property
-    def position(self) -> Position:
-        return Position.parse(self.database.query("SELECT pg_current_wal_insert_lsn()::text")[0][0])
-
-    @property
-    def confirmed(self) -> Position:
-        rows = self.database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
-        return Position.parse(rows[0][0])
-
-    @property
-    def active_pid(self) -> int | None:
-        pid: int | None = self.database.query("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", self.slot)[0][0]
-        return pid
-
-    def settings(self, limits: CaptureLimits = QUICK, address: SourceAddress | None = None) -> CaptureSettings:
-        return CaptureSettings(address or self.address, self.slot, "p", self.spool, (TableName("public", "t"),), limits)
-
-    @contextmanager
-    def capture(self, limits: CaptureLimits = QUICK, address: SourceAddress | None = None) -> Iterator[SpoolCapture]:
-        capture = SpoolCapture(self.settings(limits, address))
-        capture.start()
-        try:
-            yield capture
-        finally:
-            capture.stop()
-
-    def ids(self, after: Position | None = None, upto: Position | None = None) -> list[int]:
-        """The ids of the rows in the spool, or in a range of it, in order."""
-        reader = SpoolReader(self.spool)
-        start, end = after or reader.start, upto or reader.end
-        if start is None or end is None:
-            return []
-        slices = [part for table in reader.read(start, end).tables.values() for part in table.slices]
-        return [row for part in slices for row in pq.read_table(part.path, columns=["id"]).column("id").to_pylist()]
-
-    def with_spool(self, spool: Path) -> Source:
-        """The same slot, for a capture of its own."""
-        other = copy.copy(self)
-        other.spool = spool
-        return other
-
-    def state(self) -> object:
-        return load_status(self.spool)
+from tests.fix_proxy import ProxyFactory
+from tests.integration.slot.source import DEADLINE_SECONDS, Source, through, wait_for
 
 
 @pytest.fixture
 def source(database: Database, tmp_path: Path) -> Source:
     return Source(database, tmp_path / "spool")
-
-
-def through(source: Source, proxy: ProxyFactory) -> tuple[TcpProxy, SourceAddress]:
-    target = conninfo_to_dict(source.address.dsn)
-    made = proxy(str(target["host"]), int(str(target["port"])))
-    return made, source.address.with_parameters({"host": made.host, "port": str(made.port)})
 
 
 # --- trouble that time mends --------------------------------------------------------------------------------------------------
@@ -153,7 +69,7 @@ def test_missing_slot_ends_the_capture_without_a_retry(source: Source) -> None:
         assert capture.wait_until(source.insert(1, 10), DEADLINE_SECONDS)
     wait_for(lambda: source.active_pid is None, "a free slot", lambda: source.active_pid)
     source.database.execute("SELECT pg_drop_replication_slot(%s)", source.slot)
-    assert isinstance(failure_of(source), SlotMissingError)
+    assert isinstance(source.failure(), SlotMissingError)
     assert source.database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [(0,)]
     assert failure_code(source.spool) == "PEN-1201"
 
@@ -166,14 +82,8 @@ def test_slot_ahead_of_a_consumer_and_of_the_spool_is_a_gap(source: Source) -> N
     wait_for(lambda: source.active_pid is None, "a free slot", lambda: source.active_pid)
     source.insert(11, 20)
     source.database.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_insert_lsn())", source.slot)
-    assert isinstance(failure_of(source), PositionGapError)
+    assert isinstance(source.failure(), PositionGapError)
     assert source.ids() == list(range(1, 11))
-
-
-def failure_of(source: Source) -> PenstockError:
-    with source.capture() as capture, pytest.raises(PenstockError) as raised:
-        capture.wait_until(Position.of((1 << 64) - 1), DEADLINE_SECONDS)
-    return raised.value
 
 
 # --- quiet ------------------------------------------------------------------------------------------------------------------------

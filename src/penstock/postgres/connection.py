@@ -44,8 +44,10 @@ PINNED_SETTINGS = {
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
 }
+
+# By the first version that knows them: an older one would refuse a connection that names them.
+_NEWER_SETTINGS = {140_000: b"SET idle_session_timeout = 0", 170_000: b"SET transaction_timeout = 0"}
 
 _RETRIED_CLASSES = {"08", "53", "57"}  # connection, resources, operator intervention (shutdown, restart)
 
@@ -179,15 +181,15 @@ def _connect(conninfo: str, doing: str) -> Connection:
         connection = psycopg.connect(conninfo, autocommit=True)
     except psycopg.Error as error:
         raise _refused(conninfo, translate(error, doing), doing) from error
-    if connection.info.server_version >= 170_000:
-        # Older servers do not know it, and would refuse a connection that names it.
-        connection.pgconn.exec_(b"SET transaction_timeout = 0")
+    for version, setting in _NEWER_SETTINGS.items():
+        if connection.info.server_version >= version:
+            connection.pgconn.exec_(setting)
     return connection
 
 
 def _refused(conninfo: str, error: PenstockError, doing: str) -> PenstockError:
     """A server that starts or stops refuses everybody. It says so in its own language; a ping is told in none."""
-    if isinstance(error, ConnectionLostError) or PGconn.ping(conninfo.encode()) is Ping.OK:
+    if isinstance(error, ConnectionLostError) or PGconn.ping(conninfo.encode()) == Ping.OK:
         return error
     return ConnectionLostError(f"{doing}: the server does not take connections now")
 

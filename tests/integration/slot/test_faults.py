@@ -1,0 +1,271 @@
+"""Every fault of a slot is found before the first row, has its own code, and names its remedy; nothing is lost, skipped or confirmed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from penstock.capture.provision import ensure_capture
+from penstock.capture.settings import CaptureSettings
+from penstock.errors import (
+    ConfigError,
+    PenstockError,
+    PositionGapError,
+    SlotDatabaseError,
+    SlotForeignError,
+    SlotMissingError,
+    SlotPhysicalError,
+    SlotPluginError,
+    SlotTemporaryError,
+    SlotTwoPhaseError,
+    SpoolLockedError,
+    SystemChangedError,
+)
+from penstock.position import Position
+from penstock.schema import TableName
+from penstock.spool.consumers import release
+from penstock.spool.identity import CaptureIdentity, ensure_identity
+from penstock.spool.reader import SpoolReader
+from tests.fix_postgres import Database, PostgresServer
+from tests.integration.slot.source import BEYOND, DEADLINE_SECONDS, Source, wait_for
+
+OTHER_NAME = "choose another name under source.slot (the option slot of the Spark source)"
+COPY_ANEW = "remove the target tables, their penstock_epochs and the state directory, and run again to copy them anew"
+
+
+# --- slots that are not ours (L09) -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(database: Database, tmp_path: Path) -> Source:
+    """With no slot: the test makes one of its own kind."""
+    return Source(database, tmp_path / "spool", provisioned=False)
+
+
+def refused_until_mended(source: Source, kind: type[SlotForeignError], mend: Callable[[], None]) -> PenstockError:
+    """The fault stops the capture before anything is written; once mended, every row from then on is there."""
+    source.insert(1, 5)
+    error = source.failure()
+    assert type(error) is kind
+    assert SpoolReader(source.spool).segments() == ()
+    assert source.status is not None
+    assert (source.status.state, source.status.has_stopped) == ("failed", True)
+    mend()
+    with source.capture() as capture:
+        assert capture.wait_beyond(Position.ZERO, DEADLINE_SECONDS), source.state()
+        assert capture.wait_until(source.insert(6, 10), DEADLINE_SECONDS), source.state()
+    assert source.ids() == list(range(6, 11))
+    return error
+
+
+def drop_slot(source: Source) -> None:
+    source.database.query("SELECT pg_drop_replication_slot(%s)", source.slot)
+
+
+def test_L09_a_physical_slot_is_refused_by_name(bare: Source) -> None:
+    bare.database.query("SELECT pg_create_physical_replication_slot(%s, true)", bare.slot)
+    error = refused_until_mended(bare, SlotPhysicalError, lambda: drop_slot(bare))
+    assert str(error) == (
+        f"PEN-1209: slot {bare.slot} is a physical slot, not a logical one\n"
+        f"  fix: {OTHER_NAME}, or, if nobody needs it, SELECT pg_drop_replication_slot('{bare.slot}')"
+    )
+
+
+def test_L09_a_slot_of_another_plugin_is_refused_by_name(bare: Source) -> None:
+    with another_plugin(bare.database) as plugin:
+        bare.database.query("SELECT pg_create_logical_replication_slot(%s, %s)", bare.slot, plugin)
+        error = refused_until_mended(bare, SlotPluginError, lambda: drop_slot(bare))
+    assert str(error) == (
+        f"PEN-1207: slot {bare.slot} is a slot of plugin {plugin}, not of pgoutput\n"
+        f"  fix: {OTHER_NAME}, or, if nobody needs it, SELECT pg_drop_replication_slot('{bare.slot}')"
+    )
+
+
+@contextmanager
+def another_plugin(database: Database) -> Iterator[str]:
+    """Servers for tests bring one plugin only, so the other one is a copy of it, somewhere else."""
+    ((library,),) = database.query("SELECT setting FROM pg_config WHERE name = 'PKGLIBDIR'")
+    with tempfile.TemporaryDirectory(prefix="penstock-plugin-") as folder:
+        Path(folder).chmod(0o755)
+        shutil.copy(Path(library) / "pgoutput.so", Path(folder) / "other.so")
+        yield f"{folder}/other"
+
+
+def test_L09_a_slot_of_another_database_is_refused_by_name(bare: Source, postgres_server: PostgresServer) -> None:
+    other = postgres_server.create_database()
+    try:
+        other.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", bare.slot)
+        error = refused_until_mended(bare, SlotDatabaseError, lambda: drop_slot(bare))
+    finally:
+        other.close()
+        postgres_server.drop_database(other.name)
+    assert str(error) == (
+        f"PEN-1208: slot {bare.slot} is a slot of database {other.name}, not of {bare.database.name}\n"
+        f"  fix: {OTHER_NAME}, or point source.dsn at database {other.name}"
+    )
+
+
+def test_L09_a_temporary_slot_is_refused_with_the_session_that_holds_it(bare: Source) -> None:
+    with psycopg.connect(bare.database.dsn, autocommit=True, application_name="somebody else") as session:
+        session.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', true)", [bare.slot])
+        pid = session.info.backend_pid
+
+        def end_session() -> None:
+            bare.database.query("SELECT pg_terminate_backend(%s, 5000)", pid)
+
+        error = refused_until_mended(bare, SlotTemporaryError, end_session)
+    assert error.message.startswith(f"slot {bare.slot} is a temporary slot of server process {pid} (application 'somebody else', client ")
+    assert error.hint == f"{OTHER_NAME}, or end that session: SELECT pg_terminate_backend({pid})"
+
+
+@pytest.mark.versions(14, 18)
+def test_L09_X04_a_two_phase_slot_is_refused_because_it_hands_out_what_may_be_rolled_back(bare: Source) -> None:
+    bare.database.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", bare.slot)
+    error = refused_until_mended(bare, SlotTwoPhaseError, lambda: drop_slot(bare))
+    assert str(error) == (
+        f"PEN-1211: slot {bare.slot} was created with two_phase: it hands out prepared transactions that may still be rolled back\n"
+        f"  fix: {OTHER_NAME}, or, if nobody needs it, SELECT pg_drop_replication_slot('{bare.slot}')"
+    )
+
+
+@pytest.mark.parametrize("name", ["Shop", "shop-1", "", "x" * 64, "ré"])
+def test_L09_a_name_that_no_slot_can_have_is_told_before_the_server_is_asked(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        CaptureSettings.from_options({"dsn": "postgresql://cdc@db.example/shop", "slot": name, "spool": "/spool"})
+    assert caught.value.hint in ("use lower-case letters, digits and underscores, 63 at most", 'add .option("slot", …)')
+
+
+def test_L09_a_name_of_digits_is_as_good_as_any(bare: Source) -> None:
+    bare.slot = "0815"
+    ensure_capture(bare.address, bare.slot, "p", [TableName("public", "t")])
+    bare.capture_all(1, 10)
+    assert bare.ids() == list(range(1, 11))
+
+
+# --- slots that were ours (L04, L05) -----------------------------------------------------------------------------------------------
+
+
+def test_L04_a_slot_that_is_gone_is_not_made_anew_in_silence(source: Source) -> None:
+    source.capture_all(1, 10)
+    drop_slot(source)
+    source.insert(11, 20)
+    error = source.failure()
+    assert isinstance(error, SlotMissingError)
+    assert str(error) == (
+        f"PEN-1201: slot {source.slot} is gone: what committed since it was last read cannot be had any more\n  fix: {COPY_ANEW}"
+    )
+    assert source.database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [(0,)]
+    assert source.ids() == list(range(1, 11))
+
+
+@pytest.mark.parametrize("has_consumer", [True, False])
+def test_L05_a_slot_made_anew_ahead_of_the_spool_is_a_gap(source: Source, has_consumer: bool) -> None:
+    """Also when nobody has read the spool yet: whoever comes would read over the hole."""
+    end = source.capture_all(1, 10)
+    if has_consumer:
+        release(source.spool, "pipeline", end)
+    drop_slot(source)
+    source.insert(11, 20)
+    ensure_capture(source.address, source.slot, "p", [TableName("public", "t")])
+    confirmed = source.confirmed
+    source.insert(21, 30)
+    error = source.failure()
+    assert isinstance(error, PositionGapError)
+    assert error.message.startswith(f"slot {source.slot} begins at {confirmed}, but the targets hold only what commits up to ")
+    assert error.message.endswith("bytes of WAL in between cannot be had any more")
+    assert error.hint == COPY_ANEW
+    assert source.failure().code == "PEN-1205", "it persists"
+    assert source.ids() == list(range(1, 11))
+    assert source.confirmed == confirmed
+
+
+# --- a server that is not ours -----------------------------------------------------------------------------------------------------
+
+
+def test_L10_another_database_system_is_not_taken_for_the_old_one(source: Source) -> None:
+    ensure_identity(source.spool, CaptureIdentity(source.slot, "p", "7000000000000000001", 1))
+    error = source.failure()
+    assert type(error) is SystemChangedError
+    ((identifier,),) = source.database.query("SELECT system_identifier::text FROM pg_control_system()")
+    assert error.message == f"the server is database system {identifier}, and everything so far came from 7000000000000000001"
+    assert error.hint == f"point source.dsn back at the old system, or {COPY_ANEW}"
+    assert SpoolReader(source.spool).segments() == ()
+
+
+def test_L10_a_server_that_was_set_back_to_an_earlier_time_is_noticed(source: Source) -> None:
+    end = source.capture_all(1, 10)
+    ahead = Position.of(end.value + (1 << 40))
+    release(source.spool, "pipeline", ahead)
+    error = source.failure()
+    assert type(error) is SystemChangedError
+    assert error.message.startswith(f"changes were captured up to {ahead}, and the server's log reaches only to ")
+    assert error.hint == COPY_ANEW
+
+
+# --- busy (L08) ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_L08_a_busy_slot_is_waited_for_and_its_reader_is_named(source: Source, tmp_path: Path) -> None:
+    with source.capture() as first:
+        assert first.wait_until(source.insert(1, 10), DEADLINE_SECONDS)
+        rival = source.with_spool(tmp_path / "rival")
+        with rival.capture() as waiting:
+            failure = rival.trouble("PEN-1202")
+            pid = source.active_pid
+            assert failure.message.startswith(
+                f"slot {source.slot} is being read by server process {pid} (application 'penstock capture', client "
+            )
+            assert ", since 20" in failure.message
+            assert failure.hint is not None
+            assert failure.hint.endswith(f"SELECT pg_terminate_backend({pid})")
+            assert rival.status is not None
+            assert rival.status.state == "waiting"
+            first.stop()
+            end = source.insert(11, 20)
+            assert waiting.wait_until(end, DEADLINE_SECONDS), rival.state()
+    assert rival.ids() == list(range(1, 21))
+    assert source.ids() == list(range(1, 11))
+
+
+def test_L08_only_the_capture_that_holds_the_spool_writes_its_status(source: Source) -> None:
+    with source.capture() as first:
+        assert first.wait_until(source.insert(1, 10), DEADLINE_SECONDS)
+        with source.capture() as second:
+            wait_for(lambda: isinstance(second.trouble, SpoolLockedError), "a capture that waits for the spool", lambda: second.trouble)
+            seen = source.status
+            wait_for(lambda: source.status != seen, "the next heartbeat", source.state)
+            assert source.status is not None
+            assert (source.status.state, source.status.failure) == ("streaming", None)
+            first.stop()
+            assert second.wait_until(source.insert(11, 20), DEADLINE_SECONDS), source.state()
+            assert second.trouble is None
+    assert source.ids() == list(range(1, 21))
+
+
+# --- never backwards (L03, L12) -------------------------------------------------------------------------------------------------------
+
+
+def test_L03_L12_the_slot_never_moves_backwards_nor_past_what_was_released(source: Source) -> None:
+    """Nor by a consumer that comes later and needs less far back, nor by a capture that starts again."""
+    middle = source.capture_all(1, 10)
+    release(source.spool, "fast", middle)
+    with source.capture() as capture:
+        wait_for(lambda: source.confirmed >= middle, f"the slot at {middle}", lambda: source.confirmed)
+        confirmed = source.confirmed
+        assert confirmed == middle, "no keepalive confirms by itself"
+        release(source.spool, "slow", Position.of(middle.value - 1))
+        assert capture.wait_until(source.insert(11, 20), DEADLINE_SECONDS)
+        assert not capture.wait_until(BEYOND, 0.6)
+        assert source.confirmed == confirmed
+    source.wait_idle()
+    with source.capture() as capture:
+        assert capture.wait_until(source.insert(21, 30), DEADLINE_SECONDS)
+        assert not capture.wait_until(BEYOND, 0.6)
+    source.wait_idle()
+    assert source.confirmed == confirmed
