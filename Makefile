@@ -3,6 +3,9 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+FUZZ_CASES ?= 10000000
+FUZZ_PROCESSES ?= 2
+FUZZ_ARGS ?=
 EXTRAS := demo,dev
 
 VENV := .venv
@@ -76,6 +79,10 @@ test-spark41: install ## All tests on Spark 4.1
 .PHONY: test-spark42
 test-spark42: install-spark42 ## The tests of the Spark source on Spark 4.2
 	$(BIN42)/python -m pytest -m source $(PYTEST_ARGS)
+
+.PHONY: fuzz
+fuzz: install ## Damaged streams for the decoder, FUZZ_CASES of them in FUZZ_PROCESSES processes; hours
+	$(BIN)/python -m tests.fuzz --cases $(FUZZ_CASES) --processes $(FUZZ_PROCESSES) $(FUZZ_ARGS)
 
 .PHONY: coverage
 coverage: install ## Unit to integration tests with branch coverage

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -70,6 +71,11 @@ class Oracle:
         self._streams: dict[int, _Stream] = {}
         self._waiting: list[bytes] | None = None
         self._block: _Stream | None = None
+
+    @property
+    def has_open_transaction(self) -> bool:
+        """Whether one has come in part, and has not been looked at yet."""
+        return self._waiting is not None
 
     def decode(self, messages: Sequence[bytes]) -> list[OracleTransaction]:
         for message in messages:
@@ -277,20 +283,28 @@ class Oracle:
             if value is Absent.UNCHANGED:
                 unchanged.append(column.name)
             elif isinstance(value, bytes):
-                try:
-                    decoded = decode_text(pa.array([value]).view(pa.string()), column.type_oid, column.type_modifier)
-                except UnreadableTextError:
-                    exact[column.name] = value.decode(errors="replace")
-                    continue
-                # Compared as Arrow's own text: what a damaged stream dates to the year 0 is no Python date.
-                typed[column.name] = decoded.values.cast(pa.string())[0].as_py() if _is_date(column) else decoded.values[0].as_py()
-                if decoded.inexact is not None and decoded.inexact[0].as_py():
-                    exact[column.name] = value.decode()
+                typed[column.name], text = _typed(value, column.type_oid, column.type_modifier)
+                if text is not None:
+                    exact[column.name] = text
         return OracleRow(table, str(change_type), ordinal, typed, tuple(unchanged) or None, exact or None)
 
 
-def _is_date(column: Column) -> bool:
-    return bool(pa.types.is_temporal(column.arrow_type))
+@lru_cache(maxsize=100_000)
+def _typed(value: bytes, type_oid: int, type_modifier: int) -> tuple[Any, str | None]:
+    """The value, and its text where the type cannot hold it. Kept, since damaged streams repeat most values of the sound ones."""
+    try:
+        decoded = decode_text(_text(value), type_oid, type_modifier)
+    except UnreadableTextError:
+        return None, value.decode(errors="replace")
+    # Compared as Arrow's own text: what a damaged stream dates to the year 0 is no Python date.
+    values = decoded.values.cast(pa.string()) if pa.types.is_temporal(decoded.values.type) else decoded.values
+    is_inexact = decoded.inexact is not None and decoded.inexact[0].as_py()
+    return values[0].as_py(), value.decode() if is_inexact else None
+
+
+def _text(value: bytes) -> pa.StringArray:
+    # As `pa.array` would, which looks for pandas each time.
+    return pa.StringArray.from_buffers(1, pa.py_buffer(struct.pack("=ii", 0, len(value))), pa.py_buffer(value))
 
 
 def _key_only(table: TableSchema, values: list[Value]) -> list[Value]:

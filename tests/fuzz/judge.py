@@ -1,0 +1,64 @@
+"""Gives a case to both decoders and says whether they agree."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.errors import PenstockError, ProtocolError, SlotForeignError
+from penstock.postgres.pgoutput.decoder import PgOutputDecoder
+from tests.fuzz.cases import WHOLE, FuzzCase
+from tests.pgoutput_decoded import Decoded, expected
+from tests.pgoutput_oracle import Oracle, OracleTransaction
+
+_NAMED = re.compile(
+    r"(message .{3,6}|keepalive) at [0-9A-F]+/[0-9A-F]+: [A-Za-z ,-]+( UTF-8)?|message \d+ of \d+ is neither WAL data nor a keepalive"
+)
+_VALUE = re.compile(r"column .+ has a text that (is not UTF-8|Postgres does not write for a column read as [\w\[\](), =<>:]+)", re.DOTALL)
+
+
+class Finding(Exception):
+    """The decoders disagree, or ours failed in a way that it must not. The text says how, and holds no part of the case."""
+
+
+def judge(case: FuzzCase) -> bool:
+    """Whether the stream was decoded (else refused), by both in the same way; raises `Finding`."""
+    oracle = Oracle(case.keys, case.prefixes)
+    try:
+        transactions: list[OracleTransaction] | None = oracle.decode(case.messages)
+    except ProtocolError:
+        transactions = None
+    # The oracle looks at a transaction once it is whole; ours does so with one in pieces before.
+    max_open = WHOLE if oracle.has_open_transaction and transactions is not None else case.max_open_messages
+    decoder = PgOutputDecoder(case.keys, prefixes=case.prefixes, max_open_messages=max_open)
+    try:
+        steps = [step for call in case.calls() for step in decoder.decode(call)]
+    except (ProtocolError, SlotForeignError) as error:
+        if transactions is not None:
+            raise Finding(f"refused what the oracle decodes: {_reason(error)}") from error
+        _check_text(error)
+        return False
+    except Exception as error:
+        raise Finding(f"raised {type(error).__name__}") from error
+    if transactions is None:
+        raise Finding("decoded what the oracle refuses")
+    try:
+        found = Decoded.of(steps, are_all_ended=False)
+    except Exception as error:
+        raise Finding(f"gave a batch that breaks a promise: {type(error).__name__}") from error
+    if found.rows != expected(transactions):
+        raise Finding("gave other rows than the oracle")
+    if found.messages != [message for transaction in transactions for message in transaction.messages] or found.loose != oracle.messages:
+        raise Finding("gave other logical messages than the oracle")
+    if found.transactions != len(transactions):
+        raise Finding("gave another number of transactions than the oracle")
+    return True
+
+
+def _reason(error: PenstockError) -> str:
+    return error.message.rpartition(": ")[2]
+
+
+def _check_text(error: PenstockError) -> None:
+    """A refusal says what is wrong, where and in which kind of message, and never with which bytes."""
+    if isinstance(error, ProtocolError) and not (_NAMED.fullmatch(error.message) or _VALUE.fullmatch(error.message)):
+        raise Finding("refused with a text that might hold the payload")

@@ -1,0 +1,73 @@
+"""Judges a lot of cases in a process of its own, and lives to tell what was found; if it does not, the place where it died stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from tests.fuzz.cases import FuzzCase, Lot
+from tests.fuzz.findings import save, shrink
+from tests.fuzz.judge import Finding, judge
+
+_STRETCH_CASES = 500
+_STRETCH_SECONDS = 120
+
+
+@dataclass
+class Tally:
+    cases: int = 0
+    decoded: int = 0
+    refused: int = 0
+    findings: dict[str, str] = field(default_factory=dict)
+    """What was found, by case."""
+
+    def add(self, other: Tally) -> None:
+        self.cases += other.cases
+        self.decoded += other.decoded
+        self.refused += other.refused
+        self.findings |= other.findings
+
+
+def run_lot(number: int, size: int) -> Tally:
+    tally = Tally()
+    lot = Lot(number)
+    signal.signal(signal.SIGALRM, _too_long)
+    place = place_of(number)
+    descriptor = os.open(place, os.O_CREAT | os.O_WRONLY)
+    try:
+        for index in range(size):
+            if index % _STRETCH_CASES == 0:
+                signal.alarm(_STRETCH_SECONDS)
+            os.pwrite(descriptor, b"%08d" % index, 0)
+            _judge(tally, f"{number}:{index}", lot.case(index))
+        signal.alarm(0)
+    finally:
+        os.close(descriptor)
+    place.unlink()
+    return tally
+
+
+def _judge(tally: Tally, name: str, case: FuzzCase) -> None:
+    tally.cases += 1
+    try:
+        if judge(case):
+            tally.decoded += 1
+        else:
+            tally.refused += 1
+    except Finding as finding:
+        print(f"case {name}: {finding}", flush=True)
+        tally.findings[name] = str(finding)
+        save(name.replace(":", "-"), shrink(case, finding), finding)
+
+
+def _too_long(_number: int, _frame: FrameType | None) -> None:
+    raise TimeoutError("a case does not come to an end")
+
+
+def place_of(number: int) -> Path:
+    """Where a process writes which case it is at, for the case that it does not live to tell."""
+    return Path(tempfile.gettempdir(), f"penstock-fuzz-{os.getuid()}-{number}")

@@ -1,0 +1,65 @@
+"""A slice of the fuzzing that `make fuzz` does at length, and every case that has ever found something."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from penstock.postgres.pgoutput.decoder import PgOutputDecoder
+from tests.fuzz.cases import FuzzCase, Lot
+from tests.fuzz.findings import DIRECTORY, load, save, shrink
+from tests.fuzz.judge import Finding, judge
+from tests.pgoutput_streams import StreamWriter
+
+SLICE_SECONDS = 10.0
+
+
+def test_damaged_streams_are_refused_or_decode_as_the_oracle_does() -> None:
+    """New cases every day; a failure names the lot and the case, to be repeated with `python -m tests.fuzz --case`."""
+    number = datetime.now(UTC).toordinal()
+    lot = Lot(number)
+    end = time.monotonic() + SLICE_SECONDS
+    outcomes = {True: 0, False: 0}
+    for index in count():
+        if time.monotonic() > end:
+            break
+        try:
+            outcomes[judge(lot.case(index))] += 1
+        except Finding as finding:
+            pytest.fail(f"case {number}:{index}: {finding}")
+    # Neither all sound nor all broken beyond reading.
+    assert min(outcomes.values()) > sum(outcomes.values()) / 10
+
+
+def test_what_fuzzing_has_found_stays_mended() -> None:
+    for path in sorted(DIRECTORY.glob("*.json")):
+        try:
+            judge(load(path))
+        except Finding as finding:
+            pytest.fail(f"{path.name}: {finding}")
+
+
+def test_a_case_is_the_same_whenever_it_is_run() -> None:
+    assert [Lot(7).case(index) for index in range(20)] == [Lot(7).case(index) for index in range(20)]
+
+
+def test_a_decoder_that_loses_a_row_is_found_and_the_case_made_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    writer = StreamWriter.start(3, 2)
+    for _ in range(4):
+        writer.transaction(8)
+    case = FuzzCase(tuple(writer.messages), writer.keys)
+    assert judge(case)
+    monkeypatch.setattr(PgOutputDecoder, "decode", _without_the_last_step(PgOutputDecoder.decode))
+    with pytest.raises(Finding, match="other rows than the oracle") as caught:
+        judge(case)
+    small = shrink(case, caught.value)
+    assert len(small.messages) <= 6
+    assert load(save("lost-row", small, caught.value, tmp_path)) == small
+
+
+def _without_the_last_step(decode):  # type: ignore[no-untyped-def]
+    return lambda decoder, messages: decode(decoder, messages)[:-1]
