@@ -155,13 +155,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         raise pytest.UsageError(f"{metafunc.definition.nodeid} is marked with versions, but asks for no server")
     foreign = os.environ.get("PENSTOCK_TEST_PG")
     versions = [version for version in marker.args if not foreign or version == _default_version()]
-    metafunc.parametrize("postgres_version", versions, ids=[f"pg{version}" for version in versions], scope="session")
+    # Indirect: a value given directly would stand beside the fixture, and what depends on it would not be made anew.
+    metafunc.parametrize("postgres_version", versions, ids=[f"pg{version}" for version in versions], indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
-def postgres_version() -> int:
+def postgres_version(request: pytest.FixtureRequest) -> int:
     """The server's major version; a test marked with `versions` gets each of those in turn."""
-    return _default_version()
+    return int(getattr(request, "param", _default_version()))
 
 
 @pytest.fixture(scope="session")

@@ -33,6 +33,20 @@ def test_a_test_runs_on_a_server_of_every_version_that_it_lists(
     assert database.query("SHOW server_version_num")[0][0].startswith(str(postgres_version))
 
 
+@pytest.fixture(scope="module")
+def held_version(postgres_server: PostgresServer) -> int:
+    return postgres_server.version
+
+
+@pytest.mark.versions(14, 18)
+def test_what_is_kept_for_a_module_is_made_anew_for_another_version(held_version: int, postgres_version: int) -> None:
+    assert held_version == postgres_version
+
+
+def test_what_is_kept_for_a_module_is_of_the_usual_version_elsewhere(held_version: int, postgres_version: int) -> None:
+    assert held_version == postgres_version
+
+
 @pytest.mark.versions(13, 18)
 def test_a_database_goes_even_while_its_slot_is_being_read(postgres_server: PostgresServer) -> None:
     created = postgres_server.create_database()
