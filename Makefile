@@ -58,6 +58,10 @@ bench: install ## Capture speed beside pg_recvlogical, for inserts; a minute
 bench-capture: install ## Capture speed beside pg_recvlogical and Debezium, for all workloads; eight minutes
 	$(BIN)/python -m benchmarks.capture $(BENCH_ARGS)
 
+.PHONY: bench-tables
+bench-tables: install ## How long a start takes with 1,000 tables
+	$(BIN)/python -m benchmarks.many_tables
+
 # --- to trust it ---------------------------------------------------------------------------------------------------------
 
 .PHONY: test

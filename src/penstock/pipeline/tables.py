@@ -21,7 +21,7 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
-from penstock.postgres.catalog import CatalogTable, check_mirrorable, inspect_schema, inspect_tables
+from penstock.postgres.catalog import CatalogTable, check_mirrorable, inspect_schemas, inspect_tables
 from penstock.postgres.connection import Connection
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, Target
@@ -57,12 +57,12 @@ class Tables:
 def inspect_pipeline(connection: Connection, config: PipelineConfig, sink: Sink, last: Epoch | None) -> Tables:
     """Look at source and target. What one table cannot do fails that table alone."""
     tables = Tables()
-    for source in inspect_tables(connection):
-        if not config.selects(source.name):
-            continue
+    selected = [source for source in inspect_tables(connection) if config.selects(source.name)]
+    schemas = inspect_schemas(connection, selected, config.types.policy, config.publication)
+    for source in selected:
         tables.sources[source.name] = source
         try:
-            schema = inspect_schema(connection, source, config.types.policy, config.publication)
+            schema = schemas[source.name]
             check_mirrorable(schema)
             target = sink.load_target(source.name)
             _check_same(schema, target, sink.describe(source.name))

@@ -5,7 +5,7 @@ It chooses tables and plans snapshots. It never decodes the log: the log's own R
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.queries import query
 from penstock.postgres.types.policy import TypePolicy
 from penstock.postgres.types.resolver import TypeFact, TypeResolver
-from penstock.schema import TableName, TableSchema
+from penstock.schema import Column, TableName, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,13 @@ def inspect_tables(connection: Connection) -> list[CatalogTable]:
     return [CatalogTable(oid, TableName(schema, name)) for oid, schema, name in rows]
 
 
-def inspect_keys(connection: Connection) -> Mapping[int, tuple[str, ...]]:
-    """Relation OID → the columns that tell its rows apart, in table order: the replica identity's index, else the primary key."""
-    rows: list[Any] = connection.execute(query("catalog", "keys")).fetchall()
+def inspect_keys(connection: Connection, oids: Collection[int] | None = None) -> Mapping[int, tuple[str, ...]]:
+    """Relation OID → the columns that tell its rows apart, in table order: the replica identity's index, else the primary key.
+
+    Of the relations `oids`, or of all there are.
+    """
+    parameters = {"oids": None if oids is None else list(oids)}
+    rows: list[Any] = connection.execute(query("catalog", "keys"), parameters).fetchall()
     return {oid: tuple(names) for oid, names in rows}
 
 
@@ -53,16 +57,26 @@ def load_types(address: SourceAddress, oids: Sequence[int]) -> list[TypeFact]:
         return inspect_types(connection, oids)
 
 
+def inspect_schemas(
+    connection: Connection, tables: Collection[CatalogTable], policy: TypePolicy | None = None, publication: str | None = None
+) -> dict[TableName, TableSchema]:
+    """The tables' shapes now, in the columns that the stream of `publication` also carries. A few statements, however many tables."""
+    oids = [table.oid for table in tables]
+    rows: list[Any] = connection.execute(query("catalog", "columns"), {"oids": oids, "publication": publication}).fetchall()
+    types = TypeResolver(policy, load=partial(inspect_types, connection))
+    types.prepare(type_oid for _, _, type_oid, _ in rows)
+    columns: dict[int, list[Column]] = {oid: [] for oid in oids}
+    for oid, name, type_oid, modifier in rows:
+        columns[oid].append(types.column(name, type_oid, modifier))
+    keys = inspect_keys(connection, oids)
+    return {table.name: TableSchema(table.oid, table.name, tuple(columns[table.oid]), keys.get(table.oid, ())) for table in tables}
+
+
 def inspect_schema(
     connection: Connection, table: CatalogTable, policy: TypePolicy | None = None, publication: str | None = None
 ) -> TableSchema:
-    """The table's shape now, in the columns that the stream of `publication` also carries."""
-    rows: list[Any] = connection.execute(query("catalog", "columns"), {"oid": table.oid, "publication": publication}).fetchall()
-    types = TypeResolver(policy, load=partial(inspect_types, connection))
-    types.prepare(oid for _, oid, _ in rows)
-    columns = tuple(types.column(name, oid, modifier) for name, oid, modifier in rows)
-    key = inspect_keys(connection).get(table.oid, ())
-    return TableSchema(table.oid, table.name, columns, key)
+    """The shape of one table."""
+    return inspect_schemas(connection, [table], policy, publication)[table.name]
 
 
 def check_mirrorable(schema: TableSchema) -> None:

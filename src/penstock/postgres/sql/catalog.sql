@@ -13,13 +13,13 @@ ORDER BY n.nspname, c.relname
 
 -- name: columns
 -- A generated column enters the stream only if it is stored and the publication says so, which it can since Postgres 18.
-SELECT a.attname, a.atttypid, a.atttypmod
+SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod
 FROM pg_catalog.pg_attribute a
-WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
   AND (a.attgenerated = '' OR a.attgenerated = 's' AND EXISTS (
     SELECT 1 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s AND pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's'
   ))
-ORDER BY a.attnum
+ORDER BY a.attrelid, a.attnum
 
 -- name: types
 -- Built-in types have OIDs below 10000. A type with an element is an array only if the element says so too.
@@ -44,6 +44,7 @@ FROM pg_catalog.pg_index i
 JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
 WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
+  AND (%(oids)s::oid[] IS NULL OR i.indrelid = ANY (%(oids)s::oid[]))
 GROUP BY i.indrelid
 
 -- name: leaves
