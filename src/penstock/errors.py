@@ -135,7 +135,7 @@ class PublicationError(PenstockError):
 
 
 class ServerUnfitError(PenstockError):
-    """The server cannot be captured as it is: too old, read-only, a standby, or without room for another slot or sender."""
+    """The server cannot be captured as it is: too old, read-only to the role, or behind a pooler that does not pass replication on."""
 
     code = "PEN-1106"
     recovery = Recovery.OPERATOR

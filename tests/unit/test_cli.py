@@ -17,7 +17,7 @@ def _penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_names_every_command() -> None:
     result = _penstock("--help")
     assert result.returncode == 0
-    assert all(command in result.stdout for command in ("run", "status", "verify", "demo"))
+    assert all(command in result.stdout for command in ("check", "run", "status", "verify", "demo"))
 
 
 @pytest.mark.parametrize("command", ["run", "status", "verify"])
@@ -40,3 +40,10 @@ def test_a_missing_configuration_is_one_message_and_exit_2(tmp_path: Path, comma
 )
 def test_exit_codes_tell_configuration_environment_and_runtime_apart(error: PenstockError, code: int) -> None:
     assert exit_code(error) == code
+
+
+def test_check_reports_a_missing_configuration_like_any_other_problem(tmp_path: Path) -> None:
+    result = _penstock("check", str(tmp_path / "none.yaml"), "--json")
+    assert result.returncode == 2
+    assert "PEN-1001" in result.stdout
+    assert "Traceback" not in result.stderr

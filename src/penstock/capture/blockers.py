@@ -6,6 +6,7 @@ what the role may not do. The last only counts when there is something to create
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from penstock.contracts.provisioning import Blocker
@@ -15,6 +16,7 @@ from penstock.errors import (
     PublicationError,
     ReplicaIdentityError,
     ServerUnfitError,
+    StandbyError,
     UnsupportedTableError,
 )
 from penstock.postgres.privileges import Role
@@ -25,11 +27,11 @@ from penstock.schema import TableName
 _KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a composite type", "i": "an index"}
 
 
-def kind_of(relation: Relation) -> str | None:
-    """What the relation is, if it is something that never enters the log; None for a table that can be captured."""
-    if relation.kind not in ("r", "p"):
-        return _KINDS.get(relation.kind or "", "no table")
-    return {"u": "unlogged", "t": "temporary"}.get(relation.persistence or "")
+def outside_kind(kind: str | None, persistence: str | None) -> str | None:
+    """What a relation is, if it is something that never enters the log; None for a table that can be captured."""
+    if kind not in ("r", "p"):
+        return _KINDS.get(kind or "", "no table")
+    return {"u": "unlogged", "t": "temporary"}.get(persistence or "")
 
 
 def publication_blockers(name: str, publication: Publication | None, relations: Sequence[Relation]) -> Iterator[Blocker]:
@@ -74,7 +76,7 @@ def _relation_blockers(publication: Publication | None, relation: Relation) -> I
     if relation.oid is None:
         yield Blocker(NoTablesError.code, f"there is no table {name} in the source", "check the name; case counts", (name,))
         return
-    kind = kind_of(relation)
+    kind = outside_kind(relation.kind, relation.persistence)
     if kind is not None:
         remedy = f"ALTER TABLE {table} SET LOGGED;" if kind == "unlogged" else "capture the tables that its rows come from"
         yield Blocker(UnsupportedTableError.code, f"{name} is {kind}: its changes do not enter the log", remedy, (name,))
@@ -105,7 +107,7 @@ def _relation_blockers(publication: Publication | None, relation: Relation) -> I
 def role_blockers(name: str, publication: Publication | None, missing: Sequence[Relation], role: Role, statement: str) -> Iterator[Blocker]:
     """What the role may not do that the gap needs. `statement` is what closes the gap."""
     if role.is_on_standby:
-        yield Blocker(ServerUnfitError.code, "the server is a standby, on which nothing can be created", f"on the primary: {statement}")
+        yield Blocker(StandbyError.code, "the server is a standby, on which nothing can be created", f"on the primary: {statement}")
         return
     if publication is not None and publication.all_tables:
         names = _names(missing)
@@ -127,27 +129,27 @@ def role_blockers(name: str, publication: Publication | None, missing: Sequence[
             f"publication {name} belongs to {publication.owner}, and only its owner may add tables to it",
             f"as {publication.owner}: {statement}",
         )
-    yield from _table_rights(missing, role)
+    yield from _table_rights(missing, role, statement)
 
 
-def _table_rights(missing: Sequence[Relation], role: Role) -> Iterator[Blocker]:
-    unreachable = sorted({relation.name.schema for relation in missing if relation.oid is not None and not relation.is_reachable})
-    for schema in unreachable:
+def _table_rights(missing: Sequence[Relation], role: Role, statement: str) -> Iterator[Blocker]:
+    for schema in sorted({relation.name.schema for relation in missing if not relation.is_reachable}):
         yield Blocker(
             PrivilegeError.code,
             f"role {role.name} may not use schema {schema}",
             f"GRANT USAGE ON SCHEMA {identifier(schema)} TO {role.identifier};",
             _names(relation for relation in missing if relation.name.schema == schema),
         )
+    foreign: dict[str, list[Relation]] = defaultdict(list)
     for relation in missing:
-        if relation.oid is not None and not relation.is_ours:
-            owner = identifier(relation.owner or "")
-            yield Blocker(
-                PrivilegeError.code,
-                f"table {relation.name} belongs to {relation.owner}, and only its owner may publish it",
-                f"GRANT {owner} TO {role.identifier}; or: ALTER TABLE {table_sql(relation.name)} OWNER TO {role.identifier};",
-                (relation.name,),
-            )
+        if not relation.is_ours and relation.owner is not None:
+            foreign[relation.owner].append(relation)
+    for owner, relations in foreign.items():
+        names = _names(relations)
+        what = f"only {owner}, who owns {', '.join(map(str, names))}, may publish {'them' if len(names) > 1 else 'it'}"
+        # Not a GRANT of the owner's role: it would give away far more than is needed.
+        who = f"as {owner}" if len(foreign) == 1 else "as a superuser"
+        yield Blocker(PrivilegeError.code, what, f"{who}: {statement}", names)
 
 
 def table_sql(table: TableName) -> str:

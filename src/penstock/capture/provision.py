@@ -15,6 +15,7 @@ from penstock.contracts.provisioning import Blocker, CoverageReport
 from penstock.errors import PenstockError, SourceError, find_error
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.health import log_wait
+from penstock.postgres.limits import check_version
 from penstock.postgres.privileges import inspect_role
 from penstock.postgres.publication import Addition, inspect_publication, inspect_relations
 from penstock.postgres.slot import OnWait, Slot, check_server, check_slot, ensure_slot, inspect_server
@@ -55,6 +56,7 @@ def ensure_capture(
     with connect(address) as connection:
         server = inspect_server(connection)
         check_server(server)
+        check_version(server.version)
         report = ensure_coverage(address, publication, tables, manage=True)
         check_coverage(report)
         found = ensure_slot(address, connection, slot, failover, on_wait)

@@ -1,4 +1,4 @@
-"""`penstock`: run, status, verify, demo.
+"""`penstock`: check, run, status, verify, demo.
 
 Exit codes: 0 ok, 1 runtime, 2 configuration, 3 environment, 4 source and target differ, 130 interrupted.
 """
@@ -49,6 +49,20 @@ def run(
     from penstock.cli.run import run_pipeline
 
     raise typer.Exit(run_pipeline(config, once=once, console=Console(stderr=True)))
+
+
+@app.command()
+def check(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
+    """Try everything that a run will do, leave nothing behind, and list all problems with their fixes. Exit 0 ready, 2 or 3 not."""
+    from penstock.cli.check import print_check
+    from penstock.pipeline.check import check_pipeline
+
+    report = check_pipeline(config)
+    if as_json:
+        typer.echo(json.dumps(report.as_document(), indent=2))
+    else:
+        print_check(report, Console())
+    raise typer.Exit(report.exit_code)
 
 
 @app.command()

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.capture.continuity import check_system
-from penstock.capture.provision import ensure_capture
+from penstock.capture.provision import ensure_capture, inspect_coverage
 from penstock.errors import NoTablesError, PenstockError, Recovery, SlotMissingError, SpoolLockedError, SystemChangedError, parse_error
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
@@ -31,7 +31,7 @@ from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot import SnapshotCoordinator
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Tables, fail_over_holes, fail_unknown, fail_unpublished, inspect_pipeline
+from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished, inspect_pipeline, select_tables
 from penstock.pipeline.verify import Comparison, compare_tables
 from penstock.position import Position
 from penstock.postgres.connection import connect
@@ -144,17 +144,17 @@ class Pipeline:
         config, last = self._config, applier.last
         with connect(self._address) as connection:
             check_server(inspect_server(connection))
-            tables = inspect_pipeline(connection, config, self._sink, last)
+            tables = inspect_pipeline(select_tables(connection, config), self._sink, last)
             slot = inspect_slot(connection, config.slot)
             if last is not None:
                 held = max(last.position, *tables.filled.values(), Position.ZERO)
                 check_system(self._address, system, SystemIdentity.parse(last.system), held, slot=slot, name=config.slot)
-            if not tables.statuses:
+            if not tables.sources:
                 raise NoTablesError(f"no table of {self._address.describe()} is selected", hint="check tables: in the configuration")
-            fail_unknown(tables, config.named_tables)
             if tables.filled and slot is None:
                 raise self._slot_missing()
         if tables.capturable:
+            fail_blocked(tables, inspect_coverage(self._address, config.publication, tables.capturable))
             _, added = ensure_capture(
                 self._address,
                 config.slot,

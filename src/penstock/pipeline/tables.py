@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from penstock.capture.blockers import relation_blockers
 from penstock.capture.continuity import check_continuity
+from penstock.capture.provision import blocked
+from penstock.contracts.provisioning import CoverageReport
 from penstock.errors import (
-    NoTablesError,
     PenstockError,
     PositionGapError,
     Recovery,
     SchemaChangedError,
     SourceError,
+    TableError,
     TargetRewoundError,
 )
 from penstock.pipeline.config import PipelineConfig
@@ -23,6 +26,7 @@ from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, check_mirrorable, inspect_schemas, inspect_tables
 from penstock.postgres.connection import Connection
+from penstock.postgres.publication import inspect_relations
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, Target
 
@@ -54,26 +58,49 @@ class Tables:
         }
 
 
-def inspect_pipeline(connection: Connection, config: PipelineConfig, sink: Sink, last: Epoch | None) -> Tables:
-    """Look at source and target. What one table cannot do fails that table alone."""
-    tables = Tables()
-    selected = [source for source in inspect_tables(connection) if config.selects(source.name)]
-    schemas = inspect_schemas(connection, selected, config.types.policy, config.publication)
-    for source in selected:
-        tables.sources[source.name] = source
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The tables that a configuration selects, with their shapes; and those that cannot be mirrored, each with its reason."""
+
+    tables: dict[TableName, CatalogTable]
+    schemas: dict[TableName, TableSchema]
+    refused: dict[TableName, PenstockError]
+
+
+def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
+    """Look at the source. A table that is named and is not there is refused; one that no pattern matches is not missed."""
+    tables = {table.name: table for table in inspect_tables(connection) if config.selects(table.name)}
+    selection = Selection(tables, inspect_schemas(connection, tables.values(), config.types.policy, config.publication), {})
+    for name, schema in selection.schemas.items():
         try:
-            schema = schemas[source.name]
             check_mirrorable(schema)
-            target = sink.load_target(source.name)
-            _check_same(schema, target, sink.describe(source.name))
+        except TableError as error:
+            selection.refused[name] = error
+    unknown = [name for name in config.named_tables if name not in tables]
+    for blocker in relation_blockers(None, inspect_relations(connection, "", unknown) if unknown else ()):
+        selection.refused.setdefault(blocker.tables[0], blocked([blocker]))
+    return selection
+
+
+def inspect_pipeline(selection: Selection, sink: Sink, last: Epoch | None) -> Tables:
+    """Look at the target too. What one table cannot do fails that table alone."""
+    tables = Tables(dict(selection.tables))
+    for name, error in selection.refused.items():
+        tables.statuses[name] = TableStatus.failed(error, None)
+    for name, schema in selection.schemas.items():
+        if name in selection.refused:
+            continue
+        try:
+            target = sink.load_target(name)
+            _check_same(schema, target, sink.describe(name))
         except PenstockError as error:
             if error.recovery is not Recovery.OPERATOR or isinstance(error, SourceError):
                 raise
-            tables.statuses[source.name] = TableStatus.failed(error, None)
+            tables.statuses[name] = TableStatus.failed(error, None)
             continue
         if target is not None and target.applied is not None:
-            tables.targets[source.name] = target
-        tables.statuses[source.name] = _status(tables.targets.get(source.name), source.name, last)
+            tables.targets[name] = target
+        tables.statuses[name] = _status(tables.targets.get(name), name, last)
     return tables
 
 
@@ -89,14 +116,13 @@ def _check_same(schema: TableSchema, target: Target | None, place: str) -> None:
         )
 
 
-def fail_unknown(tables: Tables, named: Iterable[TableName]) -> None:
-    """Tables that the configuration names and the source does not have."""
-    for name in named:
-        if name not in tables.statuses:
-            error = NoTablesError(
-                f"there is no table {name} in the source", hint="check the name under tables: (case counts), or remove it"
-            )
-            tables.statuses[name] = TableStatus.failed(error, None)
+def fail_blocked(tables: Tables, report: CoverageReport) -> None:
+    """Tables whose changes would not arrive, or not whole. If that is so for all of them, nothing starts, and every reason is told."""
+    reasons = {name: blocker for blocker in reversed(report.blockers) for name in blocker.tables}
+    if reasons.keys() >= set(tables.capturable):
+        raise blocked(report.blockers)
+    for name, blocker in reasons.items():
+        tables.statuses[name] = TableStatus.failed(blocked([blocker]), tables.statuses[name].applied)
 
 
 def fail_unpublished(tables: Tables, added: Iterable[TableName], describe: Callable[[TableName], str]) -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.change import METADATA_NAMES
 from penstock.errors import TableWithoutKeyError, UnsupportedTableError
 from penstock.postgres.connection import Connection, SourceAddress, connect
-from penstock.postgres.queries import query
+from penstock.postgres.queries import identifier, query
 from penstock.postgres.types.policy import TypePolicy
 from penstock.postgres.types.resolver import TypeFact, TypeResolver
 from penstock.schema import Column, TableName, TableSchema
@@ -33,6 +33,12 @@ def inspect_tables(connection: Connection) -> list[CatalogTable]:
     """All tables that could be captured, in name order. System schemas, partitions, temporary and unlogged tables are not."""
     rows: list[Any] = connection.execute(query("catalog", "tables")).fetchall()
     return [CatalogTable(oid, TableName(schema, name)) for oid, schema, name in rows]
+
+
+def inspect_outside(connection: Connection) -> list[tuple[TableName, str, str]]:
+    """Views, materialized views, foreign and unlogged tables: name, kind and persistence, as the catalog has them."""
+    rows: list[Any] = connection.execute(query("catalog", "outside")).fetchall()
+    return [(TableName(schema, name), kind, persistence) for schema, name, kind, persistence in rows]
 
 
 def inspect_keys(connection: Connection, oids: Collection[int] | None = None) -> Mapping[int, tuple[str, ...]]:
@@ -84,7 +90,7 @@ def check_mirrorable(schema: TableSchema) -> None:
     if not schema.key:
         raise TableWithoutKeyError(
             f"table {schema.name} has no primary key (or its replica identity is NOTHING), so its rows cannot be told apart",
-            hint=f"ALTER TABLE {schema.name} ADD PRIMARY KEY (…), or exclude the table",
+            hint=f"ALTER TABLE {identifier(schema.name.schema, schema.name.name)} ADD PRIMARY KEY (…); or exclude the table",
         )
     seen: dict[str, str] = {}
     for name in schema.column_names:

@@ -41,6 +41,7 @@ PINNED_SETTINGS = {
     "lc_monetary": "C",
     "xmlbinary": "base64",
     "search_path": "pg_catalog",
+    "row_security": "off",  # a role that policies hide rows from gets an error, not a part of the table
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
@@ -139,6 +140,8 @@ def classify(state: str, words: str, doing: str) -> PenstockError:
         )
     if state == "55006":
         return SlotBusyError(f"{doing}: {text}")
+    if state == "42501" and "row-level security" in text:
+        return PrivilegeError(f"{doing}: {text}", hint="policies hide rows from the role: ALTER ROLE … BYPASSRLS")
     if state == "42501":
         return PrivilegeError(f"{doing}: {text}", hint="grant the role what the message names, such as ALTER ROLE … REPLICATION")
     if not state or state[:2] in _RETRIED_CLASSES:

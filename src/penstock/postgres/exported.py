@@ -17,7 +17,7 @@ from psycopg import sql
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress, connect, connect_replication, replication_command
 from penstock.postgres.health import inspect_blockers, log_wait
-from penstock.postgres.slot import PLUGIN
+from penstock.postgres.slot import PLUGIN, OnWait
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,11 @@ class ExportedSnapshot:
 
 
 @contextmanager
-def export_snapshot(address: SourceAddress) -> Iterator[ExportedSnapshot]:
-    """Hold a snapshot open for the length of the block. Creating it waits for the transactions that are open at that moment."""
+def export_snapshot(address: SourceAddress, on_wait: OnWait = log_wait) -> Iterator[ExportedSnapshot]:
+    """Hold a snapshot open for the length of the block. Creating it waits for the transactions that are open at that moment.
+
+    `on_wait` is told once a second for which; what it raises ends the wait.
+    """
     slot = f"penstock_snapshot_{os.getpid()}_{secrets.token_hex(4)}"
     command = sql.SQL("CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL {} EXPORT_SNAPSHOT").format(sql.Identifier(slot), sql.SQL(PLUGIN))
     with connect_replication(address, "penstock snapshot") as connection:
@@ -38,7 +41,7 @@ def export_snapshot(address: SourceAddress) -> Iterator[ExportedSnapshot]:
 
         def tell() -> None:
             with connect(address) as looking:
-                log_wait(inspect_blockers(looking, pid))
+                on_wait(inspect_blockers(looking, pid))
 
         _, consistent, name, _ = replication_command(connection, command, "exporting a snapshot", on_wait=tell)
         yield ExportedSnapshot(name, Position.parse(consistent))

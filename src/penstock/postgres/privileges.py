@@ -5,10 +5,11 @@ Managed services give their administrators roles of their own instead of superus
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.errors import PrivilegeError
 from penstock.postgres.connection import Connection
 from penstock.postgres.queries import identifier, query
 from penstock.schema import TableName
@@ -54,10 +55,19 @@ class Unreadable:
     refused_columns: tuple[str, ...]
     row_security: bool
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether reading fails outright: a grant on every single column is as good as one on the table."""
-        return not self.has_usage or (not self.has_select and bool(self.refused_columns))
+    def errors(self, role: Role) -> Iterator[PrivilegeError]:
+        """What is wrong, each with the statement that mends it."""
+        table, schema = identifier(self.table.schema, self.table.name), identifier(self.table.schema)
+        if not self.has_usage:
+            hint = f"GRANT USAGE ON SCHEMA {schema} TO {role.identifier};"
+            yield PrivilegeError(f"role {role.name} may not use schema {self.table.schema}", hint=hint)
+        if not self.has_select and self.refused_columns:
+            hint = f"GRANT SELECT ON {table} TO {role.identifier};"
+            columns = ", ".join(self.refused_columns)
+            yield PrivilegeError(f"role {role.name} may not read table {self.table} (columns {columns})", hint=hint)
+        if self.row_security:
+            hint = f"ALTER ROLE {role.identifier} BYPASSRLS;"
+            yield PrivilegeError(f"policies hide rows of table {self.table} from role {role.name}", hint=hint)
 
 
 def inspect_role(connection: Connection) -> Role:
@@ -72,5 +82,5 @@ def inspect_unreadable(connection: Connection, oids: Collection[int]) -> list[Un
     return [
         Unreadable(TableName(schema, name), usage, select, tuple(columns), rls)
         for schema, name, usage, select, columns, rls in rows
-        if not usage or rls or (not select and columns)
+        if not usage or rls or (not select and columns)  # a grant on every single column is as good as one on the table
     ]

@@ -60,3 +60,14 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = %(oid)s AND c.relkind = 'r'
   AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_partition_tree(%(oid)s))
 ORDER BY 4 DESC
+
+-- name: outside
+-- What looks like a table and never enters the log.
+SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE (c.relkind IN ('v', 'm', 'f') OR c.relkind IN ('r', 'p') AND c.relpersistence = 'u')
+  AND NOT c.relispartition
+  AND n.nspname <> 'information_schema'
+  AND n.nspname !~ '^pg_'
+ORDER BY n.nspname, c.relname

@@ -21,7 +21,8 @@ FROM pg_catalog.pg_roles r
 WHERE r.rolname = current_user
 
 -- name: unreadable
--- Of some tables, those that this role cannot read whole, and why: the schema, the table, single columns, or policies on rows.
+-- The heaps of some tables that this role cannot read whole, and why: the schema, the table, single columns, or policies on rows.
+-- A snapshot reads partitions one by one, so that a grant on their root is not enough.
 SELECT n.nspname, c.relname,
        pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
        pg_catalog.has_table_privilege(c.oid, 'SELECT'),
@@ -32,12 +33,31 @@ SELECT n.nspname, c.relname,
          ORDER BY a.attnum
        ),
        pg_catalog.row_security_active(c.oid)
-FROM pg_catalog.pg_class c
+FROM pg_catalog.pg_class t
+CROSS JOIN LATERAL (
+  SELECT t.oid WHERE t.relkind = 'r'
+  UNION ALL
+  SELECT p.relid FROM pg_catalog.pg_partition_tree(CASE WHEN t.relkind = 'p' THEN t.oid END) p WHERE p.isleaf
+) heap
+JOIN pg_catalog.pg_class c ON c.oid = heap.oid AND c.relkind = 'r'
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.oid = ANY (%(oids)s::oid[])
+WHERE t.oid = ANY (%(oids)s::oid[])
   AND (
     NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')
     OR NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')
     OR pg_catalog.row_security_active(c.oid)
   )
 ORDER BY 1, 2
+
+-- name: limits
+-- How much room the server has, and settings that hurt later. A setting that this version does not have is NULL.
+SELECT pg_catalog.current_setting('server_version'),
+       pg_catalog.current_setting('server_version_num')::int,
+       pg_catalog.current_setting('max_replication_slots')::int,
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_replication_slots),
+       pg_catalog.current_setting('max_wal_senders')::int,
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication),
+       (SELECT s.setting::bigint FROM pg_catalog.pg_settings s WHERE s.name = 'max_slot_wal_keep_size'),
+       (SELECT s.setting::bigint FROM pg_catalog.pg_settings s WHERE s.name = 'wal_sender_timeout'),
+       (SELECT s.setting::bigint FROM pg_catalog.pg_settings s WHERE s.name = 'logical_decoding_work_mem'),
+       (SELECT s.setting::bigint FROM pg_catalog.pg_settings s WHERE s.name = 'idle_replication_slot_timeout')

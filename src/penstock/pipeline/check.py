@@ -1,0 +1,36 @@
+"""`check_pipeline`: tries everything that a run will do, and names all that is in its way at once.
+
+It takes the real actions where that is possible without a trace: connections are opened, a temporary slot is made, the publication is
+created and rolled back, a block of each table is read as a snapshot reads it, files and a table are written and removed again. No Spark
+session is started, and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock.errors import PenstockError
+from penstock.pipeline.check_places import check_places
+from penstock.pipeline.check_source import check_source
+from penstock.pipeline.config import PipelineConfig, load_config
+from penstock.pipeline.findings import CheckReport, Step
+
+
+def check_pipeline(path: Path) -> CheckReport:
+    """Check the configuration file at `path`, the source that it names, and the places that it writes to."""
+    configuration = Step("configuration", str(path))
+    config: PipelineConfig | None = None
+    with configuration.catching():
+        config = load_config(path)
+    if config is None:
+        return CheckReport(None, [configuration])
+    return CheckReport(config.pipeline, [configuration, *_steps(config, configuration)])
+
+
+def _steps(config: PipelineConfig, configuration: Step) -> list[Step]:
+    try:
+        address = config.source.address()
+    except PenstockError as error:
+        configuration.problem(error)
+        return check_places(config)
+    return [*check_source(config, address), *check_places(config)]

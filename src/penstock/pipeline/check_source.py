@@ -1,0 +1,221 @@
+"""The part of a check that looks at the source: what a run asks of it, tried in the same order and by the same functions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
+
+from penstock.capture.blockers import outside_kind
+from penstock.capture.provision import plan_coverage
+from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError
+from penstock.lag import OpenTransaction
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.findings import Step
+from penstock.pipeline.tables import Selection, select_tables
+from penstock.postgres.catalog import inspect_outside
+from penstock.postgres.chunks import Chunk, plan_chunks, read_chunk
+from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command
+from penstock.postgres.exported import ExportedSnapshot, export_snapshot
+from penstock.postgres.limits import Limits, check_room, check_version, inspect_limits
+from penstock.postgres.privileges import Role, inspect_role, inspect_unreadable
+from penstock.postgres.slot import check_server, check_slot, inspect_server, inspect_slot
+from penstock.schema import TableName
+
+PATIENCE_WAITS = 5
+"""How many seconds, about, an open transaction may hold up the temporary slot."""
+
+_READERS = 4
+_ONE_CHUNK_BYTES = 1 << 40
+_SHORT_SENDER_TIMEOUT_MS = 5_000
+_SMALL_DECODING_MEMORY_KB = 4_096
+_STEPS = ("server", "replication", "slot", "tables", "publication", "reading")
+
+
+def check_source(config: PipelineConfig, address: SourceAddress) -> list[Step]:
+    connection_step = Step("connection", address.describe())
+    with ExitStack() as stack:
+        try:
+            connection = stack.enter_context(connect(address, "penstock check"))
+            return [connection_step, *_SourceCheck(config, address, connection).run()]
+        except PenstockError as error:
+            connection_step.problem(error)
+    return [connection_step, *(Step(name, is_skipped=True) for name in _STEPS)]
+
+
+class _SourceCheck:
+    """One connection, and what is learnt on the way."""
+
+    def __init__(self, config: PipelineConfig, address: SourceAddress, connection: Connection) -> None:
+        self._config = config
+        self._address = address
+        self._connection = connection
+        self._role: Role = inspect_role(connection)
+
+    def run(self) -> list[Step]:
+        server, replication = self._server(), self._replication()
+        with ExitStack() as stack:
+            slot, snapshot = self._slot(stack, replication)
+            tables, selection = self._tables()
+            publication = self._publication(selection)
+            reading = self._reading(selection, snapshot)
+        return [server, replication, slot, tables, publication, reading]
+
+    def _server(self) -> Step:
+        limits = inspect_limits(self._connection)
+        step = Step("server", f"Postgres {limits.version}")
+        with step.catching():
+            check_version(limits.version_number)
+        with step.catching():
+            check_server(inspect_server(self._connection))
+        with step.catching():
+            check_room(limits, has_slot=inspect_slot(self._connection, self._config.slot) is not None)
+        _warn_of_settings(step, limits)
+        return step
+
+    def _replication(self) -> Step:
+        step = Step("replication")
+        try:
+            with connect_replication(self._address, "penstock check") as connection:
+                identifier, timeline, *_ = replication_command(connection, "IDENTIFY_SYSTEM", "identifying the server")
+            step.detail = f"system {identifier}, timeline {timeline}"
+        except PrivilegeError as error:
+            step.problem(PrivilegeError(error.message, hint=self._role.replication_grant()))
+        except PenstockError as error:
+            step.problem(error)
+        return step
+
+    def _slot(self, stack: ExitStack, replication: Step) -> tuple[Step, ExportedSnapshot | None]:
+        """The slot that is there, and a temporary one such as every snapshot needs; that one lasts as long as `stack`."""
+        name = self._config.slot
+        step = Step("slot", f"{name} will be created")
+        with step.catching():
+            slot = inspect_slot(self._connection, name)
+            if slot is not None:
+                step.detail = f"{name}, confirmed {slot.confirmed}"
+                check_slot(slot, self._role.database)
+                if slot.active_pid is not None:
+                    step.warn("slot-in-use", f"slot {name} is being read by server process {slot.active_pid}: a run may be under way")
+        snapshot: ExportedSnapshot | None = None
+        if replication.problems:
+            step.is_skipped = True
+        else:
+            with step.catching():
+                snapshot = stack.enter_context(export_snapshot(self._address, _Patience()))
+        return step, snapshot
+
+    def _tables(self) -> tuple[Step, Selection]:
+        config = self._config
+        step = Step("tables")
+        selection = select_tables(self._connection, config)
+        step.detail = f"{len(selection.tables):,} selected"
+        if not selection.tables:
+            reason = f"no table of {self._address.describe()} is selected"
+            step.problem(NoTablesError(reason, hint="check tables: in the configuration"))
+        for name, error in selection.refused.items():
+            step.problem(error, name)
+        self._warn_of_ignored(step)
+        _warn_of_twins(step, selection.tables)
+        return step, selection
+
+    def _warn_of_ignored(self, step: Step) -> None:
+        named = set(self._config.named_tables)
+        ignored: dict[str, list[TableName]] = defaultdict(list)
+        for name, kind, persistence in inspect_outside(self._connection):
+            if name not in named and self._config.selects(name):
+                ignored[outside_kind(kind, persistence) or "no table"].append(name)
+        for what, names in ignored.items():
+            listed = ", ".join(map(str, names))
+            verb = "are" if len(names) > 1 else "is"
+            step.warn("ignored", f"{listed} {verb} ignored: {what}, whose changes do not enter the log", "exclude by pattern", names)
+
+    def _publication(self, selection: Selection) -> Step:
+        name = self._config.publication
+        step = Step("publication", name)
+        wanted = [table for table in selection.tables if table not in selection.refused]
+        if not wanted:
+            step.is_skipped = True
+            return step
+        plan = plan_coverage(self._connection, name, wanted)
+        for blocker in plan.report.blockers:
+            step.problem(blocker)
+        if plan.report.manageable and plan.addition is not None:
+            step.detail = f"{name} may be created or extended by {len(plan.report.missing):,} tables"
+            with step.catching():
+                plan.addition.run(self._connection, keep=False)
+        elif plan.report.satisfied:
+            step.detail = f"{name} holds every table"
+        return step
+
+    def _reading(self, selection: Selection, snapshot: ExportedSnapshot | None) -> Step:
+        step = Step("reading")
+        wanted = [table for name, table in selection.tables.items() if name not in selection.refused]
+        unreadable = inspect_unreadable(self._connection, [table.oid for table in wanted])
+        for each in unreadable:
+            for error in each.errors(self._role):
+                step.problem(error, each.table)
+        if snapshot is None:
+            step.is_skipped = True
+            return step
+        refused = {each.table for each in unreadable}
+        chunks = []
+        for table in wanted:
+            planned = plan_chunks(self._connection, table, selection.schemas[table.name], _ONE_CHUNK_BYTES)
+            chunks += [replace(planned[0], last=1)] if planned and planned[0].heap not in refused else []
+        for chunk, failure in zip(chunks, self._read(chunks, snapshot.name), strict=True):
+            if failure is not None:
+                step.problem(failure, chunk.schema.name)
+        step.detail = f"the first block of {len(chunks):,} tables"
+        return step
+
+    def _read(self, chunks: list[Chunk], snapshot: str) -> list[PenstockError | None]:
+        def attempt(chunk: Chunk) -> PenstockError | None:
+            try:
+                for _ in read_chunk(self._address, snapshot, chunk):
+                    pass
+            except PenstockError as error:
+                return error
+            return None
+
+        with ThreadPoolExecutor(_READERS, "penstock-check") as pool:
+            return list(pool.map(attempt, chunks))
+
+
+class _Patience:
+    """Ends the wait for transactions that stay open. A run would wait on, and say for whom."""
+
+    def __init__(self) -> None:
+        self._waits = 0
+
+    def __call__(self, transactions: Sequence[OpenTransaction]) -> None:
+        self._waits += 1
+        if self._waits >= PATIENCE_WAITS:
+            who = "; ".join(each.describe() for each in transactions) or "a transaction"
+            fixes = " ".join(f"SELECT pg_terminate_backend({each.pid});" for each in transactions)
+            raise LockWaitError(f"a slot cannot be made while a transaction stays open: {who}", hint=fixes or None)
+
+
+def _warn_of_settings(step: Step, limits: Limits) -> None:
+    if limits.wal_keep_mb == -1:
+        what = "max_slot_wal_keep_size is not set: a slot that is not read keeps WAL until the server's disk is full"
+        step.warn("unbounded-wal", what, "ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; SELECT pg_reload_conf();")
+    if limits.sender_timeout_ms and limits.sender_timeout_ms < _SHORT_SENDER_TIMEOUT_MS:
+        what = f"wal_sender_timeout is only {limits.sender_timeout_ms} ms: a short pause of the network ends the stream"
+        step.warn("short-sender-timeout", what, "ALTER SYSTEM SET wal_sender_timeout = '60s'; SELECT pg_reload_conf();")
+    if limits.decoding_memory_kb is not None and limits.decoding_memory_kb < _SMALL_DECODING_MEMORY_KB:
+        what = f"logical_decoding_work_mem is only {limits.decoding_memory_kb} kB: the server spills even small transactions to its disk"
+        step.warn("small-decoding-memory", what, "ALTER SYSTEM SET logical_decoding_work_mem = '64MB'; SELECT pg_reload_conf();")
+    if limits.idle_slot_timeout:
+        what = "idle_replication_slot_timeout is set: the server drops what a stopped pipeline still needs when it stays away for so long"
+        step.warn("idle-slot-timeout", what, "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf();")
+
+
+def _warn_of_twins(step: Step, names: Iterable[TableName]) -> None:
+    seen: dict[str, TableName] = {}
+    for name in names:
+        other = seen.setdefault(str(name).casefold(), name)
+        if other != name:
+            what = f"tables {other} and {name} differ only in case, which file systems and catalogs may not tell apart"
+            step.warn("case-twins", what, "rename one of them, or exclude it", (other, name))

@@ -1,0 +1,110 @@
+"""What a check found: steps that were tried, problems that would stop a run, warnings that would not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from penstock.contracts.provisioning import Blocker
+from penstock.errors import ConfigError, NoTablesError, PenstockError, SecretError
+from penstock.schema import TableName
+
+_CONFIGURATION = frozenset({ConfigError.code, SecretError.code, NoTablesError.code})
+
+
+class StepState(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+    SKIPPED = "skipped"
+    """Something before it failed, so that it could not be tried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong, or may become so."""
+
+    step: str
+    code: str
+    """Of a problem: the code of the error that a run would stop with. Of a warning: a plain name."""
+    what: str
+    fix: str | None = None
+    tables: tuple[TableName, ...] = ()
+
+    def as_document(self) -> dict[str, object]:
+        return {"step": self.step, "code": self.code, "what": self.what, "fix": self.fix, "tables": [str(table) for table in self.tables]}
+
+
+@dataclass(slots=True)
+class Step:
+    """One thing that was tried. `detail` says what was seen."""
+
+    name: str
+    detail: str = ""
+    is_skipped: bool = False
+    problems: list[Finding] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)
+
+    def problem(self, found: PenstockError | Blocker, table: TableName | None = None) -> None:
+        if isinstance(found, Blocker):
+            finding = Finding(self.name, found.code, found.what, found.remedy, found.tables)
+        else:
+            finding = Finding(self.name, found.code, found.message, found.hint, () if table is None else (table,))
+        if finding not in self.problems:
+            self.problems.append(finding)
+
+    def warn(self, code: str, what: str, fix: str | None = None, tables: Iterable[TableName] = ()) -> None:
+        self.warnings.append(Finding(self.name, code, what, fix, tuple(tables)))
+
+    @contextmanager
+    def catching(self, table: TableName | None = None) -> Iterator[None]:
+        """What stops a run becomes a problem here, and the check goes on."""
+        try:
+            yield
+        except PenstockError as error:
+            self.problem(error, table)
+
+    @property
+    def state(self) -> StepState:
+        if self.problems:
+            return StepState.PROBLEM
+        if self.is_skipped:
+            return StepState.SKIPPED
+        return StepState.WARNING if self.warnings else StepState.OK
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """All steps, in the order in which they were tried."""
+
+    pipeline: str | None
+    steps: Sequence[Step]
+
+    @property
+    def problems(self) -> list[Finding]:
+        return [finding for step in self.steps for finding in step.problems]
+
+    @property
+    def warnings(self) -> list[Finding]:
+        return [finding for step in self.steps for finding in step.warnings]
+
+    @property
+    def exit_code(self) -> int:
+        """0 ready to run, 2 the configuration is to be mended, 3 the source or this machine."""
+        codes = {finding.code for finding in self.problems}
+        if codes & _CONFIGURATION:
+            return 2
+        return 3 if codes else 0
+
+    def as_document(self) -> dict[str, object]:
+        """For programs: plain, stable names."""
+        return {
+            "pipeline": self.pipeline,
+            "ok": not self.problems,
+            "exit_code": self.exit_code,
+            "steps": [{"name": step.name, "state": step.state.value, "detail": step.detail} for step in self.steps],
+            "problems": [finding.as_document() for finding in self.problems],
+            "warnings": [finding.as_document() for finding in self.warnings],
+        }

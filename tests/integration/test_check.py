@@ -1,0 +1,233 @@
+"""`penstock check`: everything that is wrong, at once, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from penstock.cli.check import print_check
+from penstock.pipeline.check import check_pipeline
+from penstock.pipeline.findings import CheckReport, StepState
+from tests.fix_postgres import Database
+from tests.integration.publication.conftest import Roles
+
+CATALOG = """
+SELECT (SELECT jsonb_agg(to_jsonb(p) ORDER BY p.oid) FROM pg_publication p),
+       (SELECT jsonb_agg(to_jsonb(p) ORDER BY p.oid) FROM pg_publication_rel p),
+       (SELECT jsonb_agg(s.slot_name ORDER BY s.slot_name) FROM pg_replication_slots s WHERE s.database = current_database()),
+       (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_roles)
+"""
+
+Checker = Callable[..., CheckReport]
+
+
+@pytest.fixture
+def roles(database: Database) -> Iterator[Roles]:
+    made = Roles(database)
+    yield made
+    made.drop()
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY, v text); INSERT INTO orders VALUES (1, 'secret row')")
+    database.execute("CREATE TABLE items (id int PRIMARY KEY); CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    database.execute("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10)")
+    return database
+
+
+def _write(database: Database, directory: Path, changes: dict[str, Any]) -> Path:
+    document = {
+        "pipeline": f"check_{database.name.rsplit('_', 1)[-1]}",
+        "source": {"dsn": database.dsn},
+        "tables": ["public.*"],
+        "sink": {"delta": {"path": "lake"}},
+        **changes,
+    }
+    path = directory / "pipeline.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def check(shop: Database, tmp_path: Path) -> Checker:
+    """`check()` with parts of the configuration replaced. Whatever it finds, source and disk are as they were."""
+
+    def run(**changes: Any) -> CheckReport:
+        path = _write(shop, tmp_path, changes)
+        before, files = shop.query(CATALOG), sorted(tmp_path.rglob("*"))
+        report = check_pipeline(path)
+        assert shop.query(CATALOG) == before
+        assert sorted(tmp_path.rglob("*")) == files
+        return report
+
+    return run
+
+
+def _as(database: Database, role: str) -> dict[str, str]:
+    return {"dsn": database.dsn.replace("postgres@", f"{role}@")}
+
+
+def test_a_source_that_is_ready_has_no_problem_and_keeps_no_trace(check: Checker) -> None:
+    report = check()
+    assert report.problems == []
+    assert report.exit_code == 0
+    assert [step.name for step in report.steps][:5] == ["configuration", "connection", "server", "replication", "slot"]
+    assert not [step for step in report.steps if step.state is StepState.SKIPPED]
+    assert "unbounded-wal" in {finding.code for finding in report.warnings}
+
+
+def test_C04_a_plain_role_is_told_everything_at_once_and_the_fixes_work(shop: Database, roles: Roles, check: Checker) -> None:
+    plain = roles.create("plain")
+    shop.execute(f"ALTER TABLE items ENABLE ROW LEVEL SECURITY; GRANT SELECT ON items TO {plain}")
+    shop.execute(f"GRANT SELECT (id) ON orders TO {plain}; GRANT SELECT ON parted TO {plain}")
+    report = check(source=_as(shop, plain))
+    assert report.exit_code == 3
+    fixes = [finding.fix or "" for finding in report.problems]
+    expected = (
+        f'ALTER ROLE "{plain}" REPLICATION;',
+        f'GRANT CREATE ON DATABASE "{shop.name}" TO "{plain}";',
+        "as postgres: CREATE PUBLICATION",
+        f'GRANT SELECT ON "public"."orders" TO "{plain}";',
+        f'GRANT SELECT ON "public"."part" TO "{plain}";',
+        f'ALTER ROLE "{plain}" BYPASSRLS;',
+    )
+    assert [part for part in expected if not any(fix.startswith(part) for fix in fixes)] == []
+    for fix in fixes:
+        shop.execute(fix.rpartition("as postgres: ")[2])
+    assert check(source=_as(shop, plain)).problems == []
+
+
+def test_C04_a_role_subject_to_policies_never_reads_a_part_of_a_table(shop: Database, roles: Roles, check: Checker) -> None:
+    """The catalog says so beforehand; the session's own setting says so if a policy comes later."""
+    from penstock.errors import PrivilegeError
+    from penstock.postgres.connection import connect
+
+    plain = roles.create("plain")
+    shop.execute(f"CREATE POLICY few ON orders USING (id > 5); GRANT SELECT ON orders TO {plain}")
+    shop.execute("ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(PrivilegeError) as caught, connect(roles.address(plain)) as connection:
+        connection.execute("SELECT id FROM public.orders")
+    assert "BYPASSRLS" in (caught.value.hint or "")
+
+
+def test_C04_services_name_their_own_roles(shop: Database, roles: Roles, check: Checker) -> None:
+    plain = roles.create("plain")
+    shop.execute("CREATE ROLE rds_replication")
+    try:
+        fixes = {finding.fix for finding in check(source=_as(shop, plain)).problems}
+        assert f'GRANT rds_replication TO "{plain}";' in fixes
+    finally:
+        shop.execute("DROP ROLE rds_replication")
+
+
+def test_C09_a_read_only_role_may_run_once_an_administrator_made_the_publication(shop: Database, roles: Roles, check: Checker) -> None:
+    reader = roles.create("reader", "REPLICATION IN ROLE pg_read_all_data")
+    shop.execute(f"ALTER ROLE {reader} SET default_transaction_read_only = on")
+    source = {**_as(shop, reader), "publication": "made"}
+    assert "PEN-1106" in {finding.code for finding in check(source=source).problems}
+    shop.execute("CREATE PUBLICATION made FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    assert check(source=source).problems == []
+
+
+def test_R18_relations_outside_the_log_are_named_with_the_reason(shop: Database, check: Checker) -> None:
+    shop.execute("CREATE VIEW seen AS SELECT 1 AS id; CREATE MATERIALIZED VIEW kept AS SELECT 1 AS id; CREATE UNLOGGED TABLE fast (id int)")
+    report = check(tables=["public.*", "public.seen", "public.gone"])
+    assert report.exit_code == 2
+    assert {finding.code: [str(table) for table in finding.tables] for finding in report.problems} == {
+        "PEN-1404": ["public.seen"],
+        "PEN-1401": ["public.gone"],
+    }
+    ignored = {str(table): finding.what for finding in report.warnings if finding.code == "ignored" for table in finding.tables}
+    assert ignored.keys() == {"public.kept", "public.fast"}
+    assert "unlogged" in ignored["public.fast"]
+
+
+def test_tables_that_cannot_be_mirrored_are_all_named(shop: Database, check: Checker) -> None:
+    shop.execute(
+        'CREATE TABLE keyless (id int); CREATE TABLE columns (id int PRIMARY KEY, "ID" int); CREATE TABLE "Orders" (id int PRIMARY KEY)'
+    )
+    report = check()
+    assert {(finding.code, str(finding.tables[0])) for finding in report.problems} == {
+        ("PEN-1402", "public.keyless"),
+        ("PEN-1404", "public.columns"),
+    }
+    assert [finding.tables for finding in report.warnings if finding.code == "case-twins"]
+
+
+def test_P03_what_an_existing_publication_leaves_out_is_a_problem(shop: Database, check: Checker) -> None:
+    shop.execute("CREATE PUBLICATION made FOR ALL TABLES WITH (publish = 'insert')")
+    report = check(source={"dsn": shop.dsn, "publication": "made"})
+    assert [finding.code for finding in report.problems] == ["PEN-1105", "PEN-1105"]
+    for finding in report.problems:
+        shop.execute(finding.fix or "")
+    assert check(source={"dsn": shop.dsn, "publication": "made"}).problems == []
+
+
+def test_a_slot_that_cannot_be_used_and_one_that_is_in_use(shop: Database, check: Checker) -> None:
+    slot = f"physical_{shop.name}"
+    shop.query("SELECT pg_create_physical_replication_slot(%s)", slot)
+    try:
+        report = check(source={"dsn": shop.dsn, "slot": slot})
+        assert [finding.step for finding in report.problems] == ["slot"]
+        assert "source.slot" in (report.problems[0].fix or "")
+    finally:
+        shop.query("SELECT pg_drop_replication_slot(%s)", slot)
+
+
+def test_nothing_selected_is_a_matter_of_configuration(check: Checker) -> None:
+    report = check(tables=["nothing.*"])
+    assert (report.exit_code, [finding.code for finding in report.problems]) == (2, ["PEN-1401"])
+
+
+def test_C02_a_source_that_cannot_be_reached_does_not_end_the_check(check: Checker) -> None:
+    report = check(source={"dsn": "postgresql://cdc:hunter2@127.0.0.1:1/shop?connect_timeout=2"})
+    assert report.exit_code == 3
+    states = {step.name: step.state for step in report.steps}
+    assert (states["connection"], states["tables"], states["target"]) == (StepState.PROBLEM, StepState.SKIPPED, StepState.OK)
+    assert "hunter2" not in json.dumps(report.as_document())
+
+
+@pytest.mark.parametrize("broken", ["state", "sink"])
+def test_a_place_that_cannot_be_written_to_is_named(check: Checker, tmp_path: Path, broken: str) -> None:
+    (tmp_path / "file").write_text("in the way")
+    place = str(tmp_path / "file" / "below")
+    report = check(**({"state": place} if broken == "state" else {"sink": {"delta": {"path": place}}}))
+    assert (report.exit_code, [finding.code for finding in report.problems]) == (3, ["PEN-1003"])
+    assert place in report.problems[0].what
+
+
+def test_a_spool_that_may_outgrow_its_disk_is_a_warning(check: Checker) -> None:
+    assert "spool-larger-than-disk" in {finding.code for finding in check(max_spool_bytes=1 << 60).warnings}
+
+
+def test_the_command_prints_for_people_and_for_programs(shop: Database, tmp_path: Path) -> None:
+    shop.execute("CREATE TABLE keyless (id int)")
+    path = _write(shop, tmp_path, {})
+    done = subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", "check", str(path), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    document = json.loads(done.stdout)
+    assert done.returncode == document["exit_code"] == 3
+    assert document.keys() == {"pipeline", "ok", "exit_code", "steps", "problems", "warnings"}
+    assert document["problems"][0].keys() == {"step", "code", "what", "fix", "tables"}
+    console = Console(width=200, record=True, file=(tmp_path / "out").open("w"))
+    with console.file:
+        print_check(check_pipeline(path), console)
+    text = console.export_text()
+    assert "PEN-1402" in text
+    assert 'fix: ALTER TABLE "public"."keyless" ADD PRIMARY KEY' in text
