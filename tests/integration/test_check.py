@@ -184,6 +184,17 @@ def test_a_slot_that_cannot_be_used_and_one_that_is_in_use(shop: Database, check
         shop.query("SELECT pg_drop_replication_slot(%s)", slot)
 
 
+def test_an_open_transaction_that_holds_up_the_slot_is_named_instead_of_waited_for(
+    shop: Database, check: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.check_source.PATIENCE_WAITS", 1)
+    with shop.connect() as holder:
+        holder.execute("INSERT INTO items VALUES (1)")
+        report = check()
+        assert [(finding.step, finding.code) for finding in report.problems] == [("slot", "PEN-1107")]
+        assert report.problems[0].fix == f"SELECT pg_terminate_backend({holder.info.backend_pid});"
+
+
 def test_nothing_selected_is_a_matter_of_configuration(check: Checker) -> None:
     report = check(tables=["nothing.*"])
     assert (report.exit_code, [finding.code for finding in report.problems]) == (2, ["PEN-1401"])

@@ -193,7 +193,10 @@ class _Patience:
         self._waits += 1
         if self._waits >= PATIENCE_WAITS:
             who = "; ".join(each.describe() for each in transactions) or "a transaction"
-            fixes = " ".join(f"SELECT pg_terminate_backend({each.pid});" for each in transactions)
+            fixes = " ".join(
+                f"ROLLBACK PREPARED '{each.name}';" if each.pid is None else f"SELECT pg_terminate_backend({each.pid});"
+                for each in transactions
+            )
             raise LockWaitError(f"a slot cannot be made while a transaction stays open: {who}", hint=fixes or None)
 
 
