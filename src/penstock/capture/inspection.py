@@ -14,7 +14,7 @@ from penstock.capture.provision import ensure_capture
 from penstock.capture.settings import CaptureSettings
 from penstock.errors import SlotMissingError
 from penstock.position import Position
-from penstock.postgres.catalog import inspect_keys, inspect_types, load_types
+from penstock.postgres.catalog import inspect_types, load_types
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.slot import (
     COPY_ANEW,
@@ -32,6 +32,7 @@ from penstock.postgres.slot import (
 from penstock.postgres.timeline import SystemIdentity, identify_system
 from penstock.postgres.types.resolver import TypeResolver
 from penstock.spool.consumers import minimum, released
+from penstock.spool.history import SchemaHistory
 from penstock.spool.identity import load_identity
 from penstock.spool.reader import SpoolReader
 
@@ -42,6 +43,7 @@ class Source(NamedTuple):
     system: SystemIdentity
     slot: Slot
     keys: dict[int, tuple[str, ...]]
+    """Those that tables had when they were last captured."""
     types: TypeResolver
 
 
@@ -61,7 +63,7 @@ def inspect_source(settings: CaptureSettings, reader: SpoolReader, on_wait: OnWa
         if settings.failover and not slot.failover:
             slot = ensure_slot(settings.address, connection, settings.slot, failover=True)
         types = TypeResolver(settings.types, inspect_types(connection), partial(load_types, settings.address))
-        return Source(system, slot, dict(inspect_keys(connection)), types)
+        return Source(system, slot, SchemaHistory.load(settings.spool).keys(), types)
 
 
 def _check_history(

@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 
 from penstock.capture.confirming import ConfirmPolicy
 from penstock.capture.inspection import inspect_source
+from penstock.capture.keys import KeyCatalog
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.watch import SourceWatch
 from penstock.errors import ConnectionLostError, PenstockError, Recovery, SpoolLockedError
@@ -175,7 +176,7 @@ class SpoolCapture:
         system, slot, keys, types = inspect_source(settings, reader, self._wait_for_slot)
         start = max(reader.end or Position.ZERO, slot.confirmed)
         request = StreamRequest(settings.slot, settings.publication, start, settings.limits.buffer_bytes, slot.confirmed)
-        with self._open(request) as stream, SourceWatch(settings) as self._watch:
+        with self._open(request) as stream, SourceWatch(settings) as self._watch, KeyCatalog(settings.address) as catalog:
             if SystemIdentity(stream.system_identifier, stream.timeline) != system:
                 raise ConnectionLostError("another server answers at this address than a moment ago")
             ensure_identity(settings.spool, CaptureIdentity(settings.slot, settings.publication, system.identifier, system.timeline))
@@ -183,7 +184,7 @@ class SpoolCapture:
             self._confirmed = slot.confirmed
             self._advance(start)
             stream.start()
-            self._follow(stream, PgOutputDecoder(keys, types), writer, reader)
+            self._follow(stream, PgOutputDecoder(keys, types, load_key=catalog.load), writer, reader)
 
     def _wait_for_slot(self, blockers: Sequence[OpenTransaction]) -> None:
         """Called once a second while the slot's creation waits."""

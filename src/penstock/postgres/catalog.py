@@ -15,6 +15,7 @@ import pyarrow as pa
 from penstock.change import METADATA_NAMES
 from penstock.errors import TableWithoutKeyError, UnsupportedTableError
 from penstock.postgres.connection import Connection, SourceAddress, connect
+from penstock.postgres.pgoutput.keys import CatalogKey
 from penstock.postgres.queries import identifier, query
 from penstock.postgres.types.policy import TypePolicy
 from penstock.postgres.types.resolver import TypeFact, TypeResolver
@@ -49,6 +50,12 @@ def inspect_keys(connection: Connection, oids: Collection[int] | None = None) ->
     parameters = {"oids": None if oids is None else list(oids)}
     rows: list[Any] = connection.execute(query("catalog", "keys"), parameters).fetchall()
     return {oid: tuple(names) for oid, names in rows}
+
+
+def inspect_primary_key(connection: Connection, oid: int) -> CatalogKey | None:
+    """A table's primary key, in table order, and the transaction that made it; None if the table is gone."""
+    row: Any = connection.execute(query("catalog", "primary_key"), {"oid": oid}).fetchone()
+    return None if row is None else CatalogKey(tuple(row[0]), row[1])
 
 
 def inspect_types(connection: Connection, oids: Sequence[int] | None = None) -> list[TypeFact]:

@@ -7,6 +7,7 @@ need. Only a directory with a manifest is a segment, and a segment never splits 
 from __future__ import annotations
 
 from penstock.spool.consumers import forget, minimum, release, released
+from penstock.spool.history import SchemaHistory, SchemaVersion
 from penstock.spool.identity import CaptureIdentity, ensure_identity, load_identity
 from penstock.spool.lock import SpoolLock
 from penstock.spool.manifest import Manifest, SegmentFile
@@ -23,6 +24,8 @@ __all__ = [
     "CaptureStatus",
     "FileSlice",
     "Manifest",
+    "SchemaHistory",
+    "SchemaVersion",
     "SegmentFile",
     "SpoolBudget",
     "SpoolLock",

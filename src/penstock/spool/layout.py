@@ -3,11 +3,15 @@
 ```
 capture.json            who captures
 capture-status.json     how it is doing
+history.json            which shape each table had from which position on; outlives the segments
 lock                    held by the one writer
 segments/<end>/         manifest.json and Parquet files; a directory without manifest.json is not a segment
 open/<xid>/             pieces of transactions still open
 consumers/<name>.json   how far each reader has released
 ```
+
+The history is `{"format": 1, "versions": […]}`, the versions of each table in order; each has the `position` from which it holds, and
+`table`, `oid`, `key` and `columns` as in a manifest.
 """
 
 from __future__ import annotations
@@ -42,6 +46,10 @@ class SpoolLayout:
     @property
     def status(self) -> Path:
         return self.root / "capture-status.json"
+
+    @property
+    def history(self) -> Path:
+        return self.root / "history.json"
 
     @property
     def lock(self) -> Path:

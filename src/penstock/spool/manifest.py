@@ -106,11 +106,11 @@ def parse_document(data: bytes, *, where: str) -> dict[str, Any]:
     return dict(document)
 
 
-def _file_document(file: SegmentFile) -> dict[str, object]:
+def schema_document(schema: TableSchema) -> dict[str, object]:
     return {
-        "table": {"schema": file.table.schema, "name": file.table.name},
-        "oid": file.oid,
-        "key": list(file.schema.key),
+        "table": {"schema": schema.name.schema, "name": schema.name.name},
+        "oid": schema.oid,
+        "key": list(schema.key),
         "columns": [
             {
                 "name": column.name,
@@ -119,8 +119,23 @@ def _file_document(file: SegmentFile) -> dict[str, object]:
                 "arrow_type": type_text(column.arrow_type),
                 **({"reader": column.reader} if column.reader else {}),
             }
-            for column in file.schema.columns
+            for column in schema.columns
         ],
+    }
+
+
+def parse_schema(document: dict[str, Any]) -> TableSchema:
+    columns = tuple(
+        Column(column["name"], parse_type(column["arrow_type"]), column["type_oid"], column["type_modifier"], column.get("reader", ""))
+        for column in document["columns"]
+    )
+    name = TableName(document["table"]["schema"], document["table"]["name"])
+    return TableSchema(document["oid"], name, columns, tuple(document["key"]))
+
+
+def _file_document(file: SegmentFile) -> dict[str, object]:
+    return {
+        **schema_document(file.schema),
         "path": file.path,
         "rows": file.rows,
         "bytes": file.bytes,
@@ -133,14 +148,9 @@ def _file_document(file: SegmentFile) -> dict[str, object]:
 
 
 def _parse_file(document: dict[str, Any]) -> SegmentFile:
-    columns = tuple(
-        Column(column["name"], parse_type(column["arrow_type"]), column["type_oid"], column["type_modifier"], column.get("reader", ""))
-        for column in document["columns"]
-    )
-    name = TableName(document["table"]["schema"], document["table"]["name"])
     version = document["commit_version"]
     return SegmentFile(
-        schema=TableSchema(document["oid"], name, columns, tuple(document["key"])),
+        schema=parse_schema(document),
         path=document["path"],
         rows=document["rows"],
         bytes=document["bytes"],

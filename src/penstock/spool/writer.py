@@ -19,6 +19,7 @@ from penstock.errors import SpoolError
 from penstock.position import Position
 from penstock.spool import storage
 from penstock.spool.buffer import TransactionBuffer
+from penstock.spool.history import HistoryRecorder, SchemaVersion
 from penstock.spool.layout import SpoolLayout
 from penstock.spool.manifest import Manifest
 from penstock.spool.pieces import OpenPieces
@@ -55,6 +56,7 @@ class SpoolWriter:
             storage.make_directory(self._layout.segments)
             storage.sync_directory(root)
             storage.sync_directory(root.absolute().parent)
+            self._history = HistoryRecorder(root)
 
     @property
     def end(self) -> Position:
@@ -116,7 +118,7 @@ class SpoolWriter:
         """
         with self._failing():
             if self._buffer.rows:
-                return self._sealed(seal_transactions(self._layout, self._buffer))
+                return self._seal_transactions()
             reached = max(self._buffer.end, self._quiet)
             if not quiet or reached <= self.end:
                 return None
@@ -134,17 +136,22 @@ class SpoolWriter:
             self._pending_since = self._clock()
         if self._buffer.bytes <= self._max_segment_bytes:
             return ()
-        return (self._sealed(seal_transactions(self._layout, self._buffer)),)
+        return (self._seal_transactions(),)
 
     def _append_commit(self, step: PiecesCommitted) -> tuple[Manifest, ...]:
         if step.end <= self._buffer.end:
             raise SpoolError(f"transaction {step.xid} commits at {step.end}, but {self._buffer.end} was reached: the log goes forward")
         before = self.seal()
         pieces = self._pieces.commit(step.xid)
+        self._history.record(SchemaVersion(step.end, piece.table) for piece in pieces)
         # Transactions left in the buffer have no rows; the segment covers their ground too.
         manifest = self._sealed(seal_pieces(self._layout, self.end, step, pieces, transactions=self._buffer.transactions + 1))
         storage.remove_tree(self._layout.open_transaction(step.xid))
         return (manifest,) if before is None else (before, manifest)
+
+    def _seal_transactions(self) -> Manifest:
+        self._history.record(SchemaVersion(run.min_position, run.table) for run in self._buffer.runs)
+        return self._sealed(seal_transactions(self._layout, self._buffer))
 
     def _sealed(self, manifest: Manifest) -> Manifest:
         self._buffer = TransactionBuffer(manifest.end)

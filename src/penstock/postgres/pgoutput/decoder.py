@@ -32,6 +32,7 @@ from penstock.postgres.pgoutput.framing import (
     join,
     payload_sizes,
 )
+from penstock.postgres.pgoutput.keys import FullKeys, LoadKey
 from penstock.postgres.pgoutput.logical import find_loose_messages
 from penstock.postgres.pgoutput.messages import check_stream_stop, decode_keepalive, decode_stream_abort, decode_stream_start
 from penstock.postgres.pgoutput.relations import RelationHistory
@@ -84,15 +85,16 @@ class PgOutputDecoder:
         keys: Mapping[int, tuple[str, ...]] | None = None,
         types: TypeResolver | None = None,
         *,
+        load_key: LoadKey | None = None,
         prefixes: Set[str] = frozenset(),
         max_open_messages: int = 50_000,
         max_open_bytes: int = 32 << 20,
     ) -> None:
-        """`keys` names the primary key columns by table OID; it is asked only for tables with replica identity FULL.
+        """`keys` names the key columns by table OID, as of where the log begins; `load_key` asks for those of now. See `pgoutput.keys`.
 
         `prefixes` are those of the logical messages to be given out; all others are passed over.
         """
-        self._relations = RelationHistory(keys or {}, types or TypeResolver())
+        self._relations = RelationHistory(FullKeys(keys or {}, load_key), types or TypeResolver())
         self._prefixes = prefixes
         self._max_open_messages = max_open_messages
         self._max_open_bytes = max_open_bytes
@@ -184,9 +186,8 @@ class PgOutputDecoder:
             frames = frames[first + 1 :]
         if len(frames):
             commits = decode_commits(frames, self._last_commit)
-            begins, xids = decode_begins(frames)
-            versions = self._relations.advance(frames)
-            found = assemble(frames, Timeline(begins, xids, commits), versions, self._prefixes)
+            timeline = Timeline(*decode_begins(frames), commits)
+            found = assemble(frames, timeline, self._relations.advance(frames, timeline), self._prefixes)
             self._last_commit = commits.position(-1)
             yield Transactions(found.batches, self._last_commit, commits.time(-1), len(commits), found.messages)
 
@@ -197,7 +198,8 @@ class PgOutputDecoder:
             self._in_pieces = OpenTransaction(int(xids[0]), 0)
             yield TransactionPiece(self._in_pieces.xid, ())
         for part in _parts(frames):
-            found = assemble(part, Timeline.inside(self._in_pieces), self._relations.advance(part), self._prefixes)
+            timeline = Timeline.inside(self._in_pieces)
+            found = assemble(part, timeline, self._relations.advance(part, timeline), self._prefixes)
             self._in_pieces = OpenTransaction(self._in_pieces.xid, found.next_ordinal)
             if found.batches or found.messages:
                 yield TransactionPiece(self._in_pieces.xid, found.batches, found.messages)
@@ -243,8 +245,8 @@ class PgOutputDecoder:
 
     def _decode_block(self, xid: int, frames: Frames) -> Iterator[LogStep]:
         for part in _parts(frames):
-            versions = self._relations.advance(part, xid)
-            found = assemble(part, Timeline.inside(self._streams[xid]), versions, self._prefixes)
+            timeline = Timeline.inside(self._streams[xid])
+            found = assemble(part, timeline, self._relations.advance(part, timeline, xid), self._prefixes)
             self._streams[xid] = OpenTransaction(xid, found.next_ordinal)
             if found.batches or found.messages:
                 yield TransactionPiece(xid, found.batches, found.messages)

@@ -29,6 +29,10 @@ class Relation:
     replica_identity: str
     columns: tuple[RelationColumn, ...]
 
+    @property
+    def is_full(self) -> bool:
+        return self.replica_identity == "f"
+
 
 @dataclass(frozen=True, slots=True)
 class Message:

@@ -95,6 +95,9 @@ class Timeline:
         """Of messages that all belong to one transaction, which began before them and has not ended."""
         return cls(np.array([-1]), np.array([transaction.xid]), None, transaction.ordinal)
 
+    def xid_at(self, message: int) -> int:
+        return int(self.xids[np.searchsorted(self.begins, message, side="right") - 1])
+
     def of(self, messages: IntArray) -> IntArray:
         """Which transaction each message belongs to."""
         return np.searchsorted(self.begins, messages, side="right") - 1

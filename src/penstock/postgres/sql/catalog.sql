@@ -47,6 +47,14 @@ WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELS
   AND (%(oids)s::oid[] IS NULL OR i.indrelid = ANY (%(oids)s::oid[]))
 GROUP BY i.indrelid
 
+-- name: primary_key
+SELECT coalesce(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attnum IS NOT NULL), '{}'), max(i.xmin::text::int8)
+FROM pg_catalog.pg_class c
+LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary AND i.indimmediate
+LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+WHERE c.oid = %(oid)s
+GROUP BY c.oid
+
 -- name: leaves
 SELECT c.oid, n.nspname, c.relname, pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_relation_filenode(c.oid)
 FROM pg_catalog.pg_partition_tree(%(oid)s) t

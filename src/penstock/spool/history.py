@@ -1,0 +1,159 @@
+"""Which shape each table had from which position on, for as long as anybody may ask.
+
+Manifests know the shape of the changes in their own segment, and go with it. The history outlives them: for every table, by its OID, the
+versions that a consumer may still meet, and the current one for good. The writer adds to it before it seals the segment in which a new
+version appears, and only then; so whatever a reader finds in a segment is in the history too.
+
+A version holds from the first transaction that brought a change under it. When one transaction brought several, they have the same
+position, and stand in their order.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from penstock.errors import SpoolCorruptError
+from penstock.position import Position
+from penstock.schema import TableSchema
+from penstock.spool import consumers, storage
+from penstock.spool.layout import FORMAT, SpoolLayout
+from penstock.spool.manifest import parse_document, parse_schema, schema_document
+
+_WHERE = "history.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaVersion:
+    """A table's shape from `position` on, until its next version."""
+
+    position: Position
+    schema: TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaHistory:
+    """The versions of every table, by OID, in order. A value: recording gives another one."""
+
+    tables: Mapping[int, tuple[SchemaVersion, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, root: Path) -> Self:
+        """What the spool knows; nothing, if it has not been written to."""
+        data = storage.read_bytes(SpoolLayout(root).history)
+        if data is None:
+            return cls()
+        document = parse_document(data, where=_WHERE)
+        try:
+            versions = [_parse_version(each) for each in document["versions"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpoolCorruptError(f"{_WHERE} is not a history of schemas", hint="restore the file, or delete the spool") from error
+        tables: dict[int, tuple[SchemaVersion, ...]] = {}
+        for version in versions:
+            tables[version.schema.oid] = (*tables.get(version.schema.oid, ()), version)
+        return cls(tables)
+
+    def versions(self, oid: int) -> tuple[SchemaVersion, ...]:
+        return self.tables.get(oid, ())
+
+    def at(self, oid: int, position: Position) -> TableSchema | None:
+        """The shape that the table's changes have at the end of the transaction at `position`; None if it has had none by then."""
+        versions = self.versions(oid)
+        found = bisect_right(versions, position, key=lambda version: version.position)
+        return versions[found - 1].schema if found else None
+
+    def current(self, oid: int) -> TableSchema | None:
+        versions = self.versions(oid)
+        return versions[-1].schema if versions else None
+
+    def keys(self) -> dict[int, tuple[str, ...]]:
+        """By OID, of every table as it is now."""
+        return {oid: versions[-1].schema.key for oid, versions in self.tables.items()}
+
+    def recorded(self, changes: Iterable[SchemaVersion]) -> SchemaHistory:
+        """This history with what `changes` adds to it; itself, if that is nothing.
+
+        They are in order, and those of a transaction are all there. Changes that were captured before, and are again, add nothing.
+        """
+        tables: dict[int, tuple[SchemaVersion, ...]] = {}
+        for oid, group in _by_table(changes).items():
+            versions = self.versions(oid)
+            for position, schemas in group.items():
+                if not (versions and versions[-1].position < position and [versions[-1].schema] == schemas):
+                    versions = _merged(versions, position, schemas)
+            if versions != self.versions(oid):
+                tables[oid] = versions
+        return SchemaHistory({**self.tables, **tables}) if tables else self
+
+    def pruned(self, upto: Position) -> SchemaHistory:
+        """Without the versions that only changes up to `upto` have, and without tables whose name another table has had since then."""
+        kept = {oid: _needed(versions, upto) for oid, versions in self.tables.items()}
+        names = {versions[-1].schema.name: (versions[0].position, oid) for oid, versions in sorted(kept.items(), key=_begun)}
+        return SchemaHistory(
+            {
+                oid: versions
+                for oid, versions in kept.items()
+                if names[versions[-1].schema.name][1] == oid or names[versions[-1].schema.name][0] > upto
+            }
+        )
+
+    def store(self, root: Path) -> None:
+        """Make it durable, in place of what was there. Only for the one who holds the spool's lock."""
+        versions = [
+            {"position": str(version.position), **schema_document(version.schema)} for each in self.tables.values() for version in each
+        ]
+        document = {"format": FORMAT, "versions": versions}
+        storage.replace_bytes(SpoolLayout(root).history, json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+class HistoryRecorder:
+    """The writer's hand on the history. What it has seen costs nothing to see again."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._history = SchemaHistory.load(root)
+
+    def record(self, changes: Iterable[SchemaVersion]) -> None:
+        """Call it before the segment is sealed that holds these changes."""
+        recorded = self._history.recorded(changes)
+        if recorded is not self._history:
+            upto = consumers.minimum(self._root)
+            recorded = recorded if upto is None else recorded.pruned(upto)
+            recorded.store(self._root)
+            self._history = recorded
+
+
+def _by_table(changes: Iterable[SchemaVersion]) -> dict[int, dict[Position, list[TableSchema]]]:
+    tables: dict[int, dict[Position, list[TableSchema]]] = {}
+    for change in changes:
+        tables.setdefault(change.schema.oid, {}).setdefault(change.position, []).append(change.schema)
+    return tables
+
+
+def _merged(versions: tuple[SchemaVersion, ...], position: Position, schemas: list[TableSchema]) -> tuple[SchemaVersion, ...]:
+    """`versions` with the shapes that the changes of the transaction at `position` have, one after the other."""
+    before = [version for version in versions if version.position < position]
+    after = [version for version in versions if version.position > position]
+    merged: list[SchemaVersion] = before
+    for version in (*(SchemaVersion(position, schema) for schema in schemas), *after):
+        if not merged or merged[-1].schema != version.schema:
+            merged.append(version)
+    return tuple(merged)
+
+
+def _needed(versions: tuple[SchemaVersion, ...], upto: Position) -> tuple[SchemaVersion, ...]:
+    """From the version that changes right after `upto` have, or the last one."""
+    first = bisect_right(versions, upto, key=lambda version: version.position)
+    return versions[max(0, first - 1) :]
+
+
+def _begun(entry: tuple[int, tuple[SchemaVersion, ...]]) -> Position:
+    return entry[1][0].position
+
+
+def _parse_version(document: dict[str, Any]) -> SchemaVersion:
+    return SchemaVersion(Position.parse(document["position"]), parse_schema(document))

@@ -1,0 +1,155 @@
+"""A database whose changes go into a spool, through a real capture, and come back as plain rows.
+
+One `captured` serves a whole module: give every test tables of its own. The capture starts with the first look at the rows, so whatever was
+done before that was done while nobody was reading; `start` begins earlier, and `stop` lets it fall behind again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.capture.settings import CaptureLimits, CaptureSettings
+from penstock.capture.spooling import SpoolCapture
+from penstock.change import METADATA_NAMES, change_schema
+from penstock.position import Position
+from penstock.postgres.connection import SourceAddress
+from penstock.schema import TableName, TableSchema
+from penstock.spark.changes import read_changes
+from penstock.spool.reader import FileSlice, SpoolReader
+from penstock.spool.status import load_status
+from tests.fix_postgres import Database, PostgresServer
+
+Row = dict[str, Any]
+
+_DEADLINE_SECONDS = 60.0
+_LIMITS = CaptureLimits(seal_seconds=0.005, quiet_seconds=0.02)
+_SHOWN = ("_change_type", "_unchanged", "_exact")
+
+
+def change(kind: str, **values: object) -> Row:
+    """A row as `Captured.rows` shows it; `unchanged=` names what did not travel."""
+    unchanged = values.pop("unchanged", None)
+    return {"_change_type": kind, **values, **({"_unchanged": unchanged} if unchanged else {})}
+
+
+class Captured:
+    """A database, a publication of all its tables, a slot and a spool."""
+
+    def __init__(self, database: Database, spool: Path, options: str = "") -> None:
+        self.database = database
+        self.spool = spool
+        self.slot = f"{database.name}_slot"
+        self.settings = CaptureSettings(SourceAddress.parse(database.dsn), self.slot, "p", spool, (), _LIMITS)
+        database.execute(f"CREATE PUBLICATION p FOR ALL TABLES {options}")
+        database.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", self.slot)
+        self._capture: SpoolCapture | None = None
+
+    def execute(self, *statements: str) -> None:
+        """Run statements, each in a transaction of its own."""
+        for statement in statements:
+            self.database.execute(statement)
+
+    def query(self, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
+        return self.database.query(statement, *arguments)
+
+    def transaction(self) -> AbstractContextManager[object]:
+        return self.database.transaction()
+
+    def oid(self, table: str) -> int:
+        return int(self.query("SELECT %s::regclass::oid::int8", table)[0][0])
+
+    @property
+    def position(self) -> Position:
+        return Position.parse(self.query("SELECT pg_current_wal_insert_lsn()::text")[0][0])
+
+    def start(self) -> None:
+        if self._capture is None:
+            self._capture = SpoolCapture(self.settings)
+            self._capture.start()
+
+    def stop(self) -> None:
+        if self._capture is not None:
+            self._capture.stop()
+            self._capture = None
+            _wait(lambda: self._active_pid() is None, "the slot is still being read")
+
+    def drain(self) -> Position:
+        """Wait until the spool holds everything so far, and say how far that is."""
+        self.start()
+        assert self._capture is not None
+        end = self.position
+        assert self._capture.wait_until(end, _DEADLINE_SECONDS), load_status(self.spool)
+        return end
+
+    def slices(self, table: str | TableName | int) -> list[FileSlice]:
+        """The files of a table, in order: of a name (in `public`, if it is plain text), or of an OID, whatever its name was."""
+        self.drain()
+        name = TableName("public", table) if isinstance(table, str) else table
+        reader = SpoolReader(self.spool)
+        start, end = reader.start, reader.end
+        assert start is not None
+        assert end is not None
+        found = [each for part in reader.read(start, end).tables.values() for each in part.slices]
+        mine = [each for each in found if name in (each.file.table, each.file.oid)]
+        return sorted(mine, key=lambda each: (each.file.min_position, each.path))
+
+    def schemas(self, table: str | TableName | int) -> list[TableSchema]:
+        """Under which shapes the changes of a table came, in order."""
+        shapes = [each.file.schema for each in self.slices(table)]
+        return [shape for at, shape in enumerate(shapes) if at == 0 or shapes[at - 1] != shape]
+
+    def full_rows(self, table: str | TableName | int) -> list[Row]:
+        """Every change with all its metadata, in order."""
+        slices = self.slices(table)
+        rows = [row for each in slices for batch in read_changes([each], change_schema(each.file.schema)) for row in batch.to_pylist()]
+        places = [(row["_commit_version"], row["_ordinal"]) for row in rows]
+        assert places == sorted(set(places)), "changes are in order, and no two have the same place"
+        return rows
+
+    def rows(self, table: str | TableName | int) -> list[Row]:
+        """Every change with its columns and its kind; `_unchanged` and `_exact` only where they say something."""
+        return [_brief(row) for row in self.full_rows(table)]
+
+    def close(self) -> None:
+        self.stop()
+
+    def _active_pid(self) -> int | None:
+        pid: int | None = self.query("SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", self.slot)[0][0]
+        return pid
+
+
+@pytest.fixture(scope="module")
+def captured(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
+    with capturing(postgres_server, tmp_path_factory.mktemp("captured") / "spool") as made:
+        yield made
+
+
+@contextmanager
+def capturing(server: PostgresServer, spool: Path, options: str = "") -> Iterator[Captured]:
+    """A `Captured` whose publication has `options`."""
+    database = server.create_database()
+    made = Captured(database, spool, options)
+    try:
+        yield made
+    finally:
+        made.close()
+        database.close()
+        server.drop_database(database.name)
+
+
+def _brief(row: Row) -> Row:
+    shown = {name: value for name, value in row.items() if name not in METADATA_NAMES or (name in _SHOWN and value is not None)}
+    return {**shown, "_exact": dict(shown["_exact"])} if "_exact" in shown else shown
+
+
+def _wait(condition: Callable[[], bool], message: str) -> None:
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, message
+        time.sleep(0.02)

@@ -1,0 +1,1 @@
+"""What each row operation looks like in the spool: EDGE_CASES R."""

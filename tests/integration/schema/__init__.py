@@ -1,0 +1,1 @@
+"""Every change is decoded under the schema it was written with: EDGE_CASES S."""

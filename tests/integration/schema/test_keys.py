@@ -1,0 +1,144 @@
+"""Keys that come, go and change, under every replica identity, without a restart of the capture."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fix_captured import Captured, change
+
+pytestmark = pytest.mark.versions(14, 18)
+
+
+def keys(captured: Captured, table: str) -> list[tuple[str, ...]]:
+    return [schema.key for schema in captured.schemas(table)]
+
+
+def test_S09_a_key_added_dropped_and_put_on_other_columns_is_followed(captured: Captured) -> None:
+    captured.execute(
+        "CREATE TABLE s09 (a int NOT NULL, b int NOT NULL, c int)",
+        "INSERT INTO s09 VALUES (1, 1, 1)",
+        "ALTER TABLE s09 ADD CONSTRAINT s09_key PRIMARY KEY (a)",
+        "UPDATE s09 SET c = 2",
+        "ALTER TABLE s09 DROP CONSTRAINT s09_key, ADD CONSTRAINT s09_key PRIMARY KEY (b, a)",
+        "UPDATE s09 SET c = 3",
+        "UPDATE s09 SET b = 2",
+        "ALTER TABLE s09 DROP CONSTRAINT s09_key",
+        "INSERT INTO s09 VALUES (1, 2, 5)",
+    )
+    assert captured.rows("s09") == [
+        change("insert", a=1, b=1, c=1),
+        change("update_postimage", a=1, b=1, c=2),
+        change("update_postimage", a=1, b=1, c=3),
+        change("delete", a=1, b=1, c=None),
+        change("insert", a=1, b=2, c=3),
+        change("insert", a=1, b=2, c=5),
+    ]
+    assert keys(captured, "s09") == [(), ("a",), ("a", "b"), ()]
+
+
+def test_S09_the_key_stands_in_table_order_whatever_the_order_in_the_index(captured: Captured) -> None:
+    captured.execute(
+        "CREATE TABLE s09_order (x text, b int, a int, y text, PRIMARY KEY (a, y, b))",
+        "INSERT INTO s09_order VALUES ('x', 1, 2, 'y')",
+        "DELETE FROM s09_order",
+    )
+    assert keys(captured, "s09_order") == [("b", "a", "y")]
+    assert captured.rows("s09_order")[1] == change("delete", x=None, b=1, a=2, y="y")
+
+
+def test_S09_under_full_identity_a_key_that_changes_is_seen_without_a_restart(captured: Captured) -> None:
+    captured.start()
+    captured.execute(
+        "CREATE TABLE s09_full (a int NOT NULL, b int NOT NULL, c int)",
+        "ALTER TABLE s09_full REPLICA IDENTITY FULL",
+        "INSERT INTO s09_full VALUES (1, 1, 1)",
+        "UPDATE s09_full SET c = 2",
+    )
+    captured.drain()
+    captured.execute("ALTER TABLE s09_full ADD CONSTRAINT s09_full_key PRIMARY KEY (a)", "UPDATE s09_full SET c = 3")
+    captured.drain()
+    captured.execute("ALTER TABLE s09_full DROP CONSTRAINT s09_full_key, ADD CONSTRAINT s09_full_key PRIMARY KEY (b)")
+    captured.execute("UPDATE s09_full SET a = 2", "UPDATE s09_full SET b = 2")
+    captured.drain()
+    captured.execute("ALTER TABLE s09_full RENAME b TO k", "UPDATE s09_full SET c = 4")
+    captured.drain()
+    captured.execute("ALTER TABLE s09_full DROP CONSTRAINT s09_full_key", "DELETE FROM s09_full")
+    assert captured.rows("s09_full") == [
+        change("insert", a=1, b=1, c=1),
+        change("delete", a=1, b=1, c=1),
+        change("insert", a=1, b=1, c=2),
+        change("update_postimage", a=1, b=1, c=3),
+        change("update_postimage", a=2, b=1, c=3),
+        change("delete", a=None, b=1, c=None),
+        change("insert", a=2, b=2, c=3),
+        change("update_postimage", a=2, k=2, c=4),
+        change("delete", a=2, k=2, c=4),
+    ]
+    assert keys(captured, "s09_full") == [(), ("a",), ("b",), ("k",), ()]
+
+
+@pytest.mark.parametrize("end", ["stays", "goes"])
+def test_S06_under_full_identity_a_key_made_while_nobody_read_holds_only_from_where_it_was_made(captured: Captured, end: str) -> None:
+    table = f"s06_full_{end}"
+    captured.execute(
+        f"CREATE TABLE {table} (a int PRIMARY KEY, b int NOT NULL, c int)",
+        f"ALTER TABLE {table} REPLICA IDENTITY FULL",
+        f"INSERT INTO {table} VALUES (1, 1, 1)",
+    )
+    captured.drain()
+    captured.stop()
+    captured.execute(
+        f"UPDATE {table} SET c = 2",
+        f"UPDATE {table} SET b = 5",
+        f"ALTER TABLE {table} DROP CONSTRAINT {table}_pkey, ADD CONSTRAINT {table}_pkey PRIMARY KEY (b)",
+        f"UPDATE {table} SET a = 9",
+        f"DELETE FROM {table}",
+    )
+    if end == "goes":
+        captured.execute(f"DROP TABLE {table}")
+    after = ("b",) if end == "stays" else ("a",)
+    rows = captured.rows(table)
+    assert rows[1:3] == [change("update_postimage", a=1, b=1, c=2), change("update_postimage", a=1, b=5, c=2)]
+    # Of a table that is gone nobody can tell the later key any more: the last one known holds.
+    assert keys(captured, table) == ([("a",), ("b",)] if end == "stays" else [("a",)])
+    assert rows[-1] == change("delete", **{name: {"a": 9, "b": 5}[name] if name in after else None for name in ("a", "b")}, c=None)
+
+
+def test_S06_a_key_altered_after_the_last_change_is_known_after_a_restart(captured: Captured) -> None:
+    captured.execute(
+        "CREATE TABLE s06_quiet (a int PRIMARY KEY, b int NOT NULL)",
+        "ALTER TABLE s06_quiet REPLICA IDENTITY FULL",
+        "INSERT INTO s06_quiet VALUES (1, 1)",
+        "ALTER TABLE s06_quiet DROP CONSTRAINT s06_quiet_pkey, ADD PRIMARY KEY (b)",
+    )
+    captured.drain()
+    captured.stop()
+    captured.start()
+    captured.drain()
+    captured.execute("UPDATE s06_quiet SET a = 2")
+    assert captured.rows("s06_quiet")[-1] == change("update_postimage", a=2, b=1)
+    assert keys(captured, "s06_quiet")[-1] == ("b",)
+
+
+def test_S09_a_key_made_by_the_transaction_that_then_uses_it_is_known(captured: Captured) -> None:
+    captured.execute("CREATE TABLE s09_self (a int NOT NULL, b int)", "ALTER TABLE s09_self REPLICA IDENTITY FULL")
+    captured.execute("INSERT INTO s09_self VALUES (1, 1)")
+    with captured.transaction():
+        captured.execute("SAVEPOINT s", "ALTER TABLE s09_self ADD PRIMARY KEY (a)", "RELEASE s", "UPDATE s09_self SET b = 2")
+    captured.drain()
+    captured.execute("UPDATE s09_self SET b = 3")
+    assert keys(captured, "s09_self")[-1] == ("a",)
+    assert captured.rows("s09_self")[-1] == change("update_postimage", a=1, b=3)
+
+
+def test_S11_a_unique_index_on_an_expression_is_no_key(captured: Captured) -> None:
+    captured.execute(
+        "CREATE TABLE s11 (a text NOT NULL, b text)",
+        "CREATE UNIQUE INDEX s11_lower ON s11 (lower(a))",
+        "CREATE UNIQUE INDEX s11_partial ON s11 (a) WHERE b IS NOT NULL",
+        "ALTER TABLE s11 REPLICA IDENTITY FULL",
+        "INSERT INTO s11 VALUES ('A', 'x')",
+        "UPDATE s11 SET b = 'y'",
+    )
+    assert captured.rows("s11") == [change("insert", a="A", b="x"), change("delete", a="A", b="x"), change("insert", a="A", b="y")]
+    assert keys(captured, "s11") == [()]

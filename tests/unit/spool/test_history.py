@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.change import Transactions
+from penstock.errors import SpoolCorruptError, SpoolFormatError
+from penstock.schema import Column, TableName, TableSchema
+from penstock.spool import SchemaHistory, SchemaVersion, SpoolReader, SpoolWriter, delete_released, release, storage
+from penstock.spool.layout import SpoolLayout
+from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, committed, piece, time_of, transactions
+
+WIDER = replace(ORDERS, columns=(*ORDERS.columns, Column("extra", pa.string(), 25)))
+WIDEST = replace(WIDER, columns=(*WIDER.columns, Column("more", pa.int32(), 23)))
+RENAMED = replace(ORDERS, name=TableName("public", "sales"))
+RECREATED = replace(ORDERS, oid=17_000)
+
+
+def versions(root: Path, oid: int = ORDERS.oid) -> list[tuple[int, TableSchema]]:
+    return [(version.position.value, version.schema) for version in SchemaHistory.load(root).versions(oid)]
+
+
+def test_S06_the_history_tells_the_shape_at_every_position(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path, at(0))
+    writer.append(transactions(Commit(10), Commit(20, (WIDER,))))
+    writer.seal()
+    writer.append(transactions(Commit(30, (WIDER, ITEMS)), Commit(40, (RENAMED,))))
+    writer.seal()
+    history = SchemaHistory.load(tmp_path)
+    assert versions(tmp_path) == [(10, ORDERS), (20, WIDER), (40, RENAMED)]
+    found = [history.at(ORDERS.oid, at(position)) for position in (9, 10, 19, 20, 39, 40, 1 << 60)]
+    assert found == [None, ORDERS, ORDERS, WIDER, WIDER, RENAMED, RENAMED]
+    assert history.at(ITEMS.oid, at(30)) == ITEMS
+    assert (history.current(ORDERS.oid), history.current(4711)) == (RENAMED, None)
+    assert history.at(4711, at(30)) is None
+
+
+def test_S05_shapes_within_one_transaction_stand_in_their_order(tmp_path: Path) -> None:
+    altered = Transactions(
+        tuple(batch(table, [(20, ordinal)]) for ordinal, table in enumerate((ORDERS, WIDER, ORDERS, WIDEST))), at(20), time_of(20), 1
+    )
+    writer = SpoolWriter(tmp_path, at(0))
+    writer.append(transactions(Commit(10)))
+    writer.append(altered)
+    writer.seal()
+    expected = [(10, ORDERS), (20, WIDER), (20, ORDERS), (20, WIDEST)]
+    assert versions(tmp_path) == expected
+    assert SchemaHistory.load(tmp_path).at(ORDERS.oid, at(20)) == WIDEST
+    again = SpoolWriter(tmp_path, at(10))
+    again.append(altered)
+    again.append(transactions(Commit(30, (WIDEST,))))
+    again.seal()
+    assert versions(tmp_path) == expected, "captured again from elsewhere, it is the same history"
+
+
+def test_pieces_of_a_long_transaction_are_in_the_history_once_it_has_committed(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path, at(0))
+    writer.append(piece(7, (ORDERS, 0), (WIDER, 1)))
+    assert versions(tmp_path) == []
+    writer.append(committed(7, 50))
+    assert versions(tmp_path) == [(50, ORDERS), (50, WIDER)]
+
+
+def test_ground_that_was_lost_and_is_captured_again_takes_its_place_before_the_rest(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path, at(20))
+    writer.append(transactions(Commit(30, (WIDER,))))
+    writer.seal()
+    again = SpoolWriter(tmp_path, at(0))
+    again.append(transactions(Commit(10), Commit(20, (WIDER,)), Commit(30, (WIDER,))))
+    again.seal()
+    assert versions(tmp_path) == [(10, ORDERS), (20, WIDER)]
+
+
+def test_the_history_outlives_the_segments_as_far_as_a_consumer_may_ask(tmp_path: Path) -> None:
+    capture(tmp_path, 0, [[Commit(10)], [Commit(20, (WIDER,))], [Commit(30, (WIDEST, ITEMS))]])
+    release(tmp_path, "slow", at(20))
+    assert delete_released(SpoolReader(tmp_path)) == (at(10), at(20))
+    assert versions(tmp_path) == [(10, ORDERS), (20, WIDER), (30, WIDEST)]
+    capture(tmp_path, 30, [[Commit(40, (RENAMED,))]])
+    assert versions(tmp_path) == [(20, WIDER), (30, WIDEST), (40, RENAMED)], "what nobody can meet any more goes when something new comes"
+    assert SchemaHistory.load(tmp_path).at(ORDERS.oid, at(25)) == WIDER
+    release(tmp_path, "slow", at(1000))
+    capture(tmp_path, 40, [[Commit(50, (WIDER,))]])
+    assert (versions(tmp_path), versions(tmp_path, ITEMS.oid)) == ([(50, WIDER)], [(30, ITEMS)]), "the current shape of a quiet table stays"
+
+
+def test_S07_a_table_that_was_dropped_and_made_anew_leaves_the_history_once_everybody_is_past_it(tmp_path: Path) -> None:
+    release(tmp_path, "one", at(10))
+    capture(tmp_path, 0, [[Commit(20)], [Commit(30, (RECREATED,))]])
+    assert versions(tmp_path) == [(20, ORDERS)]
+    release(tmp_path, "one", at(30))
+    capture(tmp_path, 30, [[Commit(40, (ITEMS,))]])
+    assert versions(tmp_path) == []
+    assert versions(tmp_path, RECREATED.oid) == [(30, RECREATED)]
+
+
+def test_a_shape_is_in_the_history_before_its_segment_can_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = SpoolWriter(tmp_path, at(0))
+    writer.append(transactions(Commit(10)))
+    real = storage.rename
+
+    def rename(source: Path, target: Path) -> None:
+        if target.name == "manifest.json":
+            assert versions(tmp_path) == [(10, ORDERS)]
+        real(source, target)
+
+    monkeypatch.setattr(storage, "rename", rename)
+    assert writer.seal() is not None
+
+
+def test_nothing_is_known_of_a_spool_without_history(tmp_path: Path) -> None:
+    assert SchemaHistory.load(tmp_path) == SchemaHistory()
+
+
+def test_recording_what_is_known_gives_the_same_history() -> None:
+    history = SchemaHistory().recorded([SchemaVersion(at(10), ORDERS)])
+    assert history.recorded([SchemaVersion(at(20), ORDERS)]) is history
+    assert history.recorded([SchemaVersion(at(10), ORDERS)]) is history
+    assert history.recorded([]) is history
+
+
+@pytest.mark.parametrize("text", ["{", '{"format": 1}', '{"format": 1, "versions": [{"position": "0/1"}]}'])
+def test_a_damaged_history_is_named(tmp_path: Path, text: str) -> None:
+    SpoolLayout(tmp_path).history.write_text(text, encoding="utf-8")
+    with pytest.raises(SpoolCorruptError, match="history"):
+        SchemaHistory.load(tmp_path)
+
+
+def test_a_history_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    SpoolLayout(tmp_path).history.write_text('{"format": 99, "versions": []}', encoding="utf-8")
+    with pytest.raises(SpoolFormatError, match="format 99"):
+        SchemaHistory.load(tmp_path)
