@@ -7,7 +7,7 @@ relation's filenode before and after its rows and fails if it is not the planned
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ def snapshot_schema(schema: TableSchema) -> pa.Schema:
     return pa.schema([*(pa.field(column.name, column.arrow_type) for column in schema.columns), pa.field(EXACT, EXACT_TYPE)])
 
 
-def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, *, refuse_inexact: bool = False) -> Iterator[pa.RecordBatch]:
+def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, *, refuse_inexact: bool = False) -> Generator[pa.RecordBatch]:
     """The rows of one chunk, typed by the stream's own decoder. Runs on an executor; opens its own connection.
 
     With `refuse_inexact`, a value that its type cannot hold is an error.

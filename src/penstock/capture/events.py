@@ -1,0 +1,129 @@
+"""From typed rows, spooled or of a snapshot, to the events of the contract. Here, and only here, a change becomes a Python object."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import repeat
+from operator import attrgetter
+
+import pyarrow as pa
+
+from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, ORDINAL, UNCHANGED, ChangeType
+from penstock.contracts.capture import Delete, Event, Truncate, Upsert
+from penstock.schema import TableSchema
+from penstock.spool.reader import FileSlice, SpoolRange, TableRange
+from penstock.spool.rows import metadata_column, read_rows
+
+_BATCH_ROWS = 1024
+_BATCH_BYTES = 1 << 20
+
+_NO_TEXTS: dict[str, str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedEvent:
+    """An event and its place in the log."""
+
+    version: int
+    ordinal: int
+    time: datetime | None
+    event: Event
+    is_moved: bool = False
+    """The second half of a key change that left values behind: only such an insert has unchanged values."""
+
+
+def spooled_events(spooled: SpoolRange) -> Iterator[PlacedEvent]:
+    """All changes of a range, in the order of the log. One batch of each table is in memory at a time."""
+    tables = [_inserted_before_deleted(_table_events(table)) for table in spooled.tables.values()]
+    return tables[0] if len(tables) == 1 else heapq.merge(*tables, key=attrgetter("version", "ordinal"))
+
+
+def snapshot_events(batch: pa.RecordBatch, schema: TableSchema) -> Iterator[Upsert]:
+    """The rows of a batch that has the table's columns and `_exact`."""
+    builder = EventBuilder(schema)
+    for start in range(0, batch.num_rows, _BATCH_ROWS):
+        part = batch.slice(start, _BATCH_ROWS)
+        texts = part.column(len(schema.columns)).to_pylist()
+        for values, exact in zip(builder.rows(part), texts, strict=True):
+            yield builder.upsert(values, None, exact)
+
+
+class EventBuilder:
+    """Makes the events of one table under one version of its schema."""
+
+    def __init__(self, schema: TableSchema) -> None:
+        self._table = schema.name
+        self._names = schema.column_names
+        self._is_keyed = bool(schema.key)
+        self._key = [(name, self._names.index(name)) for name in schema.key]
+        self._all = list(zip(self._names, range(len(self._names)), strict=True))
+
+    def rows(self, batch: pa.RecordBatch) -> Iterable[tuple[object, ...]]:
+        if not self._names:
+            return repeat((), batch.num_rows)
+        return zip(*(batch.column(place).to_pylist() for place in range(len(self._names))), strict=True)
+
+    def upsert(self, values: Sequence[object], unchanged: Sequence[str] | None, exact: Sequence[tuple[str, str]] | None) -> Upsert:
+        texts = dict(exact) if exact else _NO_TEXTS
+        row = dict(zip(self._names, values, strict=True))
+        if unchanged:
+            for name in unchanged:
+                del row[name]
+        return Upsert(self._table, _identity(self._key, values, texts), row, frozenset(unchanged or ()), dict(texts))
+
+    def event(
+        self, kind: str, values: Sequence[object], unchanged: Sequence[str] | None, exact: Sequence[tuple[str, str]] | None
+    ) -> Event | None:
+        """None for an old row that its key speaks for."""
+        match kind:
+            case ChangeType.INSERT | ChangeType.UPDATE_POSTIMAGE:
+                return self.upsert(values, unchanged, exact)
+            case ChangeType.TRUNCATE:
+                return Truncate(self._table)
+            case ChangeType.UPDATE_PREIMAGE if self._is_keyed:
+                return None
+            case _:
+                texts = dict(exact) if exact else _NO_TEXTS
+                return Delete(self._table, _identity(self._key if self._is_keyed else self._all, values, texts))
+
+
+def _identity(columns: Iterable[tuple[str, int]], values: Sequence[object], exact: dict[str, str]) -> dict[str, object]:
+    return {name: exact.get(name, values[place]) for name, place in columns}
+
+
+def _table_events(table: TableRange) -> Iterator[PlacedEvent]:
+    for each in table.slices:
+        builder = EventBuilder(each.file.schema)
+        for batch in read_rows(each, _BATCH_ROWS, _BATCH_BYTES):
+            yield from _batch_events(builder, batch, each)
+
+
+def _batch_events(builder: EventBuilder, batch: pa.RecordBatch, slice: FileSlice) -> Iterator[PlacedEvent]:
+    names = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP, ORDINAL, UNCHANGED, EXACT)
+    metadata = zip(*(metadata_column(batch, slice, name).to_pylist() for name in names), strict=True)
+    for values, (kind, version, time, ordinal, unchanged, exact) in zip(builder.rows(batch), metadata, strict=True):
+        event = builder.event(kind, values, unchanged, exact)
+        if event is not None:
+            yield PlacedEvent(version, ordinal, time, event, unchanged is not None and kind == ChangeType.INSERT)
+
+
+def _inserted_before_deleted(events: Iterator[PlacedEvent]) -> Iterator[PlacedEvent]:
+    """Turn round the two halves of a key change that left values behind, so that who applies one after the other still finds them.
+
+    The other half is the delete with the ordinal before it. The two exchange their ordinals, so that places still go up.
+    """
+    held: PlacedEvent | None = None
+    for placed in events:
+        old, new = held and held.event, placed.event
+        if held is not None and isinstance(old, Delete) and placed.is_moved and isinstance(new, Upsert):
+            yield PlacedEvent(held.version, held.ordinal, held.time, replace(new, moved_from=old.key))
+            held = PlacedEvent(placed.version, placed.ordinal, placed.time, old)
+            continue
+        if held is not None:
+            yield held
+        held = placed
+    if held is not None:
+        yield held

@@ -1,0 +1,43 @@
+"""The snapshot of a `WalCapture`: the rows of some tables as of one moment, read one batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import closing
+
+from penstock.capture.events import snapshot_events
+from penstock.contracts.capture import UNTRACKED, Change, Commit
+from penstock.errors import NoTablesError
+from penstock.postgres.catalog import inspect_schema, inspect_tables
+from penstock.postgres.chunks import Chunk, plan_chunks, read_chunk
+from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.exported import export_snapshot
+from penstock.schema import TableName
+
+_CHUNK_BYTES = 1 << 30
+
+
+def snapshot_changes(address: SourceAddress, tables: Sequence[TableName]) -> Generator[Change]:
+    """An upsert for every row, under one exported snapshot. A table that is rewritten meanwhile ends it with `SnapshotLostError`."""
+    if not tables:
+        return
+    with export_snapshot(address) as exported:
+        commit = Commit(exported.fence)
+        for chunk in _plan(address, tables):
+            with closing(read_chunk(address, exported.name, chunk)) as batches:
+                for batch in batches:
+                    for event in snapshot_events(batch, chunk.schema):
+                        yield Change(event, UNTRACKED, commit)
+
+
+def _plan(address: SourceAddress, tables: Sequence[TableName]) -> list[Chunk]:
+    with connect(address) as connection:
+        known = {table.name: table for table in inspect_tables(connection)}
+        unknown = [table for table in tables if table not in known]
+        if unknown:
+            raise NoTablesError(
+                f"there is no table in the source that can be captured by the name {', '.join(map(str, unknown))}",
+                hint="check the name; case counts, and a partition is part of its root",
+            )
+        wanted = [known[table] for table in dict.fromkeys(tables)]
+        return [chunk for table in wanted for chunk in plan_chunks(connection, table, inspect_schema(connection, table), _CHUNK_BYTES)]

@@ -1,0 +1,123 @@
+"""`WalCapture`: the contracts of a capture, for Postgres, over logical replication.
+
+A view of the one engine. The live stream runs a `SpoolCapture` and reads its spool; the resume point is the slot's `confirmed_flush_lsn`,
+preceded by what the spool has noted as released; a snapshot is read under an exported snapshot, by the stream's own decoder.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+from typing_extensions import override
+
+from penstock.capture import provision
+from penstock.capture.live import LiveChanges, register
+from penstock.capture.settings import CaptureSettings
+from penstock.capture.snapshot import snapshot_changes
+from penstock.contracts.capture import ChangeCapture, ChangeStream
+from penstock.contracts.provisioning import CaptureProvisioning, CoverageReport
+from penstock.errors import PublicationError
+from penstock.postgres.connection import Connection, connect
+from penstock.postgres.publication import inspect_publication
+from penstock.postgres.queries import identifier
+from penstock.postgres.slot import check_server, current_position, ensure_slot, inspect_server, inspect_slot
+from penstock.schema import TableName
+from penstock.spool.identity import load_identity
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class WalCapture(ChangeCapture, CaptureProvisioning):
+    """Captures the tables of one publication through one slot.
+
+    The server needs `wal_level = logical`. The slot is created by the first `live`, after the publication, which must exist by then or be
+    managed: `with_publication_management` says which tables it must hold and whether the capture may see to that. One `live` stream at a
+    time may use a slot and a spool; a second one waits until the first has been closed.
+    """
+
+    settings: CaptureSettings
+    """`tables` there, if any, are required and managed, unless `with_publication_management` says otherwise."""
+    required: frozenset[TableName] | None = None
+    manage: bool = False
+
+    def with_publication_management(self, required: AbstractSet[TableName], manage: bool) -> WalCapture:
+        """The same capture, of which `live` sees to it that the publication holds `required`.
+
+        With `manage` it creates or extends the publication, where the role may. Otherwise, what is missing is logged as a warning with the
+        SQL to run, and the stream goes on without it.
+        """
+        return replace(self, required=frozenset(required), manage=manage)
+
+    # --- ChangeCapture --------------------------------------------------------------------------------------------------
+
+    @override
+    def live(self) -> ChangeStream:
+        """Make what is missing, then follow the slot.
+
+        Raises at once what stands in the way before the stream exists, a server that cannot be reached among it. `next` raises what stops
+        the stream later: a slot that is gone, lost or moved by others, a spool that is full of somebody else's changes, bytes that are not
+        the protocol. Its `close` may be called from any thread and ends a `next` that waits.
+        """
+        self._ensure_coverage()
+        settings = self.settings
+        with connect(settings.address) as connection:
+            check_server(inspect_server(connection))
+            slot = inspect_slot(connection, settings.slot)
+            # A spool that was filled from a slot which is gone: the engine says so, instead of going on behind the hole.
+            if slot is None and load_identity(settings.spool) is None:
+                self._check_publication(connection)
+                slot = ensure_slot(settings.address, connection, settings.slot)
+        if slot is not None:
+            register(settings.spool, slot.confirmed)
+        return LiveChanges(replace(settings, tables=()))
+
+    @override
+    def snapshot(self, tables: Sequence[TableName]) -> ChangeStream:
+        """Under one exported snapshot, in one connection at a time. Taking it waits for the transactions that are open at that moment.
+
+        The connection of the snapshot stays open until the stream ends, and with it the server keeps dead rows: read it through, or
+        close it.
+        """
+        return snapshot_changes(self.settings.address, tables)
+
+    @override
+    def lag(self) -> int | None:
+        """Bytes of WAL between the slot's `confirmed_flush_lsn` and where the server is; None until the slot exists."""
+        with connect(self.settings.address) as connection:
+            slot = inspect_slot(connection, self.settings.slot)
+            return None if slot is None else max(0, current_position(connection) - slot.confirmed)
+
+    # --- CaptureProvisioning --------------------------------------------------------------------------------------------
+
+    @override
+    def inspect_coverage(self, required: AbstractSet[TableName]) -> CoverageReport:
+        return provision.inspect_coverage(self.settings.address, self.settings.publication, required)
+
+    @override
+    def ensure_coverage(self, required: AbstractSet[TableName], manage: bool) -> CoverageReport:
+        return provision.ensure_coverage(self.settings.address, self.settings.publication, required, manage)
+
+    def _ensure_coverage(self) -> None:
+        tables = frozenset(self.settings.tables)
+        required, manage = (tables, bool(tables)) if self.required is None else (self.required, self.manage)
+        report = self.ensure_coverage(required, manage)
+        if report.satisfied or (manage and report.manageable):
+            return
+        statements = [blocker.remedy for blocker in report.blockers] or list(report.remediation)
+        _log.warning(
+            "publication does not cover every required table; run: %s",
+            " ".join(dict.fromkeys(statements)),
+            extra={"publication": self.settings.publication, "missing": sorted(map(str, report.missing))},
+        )
+
+    def _check_publication(self, connection: Connection) -> None:
+        name = self.settings.publication
+        if inspect_publication(connection, name) is None:
+            raise PublicationError(
+                f"publication {name} does not exist, and a slot that is older than its publication cannot be read",
+                hint=f"CREATE PUBLICATION {identifier(name)} FOR TABLE …; or let the capture make it, by with_publication_management",
+            )

@@ -1,0 +1,57 @@
+"""Reading the rows of one spooled file: each with its commit, and only those that are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS
+from penstock.spool.range import FileSlice
+
+_PLACES = {field.name: place for place, field in enumerate(METADATA_FIELDS)}
+
+
+def read_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
+    """The wanted rows in order, in batches of at most so many rows, fewer of long ones; each has `change_schema` of the table."""
+    with pq.ParquetFile(slice.path) as file:
+        for batch in file.iter_batches(_batch_rows(slice, max_rows, max_bytes)):
+            kept = _within(_with_commit(batch, slice), slice)
+            if kept.num_rows:
+                yield kept
+
+
+def metadata_column(batch: pa.RecordBatch, slice: FileSlice, name: str) -> pa.Array:
+    """By its place, since the table may have a column of the same name."""
+    return batch.column(_place(slice, name))
+
+
+def _batch_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> int:
+    row_bytes = max(1, slice.file.bytes // max(1, slice.file.rows))
+    return max(1, min(max_rows, max_bytes // row_bytes))
+
+
+def _place(slice: FileSlice, name: str) -> int:
+    return len(slice.file.schema.columns) + _PLACES[name]
+
+
+def _with_commit(batch: pa.RecordBatch, slice: FileSlice) -> pa.RecordBatch:
+    """Rows of a transaction that was open when they were written learn its commit from the manifest."""
+    if slice.file.commit_version is None:
+        return batch
+    version = pa.scalar(slice.file.commit_version.value, pa.int64())
+    time = pa.scalar(slice.file.commit_timestamp, pa.timestamp("us", "UTC"))
+    for name, value in ((COMMIT_VERSION, version), (COMMIT_TIMESTAMP, time)):
+        place = _place(slice, name)
+        batch = batch.set_column(place, batch.schema.field(place), pa.repeat(value, batch.num_rows))
+    return batch
+
+
+def _within(batch: pa.RecordBatch, slice: FileSlice) -> pa.RecordBatch:
+    if slice.after is not None:
+        batch = batch.filter(pc.greater(metadata_column(batch, slice, COMMIT_VERSION), slice.after.value))
+    if slice.upto is not None:
+        batch = batch.filter(pc.less_equal(metadata_column(batch, slice, COMMIT_VERSION), slice.upto.value))
+    return batch
