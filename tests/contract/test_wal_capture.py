@@ -2,67 +2,73 @@
 
 from __future__ import annotations
 
-import threading
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
-from psycopg import sql
 from typing_extensions import override
 
-from penstock.capture.settings import CaptureLimits, CaptureSettings
+from penstock.capture.settings import CaptureSettings
 from penstock.capture.wal import WalCapture
-from penstock.contracts.capture import Delete, Event, Truncate, Upsert
-from penstock.postgres.connection import SourceAddress
-from penstock.testing.capture_conformance import CaptureHarness, ChangeCaptureConformance
+from penstock.contracts.provisioning import CaptureProvisioning
+from penstock.schema import TableName
+from penstock.testing.capture_conformance import ChangeCaptureConformance
+from penstock.testing.provisioning_conformance import CaptureProvisioningConformance, ProvisioningHarness
+from tests.contract.wal_harness import WalHarness
 from tests.fix_postgres import Database
-
-
-class WalHarness(CaptureHarness):
-    def __init__(self, database: Database, directory: Path) -> None:
-        self.database = database
-        self.settings = CaptureSettings(
-            SourceAddress.parse(database.dsn),
-            slot=f"{database.name}_slot",
-            publication="conformance",
-            spool=directory / "spool",
-            limits=CaptureLimits(quiet_seconds=0.1),
-        )
-        for table in (self.table.name, self.other.name):
-            database.execute(f"CREATE TABLE public.{table} (id bigint PRIMARY KEY, note text)")
-        database.execute("CREATE TABLE public.elsewhere (note text)")
-
-    @override
-    def capture(self) -> WalCapture:
-        return WalCapture(self.settings).with_publication_management({self.table, self.other}, manage=True)
-
-    @override
-    def commit(self, *events: Event) -> None:
-        with self.database.connect() as connection:
-            for event in events:
-                table = sql.Identifier(event.table.schema, event.table.name)
-                match event:
-                    case Upsert():
-                        statement = "INSERT INTO {} VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET note = excluded.note"
-                        connection.execute(sql.SQL(statement).format(table), [event.key["id"], event.row["note"]])
-                    case Delete():
-                        connection.execute(sql.SQL("DELETE FROM {} WHERE id = %s").format(table), [event.key["id"]])
-                    case Truncate():
-                        connection.execute(sql.SQL("TRUNCATE {}").format(table))
-
-    @override
-    def commit_elsewhere(self) -> None:
-        self.database.execute("INSERT INTO public.elsewhere SELECT repeat('x', 1000) FROM generate_series(1, 500)")
-
-    @override
-    def open_resources(self) -> object:
-        active = self.database.query(
-            "SELECT application_name FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()", self.database.name
-        )
-        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")]
-        return sorted(str(row[0]) for row in active), sorted(threads)
 
 
 class TestWalCapture(ChangeCaptureConformance):
     @pytest.fixture
-    def harness(self, database: Database, tmp_path: Path) -> WalHarness:
-        return WalHarness(database, tmp_path)
+    def harness(self, wal: WalHarness) -> WalHarness:
+        return wal
+
+
+class WalProvisioningHarness(ProvisioningHarness):
+    """The role that may only look owns nothing, and may not create anything."""
+
+    def __init__(self, wal: WalHarness, reader: str) -> None:
+        self._wal = wal
+        self._database = wal.database
+        self._reader = reader
+        name = wal.table.name
+        self.tables = (TableName("public", f"{name}_a"), TableName("public", f"{name}_b"), TableName("public", f"{name}_c"))
+        for table in self.tables:
+            self._database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY)")
+
+    @override
+    def provisioning(self, *, privileged: bool) -> CaptureProvisioning:
+        settings = self._wal.settings
+        address = settings.address if privileged else settings.address.with_parameters({"user": self._reader})
+        return WalCapture(CaptureSettings(address, settings.slot, settings.publication, settings.spool))
+
+    @override
+    def source_state(self) -> object:
+        publications = "SELECT oid::int, xmin::text, * FROM pg_publication ORDER BY 1"
+        tables = "SELECT oid::int, xmin::text, prpubid::int, prrelid::int FROM pg_publication_rel ORDER BY 1"
+        slots = "SELECT slot_name, confirmed_flush_lsn::text FROM pg_replication_slots ORDER BY 1"
+        return [self._database.query(query) for query in (publications, tables, slots)]
+
+    @override
+    def run(self, statement: str) -> None:
+        self._database.execute(statement)
+
+    @override
+    def streamed(self) -> set[TableName]:
+        rows = self._database.query(
+            "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", self._wal.settings.publication
+        )
+        return {TableName(schema, name) for schema, name in rows}
+
+
+@pytest.fixture(scope="module")
+def reader(shared_database: Database) -> Iterator[str]:
+    name = f"{shared_database.name}_reader"
+    shared_database.execute(f"CREATE ROLE {name} LOGIN")
+    yield name
+    shared_database.execute(f"DROP ROLE {name}")
+
+
+class TestWalProvisioning(CaptureProvisioningConformance):
+    @pytest.fixture
+    def harness(self, wal: WalHarness, reader: str) -> WalProvisioningHarness:
+        return WalProvisioningHarness(wal, reader)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
 from operator import attrgetter
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -20,7 +21,8 @@ from penstock.spool.rows import metadata_column, read_rows
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 1 << 20
 
-_NO_TEXTS: dict[str, str] = {}
+_Exact: TypeAlias = Sequence[tuple[str, str]]
+"""The entries of an `_exact` map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +59,28 @@ class EventBuilder:
     def __init__(self, schema: TableSchema) -> None:
         self._table = schema.name
         self._names = schema.column_names
-        self._is_keyed = bool(schema.key)
         self._key = [(name, self._names.index(name)) for name in schema.key]
-        self._all = list(zip(self._names, range(len(self._names)), strict=True))
+        # Nothing tells the rows apart: then it is the whole row that goes.
+        self._old = self._key or [(name, place) for place, name in enumerate(self._names)]
 
     def rows(self, batch: pa.RecordBatch) -> Iterable[tuple[object, ...]]:
         if not self._names:
             return repeat((), batch.num_rows)
         return zip(*(batch.column(place).to_pylist() for place in range(len(self._names))), strict=True)
 
-    def upsert(self, values: Sequence[object], unchanged: Sequence[str] | None, exact: Sequence[tuple[str, str]] | None) -> Upsert:
-        texts = dict(exact) if exact else _NO_TEXTS
+    def upsert(self, values: Sequence[object], unchanged: Sequence[str] | None, exact: _Exact | None) -> Upsert:
+        texts = dict(exact or ())
         row = dict(zip(self._names, values, strict=True))
-        if unchanged:
-            for name in unchanged:
-                del row[name]
-        return Upsert(self._table, _identity(self._key, values, texts), row, frozenset(unchanged or ()), dict(texts))
+        for name in unchanged or ():
+            del row[name]
+        return Upsert(self._table, _identity(self._key, values, texts), row, frozenset(unchanged or ()), texts)
 
-    def event(
-        self, kind: str, values: Sequence[object], unchanged: Sequence[str] | None, exact: Sequence[tuple[str, str]] | None
-    ) -> Event | None:
-        """None for an old row that its key speaks for."""
-        match kind:
-            case ChangeType.INSERT | ChangeType.UPDATE_POSTIMAGE:
-                return self.upsert(values, unchanged, exact)
-            case ChangeType.TRUNCATE:
-                return Truncate(self._table)
-            case ChangeType.UPDATE_PREIMAGE if self._is_keyed:
-                return None
-            case _:
-                texts = dict(exact) if exact else _NO_TEXTS
-                return Delete(self._table, _identity(self._key if self._is_keyed else self._all, values, texts))
+    def event(self, kind: str, values: Sequence[object], unchanged: Sequence[str] | None, exact: _Exact | None) -> Event:
+        if kind == ChangeType.TRUNCATE:
+            return Truncate(self._table)
+        if kind == ChangeType.DELETE:
+            return Delete(self._table, _identity(self._old, values, dict(exact or ())))
+        return self.upsert(values, unchanged, exact)
 
 
 def _identity(columns: Iterable[tuple[str, int]], values: Sequence[object], exact: dict[str, str]) -> dict[str, object]:
@@ -106,8 +99,7 @@ def _batch_events(builder: EventBuilder, batch: pa.RecordBatch, slice: FileSlice
     metadata = zip(*(metadata_column(batch, slice, name).to_pylist() for name in names), strict=True)
     for values, (kind, version, time, ordinal, unchanged, exact) in zip(builder.rows(batch), metadata, strict=True):
         event = builder.event(kind, values, unchanged, exact)
-        if event is not None:
-            yield PlacedEvent(version, ordinal, time, event, unchanged is not None and kind == ChangeType.INSERT)
+        yield PlacedEvent(version, ordinal, time, event, unchanged is not None and kind == ChangeType.INSERT)
 
 
 def _inserted_before_deleted(events: Iterator[PlacedEvent]) -> Iterator[PlacedEvent]:

@@ -1,0 +1,115 @@
+"""The rules of `CaptureProvisioning`, as tests that any implementation can run.
+
+Used as `ChangeCaptureConformance` is: write a `ProvisioningHarness`, and give it as the fixture `harness`, fresh for each test.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from penstock.contracts.provisioning import CaptureProvisioning, CoverageReport
+from penstock.schema import TableName
+
+
+class ProvisioningHarness(ABC):
+    """A source with three tables, of which nothing is streamed yet."""
+
+    tables: tuple[TableName, TableName, TableName] = (
+        TableName("public", "conformance_a"),
+        TableName("public", "conformance_b"),
+        TableName("public", "conformance_c"),
+    )
+
+    @abstractmethod
+    def provisioning(self, *, privileged: bool) -> CaptureProvisioning:
+        """For a role that may create what is missing, or for one that may only look."""
+
+    @abstractmethod
+    def source_state(self) -> object:
+        """Everything in the source that provisioning could touch, as a value that can be compared."""
+
+    @abstractmethod
+    def run(self, statement: str) -> None:
+        """What the operator does with a remedy."""
+
+    @abstractmethod
+    def streamed(self) -> set[TableName]:
+        """The tables whose changes are streamed now."""
+
+
+class CaptureProvisioningConformance:
+    """Every rule of the contract has a test here, and its name says which."""
+
+    def test_inspecting_changes_nothing(self, harness: ProvisioningHarness) -> None:
+        before = harness.source_state()
+        for privileged in (True, False):
+            harness.provisioning(privileged=privileged).inspect_coverage(set(harness.tables))
+        assert harness.source_state() == before, "inspect_coverage only looks"
+
+    def test_report_divides_what_is_required_into_present_and_missing(self, harness: ProvisioningHarness) -> None:
+        first, *others = harness.tables
+        harness.provisioning(privileged=True).ensure_coverage({first}, manage=True)
+        report = harness.provisioning(privileged=True).inspect_coverage(set(harness.tables))
+        assert (report.present, report.missing) == (frozenset({first}), frozenset(others))
+        assert (report.satisfied, report.manageable) == (False, True)
+
+    def test_gap_is_closed_when_managed_and_manageable(self, harness: ProvisioningHarness) -> None:
+        required = set(harness.tables)
+        harness.provisioning(privileged=True).ensure_coverage(required, manage=True)
+        assert harness.streamed() >= required
+        report = harness.provisioning(privileged=True).inspect_coverage(required)
+        assert report.satisfied, report
+        assert (report.present, report.missing, report.blockers) == (frozenset(required), frozenset(), ())
+
+    def test_ensuring_tells_what_was_there_before(self, harness: ProvisioningHarness) -> None:
+        required = set(harness.tables)
+        provisioning = harness.provisioning(privileged=True)
+        expected = provisioning.inspect_coverage(required)
+        report = provisioning.ensure_coverage(required, manage=True)
+        assert report == expected, "the report is of the moment before acting"
+        assert not report.satisfied
+
+    def test_ensuring_does_nothing_when_not_managed(self, harness: ProvisioningHarness) -> None:
+        before = harness.source_state()
+        report = harness.provisioning(privileged=True).ensure_coverage(set(harness.tables), manage=False)
+        assert harness.source_state() == before, "nobody asked for it"
+        check_unsatisfied(report)
+
+    def test_ensuring_does_nothing_when_not_manageable(self, harness: ProvisioningHarness) -> None:
+        before = harness.source_state()
+        report = harness.provisioning(privileged=False).ensure_coverage(set(harness.tables), manage=True)
+        assert harness.source_state() == before, "the role may not, so it must not try by halves"
+        assert not report.manageable
+        check_unsatisfied(report)
+        assert report.blockers, "why it is not manageable must be said"
+
+    def test_ensuring_does_nothing_when_satisfied(self, harness: ProvisioningHarness) -> None:
+        required = set(harness.tables)
+        harness.provisioning(privileged=True).ensure_coverage(required, manage=True)
+        before = harness.source_state()
+        for privileged in (True, False):
+            report = harness.provisioning(privileged=privileged).ensure_coverage(required, manage=True)
+            assert report.satisfied, report
+        assert harness.source_state() == before, "there was nothing to do"
+
+    def test_ensuring_takes_nothing_away(self, harness: ProvisioningHarness) -> None:
+        first, second, third = harness.tables
+        provisioning = harness.provisioning(privileged=True)
+        provisioning.ensure_coverage({first, second}, manage=True)
+        provisioning.ensure_coverage({third}, manage=True)
+        assert harness.streamed() >= {first, second, third}
+
+    def test_remediation_closes_the_gap(self, harness: ProvisioningHarness) -> None:
+        required = set(harness.tables)
+        report = harness.provisioning(privileged=False).inspect_coverage(required)
+        assert report.remediation
+        for statement in report.remediation:
+            harness.run(statement)
+        after = harness.provisioning(privileged=False).inspect_coverage(required)
+        assert after.satisfied, after
+
+
+def check_unsatisfied(report: CoverageReport) -> None:
+    assert not report.satisfied
+    assert report.missing
+    assert report.remediation, "the statements that close the gap must be given, whoever runs them"
