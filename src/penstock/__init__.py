@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.capture import Ack, Change, ChangeCapture, Delete, Truncate, Upsert
@@ -10,12 +11,16 @@ from penstock.position import Lsn, Position
 from penstock.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
+    from penstock.capture.settings import CaptureSettings
+    from penstock.capture.wal import WalCapture
+    from penstock.postgres.connection import SourceAddress
     from penstock.spark.datasource import register
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Ack",
+    "CaptureSettings",
     "Change",
     "ChangeCapture",
     "Delete",
@@ -23,19 +28,27 @@ __all__ = [
     "PenstockError",
     "Position",
     "Recovery",
+    "SourceAddress",
     "TableName",
     "TableSchema",
     "Truncate",
     "Upsert",
+    "WalCapture",
     "__version__",
     "register",
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Spark is imported only by those who use it: the capture process and `penstock status` start without it.
-    if name == "register":
-        from penstock.spark.datasource import register
+_ELSEWHERE = {
+    "CaptureSettings": "penstock.capture.settings",
+    "SourceAddress": "penstock.postgres.connection",
+    "WalCapture": "penstock.capture.wal",
+    "register": "penstock.spark.datasource",
+}
 
-        return register
+
+def __getattr__(name: str) -> Any:
+    # Spark and the database driver are imported only by those who use them.
+    if name in _ELSEWHERE:
+        return getattr(import_module(_ELSEWHERE[name]), name)
     raise AttributeError(name)

@@ -13,7 +13,8 @@ from penstock.contracts.capture import ChangeCapture
 from penstock.position import Lsn, Position
 
 
-def test_every_public_name_is_there() -> None:
+def test_every_public_name_is_there_and_no_other() -> None:
+    assert not hasattr(penstock, "nothing")
     assert [name for name in penstock.__all__ if not hasattr(penstock, name)] == []
 
 

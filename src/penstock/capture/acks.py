@@ -93,6 +93,9 @@ class AckWatermark:
             if ack.is_confirmed:
                 return
             ack.is_confirmed = True
+            if ack.number == self._floor.last + 1 and not self._by_first:  # in order, as almost always
+                self._floor.last, self._floor.transaction = ack.number, ack.transaction
+                return
             run = self._joined(_Run(ack.number, ack.number, ack.transaction))
             if run.first == self._floor.last + 1:
                 self._floor = run

@@ -102,8 +102,10 @@ def _follow(
 def _deliver(events: Iterator[PlacedEvent], upto: Position, watermark: AckWatermark) -> Iterator[Change]:
     """Hand out whole transactions. That one is whole is noted before its last change goes out, since confirming that may be the end."""
     placed = next(events, None)
+    position = Position.ZERO
     while placed is not None:
-        position = Position.of(placed.version)
+        if position.value != placed.version:
+            position = Position.of(placed.version)
         ack = watermark.deliver(position)
         following = next(events, None)
         if following is not None and following.version != placed.version:

@@ -1,0 +1,189 @@
+"""What a `WalCapture` says about a row: nothing is made up, nothing is left out, and both roads say the same."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import pairwise
+
+import pytest
+
+from penstock.capture.wal import WalCapture
+from penstock.contracts.capture import Change, Delete, Event, Truncate, Upsert
+from penstock.errors import NoTablesError, SnapshotLostError
+from penstock.schema import TableName
+from penstock.spool.reader import SpoolReader
+from penstock.testing.streams import take
+from tests.contract.wal_harness import WalHarness
+
+LONG = "x" * 100_000
+
+
+class Values:
+    """A table of the test's own shape, in a schema whose name must be quoted, beside a stream that follows it."""
+
+    def __init__(self, wal: WalHarness, columns: str) -> None:
+        self._wal = wal
+        self.table = TableName('Odd "schema"', wal.table.name)
+        self.sql = f'"Odd ""schema"""."{wal.table.name}"'
+        wal.database.execute('CREATE SCHEMA IF NOT EXISTS "Odd ""schema"""')
+        wal.database.execute(f"CREATE TABLE {self.sql} ({columns})")
+        self.capture: WalCapture = wal.capture().with_publication_management({self.table}, manage=True)
+
+    def changes(self, *statements: str, count: int) -> list[Change]:
+        """What the stream says about some statements, each a transaction."""
+        with closing(self.capture.live()) as stream:
+            for statement in statements:
+                self._wal.database.execute(statement.replace("{t}", self.sql))
+            return take(stream, count, self._wal.deadline_seconds)
+
+    def events(self, *statements: str, count: int) -> list[Event]:
+        return [change.event for change in self.changes(*statements, count=count)]
+
+    def snapshot(self) -> list[Upsert]:
+        return [change.event for change in self.capture.snapshot([self.table]) if isinstance(change.event, Upsert)]
+
+
+def test_unchanged_toast_is_named_and_not_in_the_row(wal: WalHarness) -> None:
+    values = Values(wal, "id int PRIMARY KEY, note text, long text")
+    wal.database.execute(f"ALTER TABLE {values.sql} ALTER long SET STORAGE EXTERNAL")
+    events = values.events(
+        f"INSERT INTO {{t}} VALUES (1, 'a', '{LONG}')",
+        "UPDATE {t} SET note = 'b'",
+        "UPDATE {t} SET long = NULL",
+        count=3,
+    )
+    table, key = values.table, {"id": 1}
+    assert events == [
+        Upsert(table, key, {"id": 1, "note": "a", "long": LONG}),
+        Upsert(table, key, {"id": 1, "note": "b"}, unchanged=frozenset({"long"})),
+        Upsert(table, key, {"id": 1, "note": "b", "long": None}),
+    ]
+
+
+def test_key_change_that_leaves_toast_behind_comes_before_the_delete_of_the_old_key(wal: WalHarness) -> None:
+    values = Values(wal, "id int PRIMARY KEY, long text")
+    wal.database.execute(f"ALTER TABLE {values.sql} ALTER long SET STORAGE EXTERNAL")
+    changes = values.changes(
+        f"INSERT INTO {{t}} VALUES (1, '{LONG}'), (5, '{LONG}')",
+        "UPDATE {t} SET id = id + 1",
+        # A delete, then an update that leaves a value alone, is no key change.
+        "DO $$ BEGIN DELETE FROM {t} WHERE id = 2; UPDATE {t} SET id = 6 WHERE id = 6; END $$",
+        count=8,
+    )
+    table, kept = values.table, frozenset({"long"})
+    assert [change.event for change in changes[2:]] == [
+        Upsert(table, {"id": 2}, {"id": 2}, kept, moved_from={"id": 1}),
+        Delete(table, {"id": 1}),
+        Upsert(table, {"id": 6}, {"id": 6}, kept, moved_from={"id": 5}),
+        Delete(table, {"id": 5}),
+        Delete(table, {"id": 2}),
+        Upsert(table, {"id": 6}, {"id": 6}, kept),
+    ]
+    places = [(change.commit.position, change.commit.ordinal) for change in changes if change.commit and change.commit.ordinal is not None]
+    assert len(places) == 8
+    assert all(one < other for one, other in pairwise(places))
+
+
+def test_key_change_is_a_delete_and_an_upsert(wal: WalHarness) -> None:
+    values = Values(wal, "region text, number int, note text, PRIMARY KEY (region, number)")
+    events = values.events("INSERT INTO {t} VALUES ('', -1, 'x')", "UPDATE {t} SET region = 'n.o'", "DELETE FROM {t}", count=4)
+    moved = Upsert(values.table, {"region": "n.o", "number": -1}, {"region": "n.o", "number": -1, "note": "x"})
+    assert events[1:] == [Delete(values.table, {"region": "", "number": -1}), moved, Delete(values.table, {"region": "n.o", "number": -1})]
+
+
+def test_row_without_key_is_deleted_by_all_its_values(wal: WalHarness) -> None:
+    values = Values(wal, "a int, b text")
+    wal.database.execute(f"ALTER TABLE {values.sql} REPLICA IDENTITY FULL")
+    events = values.events("INSERT INTO {t} VALUES (1, NULL)", "UPDATE {t} SET b = 'x'", "DELETE FROM {t}", count=4)
+    table = values.table
+    assert events == [
+        Upsert(table, {}, {"a": 1, "b": None}),
+        Delete(table, {"a": 1, "b": None}),
+        Upsert(table, {}, {"a": 1, "b": "x"}),
+        Delete(table, {"a": 1, "b": "x"}),
+    ]
+
+
+def test_what_a_type_cannot_hold_is_text_in_exact_and_in_the_key(wal: WalHarness) -> None:
+    values = Values(wal, "at timestamptz PRIMARY KEY, day date, note text")
+    events = values.events(
+        "INSERT INTO {t} VALUES ('infinity', '20000-01-01', 'x'), ('-infinity', NULL, 'y')",
+        "INSERT INTO {t} VALUES ('2024-02-29 12:00:00.5+01', '2024-02-29', 'z')",
+        "DELETE FROM {t} WHERE note = 'x'",
+        count=4,
+    )
+    table, at = values.table, datetime(2024, 2, 29, 11, 0, 0, 500_000, UTC)
+    assert events == [
+        Upsert(table, {"at": "infinity"}, {"at": None, "day": None, "note": "x"}, exact={"at": "infinity", "day": "20000-01-01"}),
+        Upsert(table, {"at": "-infinity"}, {"at": None, "day": None, "note": "y"}, exact={"at": "-infinity"}),
+        Upsert(table, {"at": at}, {"at": at, "day": date(2024, 2, 29), "note": "z"}),
+        Delete(table, {"at": "infinity"}),
+    ]
+
+
+def test_value_is_the_same_by_both_roads(wal: WalHarness) -> None:
+    values = Values(
+        wal, "id int PRIMARY KEY, n numeric(10, 2), f float8, b bytea, t timestamptz, d date, j jsonb, u uuid, q numeric, c char(5)"
+    )
+    numbers, times = "1.5, 'NaN', '\\xDEADBEEF'", "'2024-02-29 12:00:00+00', '0001-01-01'"
+    others = "'{\"a\": [1]}', '00000000-0000-0000-0000-000000000001', 1e300, 'x'"
+    live = values.events(f"INSERT INTO {{t}} VALUES (0, {numbers}, {times}, {others}), (1{', NULL' * 9})", count=2)
+    snapshot = sorted(values.snapshot(), key=lambda event: str(event.key))
+    assert repr(live) == repr(snapshot)  # NaN is not equal to itself
+    assert live[0].row["n"] == Decimal("1.50")  # type: ignore[union-attr]
+    assert live[0].row["b"] == b"\xde\xad\xbe\xef"  # type: ignore[union-attr]
+
+
+def test_changes_of_a_long_transaction_come_in_order_among_its_tables(wal: WalHarness) -> None:
+    """One that is spooled in pieces before it commits: the commit is known from the manifest alone."""
+    rows = 12_000
+    with closing(wal.capture().live()) as stream:
+        block = f"FOR i IN 1..{rows} LOOP INSERT INTO {wal.table} VALUES (i); INSERT INTO {wal.other} VALUES (i); END LOOP"
+        wal.database.execute(f"DO $$ BEGIN {block}; END $$; ")
+        changes = take(stream, 2 * rows, wal.deadline_seconds)
+    assert [(change.event.table, change.event.key["id"]) for change in changes if isinstance(change.event, Upsert)] == [
+        (table, each) for each in range(1, rows + 1) for table in (wal.table, wal.other)
+    ]
+    pieces = [file for segment in SpoolReader(wal.settings.spool).segments() for file in segment.files if file.commit_version is not None]
+    assert pieces
+    assert len({change.commit.position for change in changes if change.commit is not None}) == 1
+    assert all(change.commit is not None and change.commit.time is not None for change in changes)
+
+
+def test_truncate_of_several_tables_is_one_event_for_each(wal: WalHarness) -> None:
+    with closing(wal.capture().live()) as stream:
+        wal.database.execute(f"TRUNCATE {wal.table}, {wal.other}")
+        events = [change.event for change in take(stream, 2, wal.deadline_seconds)]
+    assert {event.table for event in events if isinstance(event, Truncate)} == {wal.table, wal.other}
+
+
+# --- snapshots ----------------------------------------------------------------------------------------------------------------
+
+
+def test_snapshot_is_of_one_moment_for_all_its_tables(wal: WalHarness) -> None:
+    wal.database.execute(f"INSERT INTO {wal.table} SELECT i, 'before' FROM generate_series(1, 3000) i")
+    wal.database.execute(f"INSERT INTO {wal.other} VALUES (1, 'before')")
+    with closing(wal.capture().snapshot([wal.table, wal.other])) as changes:
+        first = next(changes)
+        wal.database.execute(f"UPDATE {wal.other} SET note = 'after'; INSERT INTO {wal.table} VALUES (0, 'after')")
+        rows = [first, *changes]
+    assert len(rows) == 3001
+    assert {change.event.row["note"] for change in rows if isinstance(change.event, Upsert)} == {"before"}
+    assert len({change.commit for change in rows}) == 1, "the position at which the snapshot is exact"
+
+
+def test_snapshot_of_a_table_that_is_emptied_meanwhile_is_lost(wal: WalHarness) -> None:
+    wal.database.execute(f"INSERT INTO {wal.table} VALUES (1), (2); INSERT INTO {wal.other} VALUES (1)")
+    with closing(wal.capture().snapshot([wal.table, wal.other])) as changes:
+        next(changes)
+        next(changes)
+        wal.database.execute(f"TRUNCATE {wal.other}")
+        with pytest.raises(SnapshotLostError):
+            next(changes)
+
+
+def test_snapshot_of_a_table_that_is_not_there_says_so(wal: WalHarness) -> None:
+    with pytest.raises(NoTablesError, match=r"public\.nowhere"):
+        next(wal.capture().snapshot([wal.table, TableName("public", "nowhere")]))
