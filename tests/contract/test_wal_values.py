@@ -5,13 +5,16 @@ from __future__ import annotations
 from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from functools import partial
 from itertools import pairwise
 
 import pytest
 
+from penstock.capture import spooling
 from penstock.capture.wal import WalCapture
 from penstock.contracts.capture import Change, Delete, Event, Truncate, Upsert
 from penstock.errors import NoTablesError, SnapshotLostError
+from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from penstock.schema import TableName
 from penstock.spool.reader import SpoolReader
 from penstock.testing.streams import take
@@ -136,8 +139,9 @@ def test_value_is_the_same_by_both_roads(wal: WalHarness) -> None:
     assert live[0].row["b"] == b"\xde\xad\xbe\xef"  # type: ignore[union-attr]
 
 
-def test_changes_of_a_long_transaction_come_in_order_among_its_tables(wal: WalHarness) -> None:
+def test_changes_of_a_long_transaction_come_in_order_among_its_tables(wal: WalHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that is spooled in pieces before it commits: the commit is known from the manifest alone."""
+    monkeypatch.setattr(spooling, "PgOutputDecoder", partial(PgOutputDecoder, max_open_messages=1000))
     rows = 12_000
     with closing(wal.capture().live()) as stream:
         block = f"FOR i IN 1..{rows} LOOP INSERT INTO {wal.table} VALUES (i); INSERT INTO {wal.other} VALUES (i); END LOOP"

@@ -25,6 +25,7 @@ from penstock.errors import SpoolError
 from penstock.position import Position
 from penstock.spool.consumers import release, released
 from penstock.spool.reader import SpoolReader
+from penstock.spool.values import check_values
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +37,10 @@ _WAIT_SECONDS = 0.5
 _RELEASE_SECONDS = 0.1
 
 
-def register(spool: Path, confirmed: Position) -> None:
-    """Make the stream a consumer of its spool, if it is not one yet: from where the spool begins, or else the slot."""
+def register(spool: Path) -> None:
+    """Make the stream a consumer of its spool, if it is not one yet: one that has not begun, and needs all that the spool holds."""
     if CONSUMER not in released(spool):
-        release(spool, CONSUMER, SpoolReader(spool).start or confirmed)
+        release(spool, CONSUMER, Position.ZERO)
 
 
 class LiveChanges:
@@ -51,7 +52,7 @@ class LiveChanges:
         releasing = _Releasing(settings.spool, watermark)
         self._is_closed = threading.Event()
         # Neither the threads nor the generator know this object: when the last reference to it goes, everything ends.
-        self._changes = _follow(settings.spool, capture, watermark, releasing, self._is_closed)
+        self._changes = _follow(settings, capture, watermark, releasing, self._is_closed)
         self._end = weakref.finalize(self, _end, self._is_closed, self._changes, releasing, capture)
         capture.start()
         releasing.start()
@@ -80,23 +81,34 @@ class LiveChanges:
 
 
 def _follow(
-    spool: Path, capture: SpoolCapture, watermark: AckWatermark, releasing: _Releasing, is_closed: threading.Event
+    settings: CaptureSettings, capture: SpoolCapture, watermark: AckWatermark, releasing: _Releasing, is_closed: threading.Event
 ) -> Generator[Change]:
-    reader = SpoolReader(spool)
+    reader = SpoolReader(settings.spool)
     at: Position | None = None
     while not is_closed.is_set():
         releasing.check()
         if at is None:
             # The spool is ours once it is open, and not before: another process may have been moving the position until then.
             if capture.wait_until(Position.ZERO, _WAIT_SECONDS):
-                at = released(spool)[CONSUMER]
+                at = _begin(reader, capture)
                 watermark.settle(at)
         elif capture.wait_beyond(at, _WAIT_SECONDS):
             upto = reader.limit(at, max_rows=_READ_ROWS)
             # Nothing new although the capture says so: reading as far as it says tells what is missing.
             upto = upto if upto > at else capture.end or at
-            yield from _deliver(spooled_events(reader.read(at, upto)), upto, watermark)
+            spooled = reader.read(at, upto)
+            for table in spooled.tables.values():
+                check_values(table.table, table.slices, refuse_inexact=settings.types.refuses_inexact)
+            yield from _deliver(spooled_events(spooled), upto, watermark)
             at = upto
+
+
+def _begin(reader: SpoolReader, capture: SpoolCapture) -> Position:
+    """Where this consumer has released the spool; if it has not begun, where the spool starts."""
+    begun = released(reader.root).get(CONSUMER, Position.ZERO)
+    end = capture.end or Position.ZERO
+    # Asked after the end: while there is no segment, the end is the start.
+    return begun if begun > Position.ZERO else reader.start or end
 
 
 def _deliver(events: Iterator[PlacedEvent], upto: Position, watermark: AckWatermark) -> Iterator[Change]:

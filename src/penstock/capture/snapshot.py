@@ -6,32 +6,34 @@ from collections.abc import Generator, Sequence
 from contextlib import closing
 
 from penstock.capture.events import snapshot_events
+from penstock.capture.settings import CaptureSettings
 from penstock.contracts.capture import UNTRACKED, Change, Commit
 from penstock.errors import NoTablesError
 from penstock.postgres.catalog import inspect_schema, inspect_tables
 from penstock.postgres.chunks import Chunk, plan_chunks, read_chunk
-from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.connection import connect
 from penstock.postgres.exported import export_snapshot
 from penstock.schema import TableName
 
 _CHUNK_BYTES = 1 << 30
 
 
-def snapshot_changes(address: SourceAddress, tables: Sequence[TableName]) -> Generator[Change]:
+def snapshot_changes(settings: CaptureSettings, tables: Sequence[TableName]) -> Generator[Change]:
     """An upsert for every row, under one exported snapshot. A table that is rewritten meanwhile ends it with `SnapshotLostError`."""
     if not tables:
         return
+    address, refuse_inexact = settings.address, settings.types.refuses_inexact
     with export_snapshot(address) as exported:
         commit = Commit(exported.fence)
-        for chunk in _plan(address, tables):
-            with closing(read_chunk(address, exported.name, chunk)) as batches:
+        for chunk in _plan(settings, tables):
+            with closing(read_chunk(address, exported.name, chunk, refuse_inexact=refuse_inexact)) as batches:
                 for batch in batches:
                     for event in snapshot_events(batch, chunk.schema):
                         yield Change(event, UNTRACKED, commit)
 
 
-def _plan(address: SourceAddress, tables: Sequence[TableName]) -> list[Chunk]:
-    with connect(address) as connection:
+def _plan(settings: CaptureSettings, tables: Sequence[TableName]) -> list[Chunk]:
+    with connect(settings.address) as connection:
         known = {table.name: table for table in inspect_tables(connection)}
         unknown = [table for table in tables if table not in known]
         if unknown:
@@ -40,4 +42,6 @@ def _plan(address: SourceAddress, tables: Sequence[TableName]) -> list[Chunk]:
                 hint="check the name; case counts, and a partition is part of its root",
             )
         wanted = [known[table] for table in dict.fromkeys(tables)]
-        return [chunk for table in wanted for chunk in plan_chunks(connection, table, inspect_schema(connection, table), _CHUNK_BYTES)]
+        # In the columns that the stream has too, and of the same types.
+        shapes = [(table, inspect_schema(connection, table, settings.types, settings.publication)) for table in wanted]
+        return [chunk for table, schema in shapes for chunk in plan_chunks(connection, table, schema, _CHUNK_BYTES)]

@@ -37,6 +37,9 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
     The server needs `wal_level = logical`. The slot is created by the first `live`, after the publication, which must exist by then or be
     managed: `with_publication_management` says which tables it must hold and whether the capture may see to that. One `live` stream at a
     time may use a slot and a spool; a second one waits until the first has been closed.
+
+    The spool may be lost at any time: the slot still has what is not confirmed. Only with `confirm = spooled`, or above
+    `max_retained_bytes`, is the spool what holds it, and must be kept as carefully as a database.
     """
 
     settings: CaptureSettings
@@ -66,13 +69,11 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         settings = self.settings
         with connect(settings.address) as connection:
             check_server(inspect_server(connection))
-            slot = inspect_slot(connection, settings.slot)
             # A spool that was filled from a slot which is gone: the engine says so, instead of going on behind the hole.
-            if slot is None and load_identity(settings.spool) is None:
+            if inspect_slot(connection, settings.slot) is None and load_identity(settings.spool) is None:
                 self._check_publication(connection)
-                slot = ensure_slot(settings.address, connection, settings.slot)
-        if slot is not None:
-            register(settings.spool, slot.confirmed)
+                ensure_slot(settings.address, connection, settings.slot, failover=settings.failover)
+        register(settings.spool)
         return LiveChanges(replace(settings, tables=()))
 
     @override
@@ -82,7 +83,7 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         The connection of the snapshot stays open until the stream ends, and with it the server keeps dead rows: read it through, or
         close it.
         """
-        return snapshot_changes(self.settings.address, tables)
+        return snapshot_changes(self.settings, tables)
 
     @override
     def lag(self) -> int | None:
