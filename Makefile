@@ -85,7 +85,7 @@ test-spark42: install-spark42 ## The tests of the Spark source on Spark 4.2
 	$(BIN42)/python -m pytest -m source $(PYTEST_ARGS)
 
 .PHONY: fuzz
-fuzz: install ## Damaged streams for the decoder, FUZZ_CASES of them in FUZZ_PROCESSES processes; hours
+fuzz: install ## Damaged streams for the decoder, FUZZ_CASES of them in FUZZ_PROCESSES processes; hours. FUZZ_ARGS='--subject values': texts
 	$(BIN)/python -m tests.fuzz --cases $(FUZZ_CASES) --processes $(FUZZ_PROCESSES) $(FUZZ_ARGS)
 
 .PHONY: coverage

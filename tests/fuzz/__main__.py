@@ -14,29 +14,30 @@ from itertools import count
 from multiprocessing import get_context
 from pathlib import Path
 
-from tests.fuzz.cases import LOT_CASES, Lot
-from tests.fuzz.judge import judge
-from tests.fuzz.lots import Tally, place_of, run_lot
+from tests.fuzz.cases import LOT_CASES
+from tests.fuzz.findings import judge_any
+from tests.fuzz.lots import LOTS, Tally, place_of, run_lot
 
 
 def main() -> int:
     arguments = _parse_arguments()
     if arguments.case is not None:
-        number, _, index = arguments.case.partition(":")
-        print("decoded" if judge(Lot(int(number)).case(int(index))) else "refused")
+        subject, number, index = arguments.case.split(":")
+        print("decoded" if judge_any(LOTS[subject](int(number)).case(int(index))) else "refused")
         return 0
-    print(f"{arguments.cases:,} cases in {arguments.processes} processes, from lot {arguments.seed}", flush=True)
+    print(f"{arguments.cases:,} cases of {arguments.subject} in {arguments.processes} processes, from lot {arguments.seed}", flush=True)
     tally = _run(arguments)
     return 1 if tally.findings else 0
 
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description="Damaged streams for the decoder and the oracle.")
+    parser.add_argument("--subject", choices=LOTS, default="streams")
     parser.add_argument("--cases", type=int, default=1_000_000)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="the number of the first lot (default: the time)")
     parser.add_argument("--progress", type=Path, help="a file that always holds the counts so far")
-    parser.add_argument("--case", metavar="LOT:NUMBER", help="repeat this one case")
+    parser.add_argument("--case", metavar="SUBJECT:LOT:NUMBER", help="repeat this one case")
     return parser.parse_args()
 
 
@@ -50,7 +51,7 @@ def _run(arguments: argparse.Namespace) -> Tally:
         while waiting > 0 or running:
             while waiting > 0 and len(running) < arguments.processes:
                 number, size = next(lots), min(waiting, LOT_CASES)
-                running[pool.submit(run_lot, number, size)] = number
+                running[pool.submit(run_lot, arguments.subject, number, size)] = number
                 waiting -= size
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:

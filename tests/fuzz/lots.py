@@ -5,13 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from tests.fuzz.cases import FuzzCase, Lot
-from tests.fuzz.findings import save, shrink
-from tests.fuzz.judge import Finding, judge
+from tests.fuzz.cases import Lot
+from tests.fuzz.findings import Case, judge_any, save, shrink
+from tests.fuzz.judge import Finding
+from tests.fuzz.values import ValueLot
+
+LOTS: Mapping[str, Callable[[int], Lot | ValueLot]] = {"streams": Lot, "values": ValueLot}
 
 _STRETCH_CASES = 500
 _STRETCH_SECONDS = 120
@@ -32,9 +36,9 @@ class Tally:
         self.findings |= other.findings
 
 
-def run_lot(number: int, size: int) -> Tally:
+def run_lot(subject: str, number: int, size: int) -> Tally:
     tally = Tally()
-    lot = Lot(number)
+    lot = LOTS[subject](number)
     signal.signal(signal.SIGALRM, _too_long)
     place = place_of(number)
     descriptor = os.open(place, os.O_CREAT | os.O_WRONLY)
@@ -43,7 +47,7 @@ def run_lot(number: int, size: int) -> Tally:
             if index % _STRETCH_CASES == 0:
                 signal.alarm(_STRETCH_SECONDS)
             os.pwrite(descriptor, b"%08d" % index, 0)
-            _judge(tally, f"{number}:{index}", lot.case(index))
+            _judge(tally, f"{subject}:{number}:{index}", lot.case(index))
         signal.alarm(0)
     finally:
         os.close(descriptor)
@@ -51,10 +55,10 @@ def run_lot(number: int, size: int) -> Tally:
     return tally
 
 
-def _judge(tally: Tally, name: str, case: FuzzCase) -> None:
+def _judge(tally: Tally, name: str, case: Case) -> None:
     tally.cases += 1
     try:
-        if judge(case):
+        if judge_any(case):
             tally.decoded += 1
         else:
             tally.refused += 1

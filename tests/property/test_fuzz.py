@@ -11,26 +11,26 @@ import pytest
 
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from tests.fuzz.cases import FuzzCase, Lot
-from tests.fuzz.findings import DIRECTORY, load, save, shrink
+from tests.fuzz.findings import DIRECTORY, judge_any, load, save, shrink
 from tests.fuzz.judge import Finding, judge
+from tests.fuzz.lots import LOTS
 from tests.pgoutput_streams import StreamWriter
 
-SLICE_SECONDS = 10.0
 
-
-def test_damaged_streams_are_refused_or_decode_as_the_oracle_does() -> None:
-    """New cases every day; a failure names the lot and the case, to be repeated with `python -m tests.fuzz --case`."""
+@pytest.mark.parametrize(("subject", "seconds"), [("streams", 10.0), ("values", 3.0)])
+def test_damaged_input_is_refused_or_read_as_it_should(subject: str, seconds: float) -> None:
+    """New cases every day; a failure names the case, to be repeated with `python -m tests.fuzz --case`."""
     number = datetime.now(UTC).toordinal()
-    lot = Lot(number)
-    end = time.monotonic() + SLICE_SECONDS
+    lot = LOTS[subject](number)
+    end = time.monotonic() + seconds
     outcomes = {True: 0, False: 0}
     for index in count():
         if time.monotonic() > end:
             break
         try:
-            outcomes[judge(lot.case(index))] += 1
+            outcomes[judge_any(lot.case(index))] += 1
         except Finding as finding:
-            pytest.fail(f"case {number}:{index}: {finding}")
+            pytest.fail(f"case {subject}:{number}:{index}: {finding}")
     # Neither all sound nor all broken beyond reading.
     assert min(outcomes.values()) > sum(outcomes.values()) / 10
 
@@ -38,7 +38,7 @@ def test_damaged_streams_are_refused_or_decode_as_the_oracle_does() -> None:
 def test_what_fuzzing_has_found_stays_mended() -> None:
     for path in sorted(DIRECTORY.glob("*.json")):
         try:
-            judge(load(path))
+            judge_any(load(path))
         except Finding as finding:
             pytest.fail(f"{path.name}: {finding}")
 
@@ -57,6 +57,7 @@ def test_a_decoder_that_loses_a_row_is_found_and_the_case_made_small(monkeypatch
     with pytest.raises(Finding, match="other rows than the oracle") as caught:
         judge(case)
     small = shrink(case, caught.value)
+    assert isinstance(small, FuzzCase)
     assert len(small.messages) <= 6
     assert load(save("lost-row", small, caught.value, tmp_path)) == small
 

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 
 from penstock.postgres.types.column import NULL_TEXT, DecodedColumn, TextType, not_a_value
 from penstock.postgres.types.quoting import Bools, Ints, Quoting, Texts, as_bools, ragged, strings_between
-from penstock.postgres.types.text import check_encoding
 
 _EMPTY = pa.scalar("{}")
 _NULL = np.frombuffer(b"NULL", np.uint8)
@@ -39,7 +38,6 @@ def _decode(values: pa.StringArray, arrow_type: pa.DataType, element: TextType, 
     quoting = Quoting.find(texts)
     is_odd = _find_odd(texts, quoting, arrow_type)
     if is_odd.any():
-        check_encoding(values)
         return _decode_rest(values, is_odd, arrow_type, element, delimiter)
     pieces = split(texts, quoting, delimiter)
     decoded = element.decode(_elements(texts, quoting, pieces), arrow_type.value_type)

@@ -23,7 +23,7 @@ def _arrow_type(modifier: int, policy: TypePolicy) -> pa.DataType:
     # Eleven bits with a sign since Postgres 15; before, sixteen without, but never above a thousand.
     scale = ((modifier - 4 & 0x7FF) ^ 0x400) - 0x400
     digits, places = max(precision - min(scale, 0), scale), max(scale, 0)
-    return pa.decimal128(digits, places) if digits <= MAX_DIGITS else policy.numeric_type
+    return pa.decimal128(digits, places) if 1 <= digits <= MAX_DIGITS else policy.numeric_type
 
 
 def _decode(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:

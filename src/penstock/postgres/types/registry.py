@@ -74,7 +74,11 @@ def decode_column(values: pa.StringArray, column: Column) -> DecodedColumn:
     less than 2 GiB of text: the offsets of a `StringArray` have 32 bits.
     """
     reader = column.reader or builtin_reader(column.type_oid) or TEXT
-    return text_type(reader).decode(values, column.arrow_type)
+    decoded = text_type(reader).decode(values, column.arrow_type)
+    if decoded.inexact is not None and decoded.inexact.true_count:
+        # Their texts are kept as they are, whatever the type made of their bytes.
+        text.check_encoding(values)
+    return decoded
 
 
 def arrow_type(type_oid: int, type_modifier: int = -1, policy: TypePolicy = TypePolicy.DEFAULT) -> pa.DataType:
@@ -84,4 +88,4 @@ def arrow_type(type_oid: int, type_modifier: int = -1, policy: TypePolicy = Type
 
 def decode_text(values: pa.StringArray, type_oid: int, type_modifier: int = -1) -> DecodedColumn:
     """As `decode_column`, for a built-in type by its OID."""
-    return text_type(builtin_reader(type_oid) or TEXT).decode(values, arrow_type(type_oid, type_modifier))
+    return decode_column(values, Column("", arrow_type(type_oid, type_modifier), type_oid, type_modifier))
