@@ -62,6 +62,10 @@ bench-capture: install ## Capture speed beside pg_recvlogical and Debezium, for 
 bench-tables: install ## How long a start takes with 1,000 tables
 	$(BIN)/python -m benchmarks.many_tables
 
+.PHONY: bench-idle
+bench-idle: install ## What a capture costs that has nothing to do; a minute
+	$(BIN)/python -m benchmarks.idle
+
 # --- to trust it ---------------------------------------------------------------------------------------------------------
 
 .PHONY: test

@@ -151,6 +151,15 @@ def spool_latency(dsn: str, slot: str, rows: int) -> dict[str, float]:
         return watch.report() | ages.report()
 
 
+def idle(dsn: str, slot: str, rows: int) -> dict[str, float]:
+    """Nothing comes; `rows` is how many seconds to wait for it."""
+    with _capture(dsn, slot):
+        _say_ready()
+        watch = _Watch()
+        time.sleep(rows)
+        return watch.report()
+
+
 def _seals(capture: SpoolCapture) -> Iterator[Position]:
     """The end of the spool, each time that it has moved."""
     end = capture.end or Position.ZERO
@@ -171,6 +180,7 @@ CLIENTS: Mapping[str, Callable[[str, str, int], dict[str, float]]] = {
     "to-spool": to_spool,
     "arrow-latency": arrow_latency,
     "spool-latency": spool_latency,
+    "idle": idle,
 }
 
 
