@@ -29,6 +29,9 @@ BLOCK_BYTES = 8192
 # float4 float8 varchar date timestamp timestamptz numeric uuid jsonb.
 _CAST_IS_OUTPUT = frozenset({16, 17, 20, 21, 23, 25, 26, 114, 700, 701, 1043, 1082, 1114, 1184, 1700, 2950, 3802})
 
+# As on the replication connection: a SQL_ASCII database cannot convert, and would refuse without saying which column is at fault.
+_PASS_BYTES = """SELECT pg_catalog.set_config('client_encoding', 'SQL_ASCII', false)
+WHERE pg_catalog.current_setting('server_encoding') = 'SQL_ASCII'"""
 
 # What SET TRANSACTION SNAPSHOT says, by version, to a name that is no longer exported: invalid parameter, undefined object; and to one
 # whose session has just ended: not in prerequisite state.
@@ -79,6 +82,7 @@ def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, *, refuse_in
         with adbc.connect(address.conninfo("penstock snapshot")) as connection, connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             _import_snapshot(cursor, snapshot, chunk)
+            cursor.execute(_PASS_BYTES)
             _check_filenode(cursor, chunk)
             cursor.execute(statement)
             with cursor.fetch_record_batch() as batches:

@@ -168,7 +168,7 @@ def connect_replication(address: SourceAddress, application: str = "penstock") -
     """A `replication=database` connection. The caller owns it."""
     doing = f"connecting to {address.describe()} for replication"
     try:
-        return _connect(address.conninfo(application, replication=True), doing)
+        connection = _connect(address.conninfo(application, replication=True), doing)
     except (ConnectionLostError, AuthenticationError, PrivilegeError) as error:
         if "max_wal_senders" not in error.message:  # the setting's name is the same in every language
             raise
@@ -177,6 +177,11 @@ def connect_replication(address: SourceAddress, application: str = "penstock") -
             hint="end a reader that is no longer needed (SELECT pid, application_name FROM pg_stat_replication), "
             "or ALTER SYSTEM SET max_wal_senders to more; then restart the server",
         ) from error
+    if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+        # Such a database holds any bytes. Checked against UTF-8, a single text would end the stream for every table; let them pass, and
+        # the decoder finds out whose they are.
+        connection.pgconn.exec_(b"SET client_encoding = 'SQL_ASCII'")
+    return connection
 
 
 def _connect(conninfo: str, doing: str) -> Connection:
