@@ -9,7 +9,10 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.postgres.types.registry import decode_text
+from penstock.errors import ProtocolError
+from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.types.registry import decode_column, decode_text, text_type
+from penstock.schema import Column
 
 digits = st.text("0123456789", max_size=60)
 
@@ -71,3 +74,82 @@ def test_numbers_read_back(floats: list[float | None], integers: list[int]) -> N
     texts = [None if value is None else repr(value).replace("inf", "Infinity") for value in floats]
     assert decode_text(pa.array(texts, pa.string()), 701).values.to_pylist() == floats
     assert decode_text(pa.array([str(value) for value in integers], pa.string()), 20).values.to_pylist() == integers
+
+
+def _array_text(value: list[str | None]) -> str:
+    """As Postgres writes it: quotes only where they are needed."""
+
+    def element(text: str | None) -> str:
+        if text is None:
+            return "NULL"
+        plain = text and text.upper() != "NULL" and not any(sign in text for sign in '{}",\\ \t\n\r\v\f')
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        return text if plain else f'"{escaped}"'
+
+    return "{" + ",".join(map(element, value)) + "}"
+
+
+def _column(reader: str, arrow_type: pa.DataType) -> Column:
+    return Column("x", arrow_type, 99_999, -1, reader)
+
+
+awkward = st.text('ab{}[]",\\ \n=>NULnul🙂é', max_size=8)
+
+
+@given(st.lists(st.lists(awkward | st.none(), max_size=6) | st.none(), max_size=12), st.data())
+@settings(max_examples=200, deadline=None)
+def test_arrays_of_text_read_back(values: list[list[str | None] | None], data: st.DataObject) -> None:
+    low = data.draw(st.integers(0, len(values)))
+    texts = pa.array([None if value is None else _array_text(value) for value in values], pa.string())
+    decoded = decode_column(texts[low:], _column("text[]", pa.list_(pa.string())))
+    decoded.values.validate(full=True)
+    assert decoded.values.to_pylist() == values[low:]
+    assert decoded.inexact is None
+
+
+@given(st.lists(st.lists(st.lists(st.integers(-9, 9) | st.none(), min_size=1, max_size=3), max_size=2), max_size=8))
+@settings(max_examples=200, deadline=None)
+def test_arrays_of_numbers_are_lists_or_marked(values: list[list[list[int | None]]]) -> None:
+    """A list with two lists in it stands for an array of two dimensions, any other for its elements."""
+
+    def text(value: list[list[int | None]]) -> str:
+        rows = ["{" + ",".join("NULL" if each is None else str(each) for each in row) + "}" for row in value]
+        return rows[0] if len(rows) == 1 else "{" + ",".join(rows) + "}"
+
+    decoded = decode_column(pa.array([text(value) for value in values], pa.string()), _column("int4[]", pa.list_(pa.int32())))
+    decoded.values.validate(full=True)
+    assert decoded.values.to_pylist() == [None if len(value) == 2 else [each for row in value for each in row] for value in values]
+    marks = decoded.inexact.to_pylist() if decoded.inexact is not None else [False] * len(values)
+    assert marks == [len(value) == 2 for value in values]
+
+
+@given(st.lists(st.dictionaries(awkward, awkward | st.none(), max_size=4) | st.none(), max_size=12))
+@settings(max_examples=200, deadline=None)
+def test_hstore_reads_back(values: list[dict[str, str | None] | None]) -> None:
+    def quoted(text: str) -> str:
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+
+    def text(value: dict[str, str | None]) -> str:
+        return ", ".join(f"{quoted(key)}=>{'NULL' if item is None else quoted(item)}" for key, item in value.items())
+
+    texts = pa.array([None if value is None else text(value) for value in values], pa.string())
+    decoded = decode_column(texts, _column("hstore", pa.map_(pa.string(), pa.string())))
+    decoded.values.validate(full=True)
+    assert [None if value is None else dict(value) for value in decoded.values.to_pylist()] == values
+    assert decoded.inexact is None
+
+
+@given(
+    st.sampled_from(["int4[]", "text[]", "bytea[]", "hstore", "vector", "sparsevec", "geometry", "hstore[]"]), st.lists(awkward, max_size=6)
+)
+@settings(max_examples=400, deadline=None)
+def test_any_text_is_read_or_refused(reader: str, texts: list[str]) -> None:
+    """Whatever comes, no other error and nothing that Arrow calls invalid."""
+    column = _column(reader, text_type(reader).arrow_type(-1, TypePolicy.DEFAULT))
+    try:
+        decoded = decode_column(pa.array(texts, pa.string()), column)
+    except ProtocolError:
+        return
+    decoded.values.validate(full=True)
+    assert len(decoded.values) == len(texts)

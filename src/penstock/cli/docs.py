@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from penstock.cli.types_page import types_page
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.config import DeltaConfig, PipelineConfig, SourceConfig, SparkConfig, TableRule, TlsConfig, TypesConfig
 
@@ -72,7 +73,7 @@ _MODELS: Mapping[type[BaseModel], str] = {
     SparkConfig: "`spark`",
 }
 
-PAGES: Mapping[str, Callable[[], str]] = {"errors.md": errors_page, "configuration.md": configuration_page}
+PAGES: Mapping[str, Callable[[], str]] = {"errors.md": errors_page, "configuration.md": configuration_page, "types.md": types_page}
 
 
 def write_pages(folder: Path) -> None:

@@ -16,6 +16,7 @@ from penstock.errors import ProtocolError
 from penstock.postgres.types.policy import TypePolicy
 
 NULL_TEXT = pa.scalar(None, pa.string())
+WRITTEN_OTHERWISE = "what is not written so"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.postgres.types.binary import decode_hex
-from penstock.postgres.types.column import DecodedColumn, TextType, fixed, not_a_value, tolerant
+from penstock.postgres.types.column import WRITTEN_OTHERWISE, DecodedColumn, TextType, fixed, not_a_value, tolerant
 from penstock.postgres.types.quoting import Ints, Octets, Texts, strings_between
 from penstock.schema import GEOMETRY_TYPE
 
@@ -55,4 +55,4 @@ def _numbers(octets: Octets, places: Ints, is_little: np.ndarray[tuple[int], np.
     return np.where(is_little, little, big)
 
 
-TYPES = {name: TextType(fixed(GEOMETRY_TYPE), tolerant(_decode)) for name in ("geometry", "geography")}
+TYPES = {name: TextType(fixed(GEOMETRY_TYPE), tolerant(_decode), WRITTEN_OTHERWISE) for name in ("geometry", "geography")}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from penstock.postgres.types.column import DecodedColumn, TextType, fixed, not_a_value, tolerant
+from penstock.postgres.types.column import WRITTEN_OTHERWISE, DecodedColumn, TextType, fixed, not_a_value, tolerant
 from penstock.postgres.types.quoting import Bools, Ints, Quoting, Texts, as_bools, ragged, strings_between
 from penstock.postgres.types.text import check_encoding
 
@@ -95,4 +95,4 @@ def _stands_at(texts: Texts, places: Ints, rows: Ints, expected: bytes) -> Bools
     return found
 
 
-TYPES = {"hstore": TextType(fixed(pa.map_(pa.string(), pa.string())), tolerant(_decode))}
+TYPES = {"hstore": TextType(fixed(pa.map_(pa.string(), pa.string())), tolerant(_decode), WRITTEN_OTHERWISE)}

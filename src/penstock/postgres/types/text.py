@@ -25,4 +25,14 @@ def decode(values: pa.StringArray, _arrow_type: pa.DataType) -> DecodedColumn:
     return DecodedColumn(values)
 
 
+FORMS = {
+    "bit": "`101`",
+    "bpchar": "with its blanks",
+    "interval": "ISO 8601, `P1Y2M3DT4H5M6.7S`",
+    "time": "`24:00:00` too",
+    "timetz": "`12:00:00+05:30`",
+    "varbit": "`101`",
+}
+"""For the reference: how Postgres writes types whose text is not plain."""
+
 TYPES = {"text": TextType(fixed(pa.string()), decode)}

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.postgres.types.column import DecodedColumn, TextType, cast, fixed, not_a_value, tolerant
+from penstock.postgres.types.column import WRITTEN_OTHERWISE, DecodedColumn, TextType, cast, fixed, not_a_value, tolerant
 from penstock.postgres.types.lists import split
 from penstock.postgres.types.quoting import Bools, Texts, as_bools, ragged, strings_between
 
@@ -59,7 +59,7 @@ def _decode_sparse(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedCo
 
 
 TYPES = {
-    "vector": TextType(fixed(DENSE_TYPE), tolerant(_decode_dense)),
-    "halfvec": TextType(fixed(DENSE_TYPE), tolerant(_decode_dense)),
-    "sparsevec": TextType(fixed(SPARSE_TYPE), tolerant(_decode_sparse)),
+    "vector": TextType(fixed(DENSE_TYPE), tolerant(_decode_dense), WRITTEN_OTHERWISE),
+    "halfvec": TextType(fixed(DENSE_TYPE), tolerant(_decode_dense), WRITTEN_OTHERWISE),
+    "sparsevec": TextType(fixed(SPARSE_TYPE), tolerant(_decode_sparse), WRITTEN_OTHERWISE),
 }
