@@ -39,7 +39,7 @@ an element that would go there |
 ## What to know
 
 - **numeric** with at most 38 digits is that decimal. A negative scale, or one above the precision (Postgres 15 and later), gets the
-  smallest decimal that holds it: `numeric(5,-2)` is `decimal(7,0)`, `numeric(3,5)` is `decimal(5,5)`. Other numerics are what `types.numeric` says:
+  smallest decimal that holds it: `numeric(5,-2)` is `decimal(7,0)`, `numeric(3,5)` is `decimal(5,5)`. Others are what `types.numeric` says:
   `decimal(38,18)` by default, any other `decimal(p,s)`, or `string`, which holds everything.
 - **Arrays.** Postgres lets every value of an array column have its own number of dimensions and bounds; a typed column has one type, and a
   stream cannot look at all rows before it chooses one. So a list is what arrays nearly always are, and the others keep their text.
