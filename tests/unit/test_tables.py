@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
 import pytest
+from typing_extensions import override
 
 from penstock.contracts.provisioning import Blocker, CoverageReport
 from penstock.errors import PrivilegeError
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Tables, fail_blocked
-from penstock.schema import TableName
+from penstock.pipeline.tables import Selection, Tables, fail_blocked, inspect_pipeline
+from penstock.position import Position
+from penstock.postgres.catalog import CatalogTable
+from penstock.schema import Column, TableName, TableSchema
+from penstock.sinks.base import Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.names import folds_case
 
 GOOD, BAD = TableName("public", "good"), TableName("public", "bad")
 
@@ -36,3 +45,52 @@ def test_what_concerns_the_whole_publication_is_left_to_whoever_ensures_it() -> 
     tables = _pending()
     fail_blocked(tables, _blocked())
     assert tables.capturable == [GOOD, BAD]
+
+
+class Shelf(Sink):
+    """A target with nothing in it, on a filesystem that folds case or does not."""
+
+    def __init__(self, *, folds: bool) -> None:
+        self._folds = folds
+
+    @override
+    def load_target(self, table: TableName) -> Target | None:
+        return None
+
+    @override
+    def describe(self, table: TableName) -> str:
+        return f"shelf/{table}"
+
+    @override
+    def tells_apart(self, one: TableName, other: TableName) -> bool:
+        return not self._folds
+
+    @override
+    def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
+        raise AssertionError("nothing is written while tables are looked at")
+
+    @override
+    def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
+        raise AssertionError("nothing is written while tables are looked at")
+
+    @override
+    def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
+        raise AssertionError("nothing is written while tables are looked at")
+
+
+@pytest.mark.parametrize("folds", [True, False])
+def test_R15_tables_that_differ_only_in_case_are_refused_where_the_target_has_one_place_for_them(*, folds: bool) -> None:
+    names = [TableName("public", "Items"), TableName("public", "items"), TableName("public", "other")]
+    schemas = {name: TableSchema(oid, name, (Column("id", pa.int32(), 23),), ("id",)) for oid, name in enumerate(names)}
+    selection = Selection({name: CatalogTable(schema.oid, name) for name, schema in schemas.items()}, schemas, {})
+    tables = inspect_pipeline(selection, Shelf(folds=folds), None)
+    assert tables.capturable == (names[2:] if folds else names)
+    if folds:
+        assert "public.Items, public.items differ only in case" in (tables.statuses[names[0]].reason or "")
+        assert tables.statuses[names[1]].remedy == "rename or exclude all of them but one"
+
+
+def test_R15_a_directory_says_whether_it_folds_case(tmp_path: Path) -> None:
+    (tmp_path / "probe").touch()
+    assert folds_case(tmp_path) is (tmp_path / "PROBE").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["probe"]

@@ -19,6 +19,7 @@ from penstock.errors import (
     SourceError,
     TableError,
     TargetRewoundError,
+    UnsupportedTableError,
 )
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
@@ -85,10 +86,11 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
 def inspect_pipeline(selection: Selection, sink: Sink, last: Epoch | None) -> Tables:
     """Look at the target too. What one table cannot do fails that table alone."""
     tables = Tables(dict(selection.tables))
-    for name, error in selection.refused.items():
+    refused = {**_indistinct(selection.tables, sink), **selection.refused}
+    for name, error in refused.items():
         tables.statuses[name] = TableStatus.failed(error, None)
     for name, schema in selection.schemas.items():
-        if name in selection.refused:
+        if name in refused:
             continue
         try:
             target = sink.load_target(name)
@@ -102,6 +104,23 @@ def inspect_pipeline(selection: Selection, sink: Sink, last: Epoch | None) -> Ta
             tables.targets[name] = target
         tables.statuses[name] = _status(tables.targets.get(name), name, last)
     return tables
+
+
+def _indistinct(names: Iterable[TableName], sink: Sink) -> dict[TableName, PenstockError]:
+    """Tables whose names differ only in case, where the target has but one place for them: whichever came last would win."""
+    folded: dict[str, list[TableName]] = {}
+    for name in names:
+        folded.setdefault(str(name).casefold(), []).append(name)
+    refused: dict[TableName, PenstockError] = {}
+    for alike in folded.values():
+        if len(alike) > 1 and not sink.tells_apart(alike[0], alike[1]):
+            listed = ", ".join(map(str, alike))
+            for name in alike:
+                refused[name] = UnsupportedTableError(
+                    f"the names of {listed} differ only in case, and {sink.describe(name)} is the same place for all of them",
+                    hint="rename or exclude all of them but one",
+                )
+    return refused
 
 
 def _check_same(schema: TableSchema, target: Target | None, place: str) -> None:

@@ -85,3 +85,7 @@ class Sink(ABC):
     @abstractmethod
     def describe(self, table: TableName) -> str:
         """How to find the table, for people."""
+
+    @abstractmethod
+    def tells_apart(self, one: TableName, other: TableName) -> bool:
+        """Whether these two tables, whose names differ only in case, have a place each. Asked at start, before anything is written."""

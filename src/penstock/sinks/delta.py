@@ -44,7 +44,7 @@ from penstock.sinks.delta_log import (
     record_position,
 )
 from penstock.sinks.delta_merge import merge_statement
-from penstock.sinks.names import directory_name, quoted, sql_type, text_literal
+from penstock.sinks.names import directory_name, folds_case, quoted, sql_type, text_literal
 from penstock.sinks.slices import load_changes, slices_after
 
 _UNMAPPED = frozenset(" ,;{}()\n\t=")
@@ -66,6 +66,11 @@ class DeltaSink(Sink):
     @override
     def describe(self, table: TableName) -> str:
         return str(self.path(table))
+
+    @override
+    def tells_apart(self, one: TableName, other: TableName) -> bool:
+        self._root.mkdir(parents=True, exist_ok=True)
+        return not folds_case(self._root)
 
     @override
     def load_target(self, table: TableName) -> Target | None:
