@@ -51,12 +51,18 @@ METADATA_FIELDS: tuple[pa.Field, ...] = (
     pa.field(EXACT, EXACT_TYPE),
 )
 METADATA_NAMES = frozenset(field.name for field in METADATA_FIELDS)
+_METADATA_PLACES = {field.name: place for place, field in enumerate(METADATA_FIELDS)}
 
 
 def change_schema(table: TableSchema) -> pa.Schema:
     """The Arrow schema of a change batch of `table`. Every column is nullable: a delete carries only its key."""
     own = [pa.field(column.name, column.arrow_type) for column in table.columns]
     return pa.schema([*own, *METADATA_FIELDS])
+
+
+def metadata_place(table: TableSchema, name: str) -> int:
+    """Where a metadata column stands in a change batch of `table`, which may have a column of the same name."""
+    return len(table.columns) + _METADATA_PLACES[name]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock.change import COMMIT_VERSION, ChangeBatch, Transactions
+from penstock.change import COMMIT_VERSION, ChangeBatch, Transactions, metadata_place
 from penstock.errors import SpoolError
 from penstock.position import Position
 from penstock.schema import TableSchema
@@ -62,7 +62,7 @@ class TransactionBuffer:
 def _reach(batch: ChangeBatch, *, after: Position, upto: Position) -> tuple[Position, Position]:
     """The positions of the first and last row. Rows are in order, so a transaction of another step would show here."""
     check_batch(batch)
-    versions = batch.rows.column(COMMIT_VERSION)
+    versions = batch.rows.column(metadata_place(batch.table, COMMIT_VERSION))
     if versions.null_count:
         raise SpoolError(f"a batch of {batch.table.name} has rows without a commit version outside a piece of an open transaction")
     first, last = Position.of(versions[0].as_py()), Position.of(versions[-1].as_py())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.change import METADATA_NAMES
 from penstock.errors import TableWithoutKeyError, UnsupportedTableError
 from penstock.postgres.catalog import CatalogTable, check_mirrorable, inspect_keys, inspect_schema, inspect_tables
 from penstock.postgres.connection import connect
@@ -79,6 +80,20 @@ def test_R15_columns_that_differ_only_in_case_are_captured_and_refused_by_a_mirr
     with pytest.raises(UnsupportedTableError, match="'Note' and 'note'") as caught:
         check_mirrorable(schema_now(captured, TableName("public", "r15_case")))
     assert "rename one of them" in (caught.value.hint or "")
+
+
+def test_R15_a_table_with_columns_named_like_ours_is_refused_by_a_mirror_and_stops_nobody_else(captured: Captured) -> None:
+    columns = ", ".join(f"{name} text" for name in sorted(METADATA_NAMES))
+    captured.execute(
+        f"CREATE TABLE r15_ours (id int PRIMARY KEY, {columns})",
+        "CREATE TABLE r15_beside (id int PRIMARY KEY)",
+        "INSERT INTO r15_ours VALUES (1)",
+        "INSERT INTO r15_beside VALUES (1)",
+    )
+    assert captured.rows("r15_beside") == [change("insert", id=1)]
+    assert sum(each.file.rows for each in captured.slices("r15_ours")) == 1
+    with pytest.raises(UnsupportedTableError, match="need for themselves"):
+        check_mirrorable(schema_now(captured, TableName("public", "r15_ours")))
 
 
 def test_R15_tables_that_differ_only_in_case_are_two_tables(captured: Captured) -> None:
