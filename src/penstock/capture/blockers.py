@@ -54,12 +54,11 @@ def publication_blockers(name: str, publication: Publication | None, relations: 
             partitioned,
         )
     for relation in relations:
-        if relation.has_column_list or relation.has_row_filter:
-            limits = [text for text, has in (("columns", relation.has_column_list), ("rows", relation.has_row_filter)) if has]
+        if relation.leaves_key_out:
             table = table_sql(relation.name)
             yield Blocker(
                 PublicationError.code,
-                f"publication {name} holds only some {' and '.join(limits)} of table {relation.name}",
+                f"publication {name} lists columns of table {relation.name}, and its key is not among them",
                 f"BEGIN; ALTER PUBLICATION {own} DROP TABLE ONLY {table}; ALTER PUBLICATION {own} ADD TABLE ONLY {table}; COMMIT;",
                 (relation.name,),
             )

@@ -96,7 +96,7 @@ def plan_coverage(connection: Connection, name: str, required: Collection[TableN
     publication = inspect_publication(connection, name)
     relations = inspect_relations(connection, name, required)
     missing = [relation for relation in relations if not relation.is_published]
-    addition = Addition.plan(name, missing, exists=publication is not None) if missing else None
+    addition = Addition.plan(connection, name, missing, exists=publication is not None) if missing else None
     blockers = [*publication_blockers(name, publication, relations), *relation_blockers(publication, relations)]
     # What cannot be published at all has been named; who owns it is of no interest then.
     hopeless = {table for blocker in blockers for table in blocker.tables}

@@ -152,7 +152,7 @@ class _SourceCheck:
     def _reading(self, selection: Selection, snapshot: ExportedSnapshot | None) -> Step:
         step = Step("reading")
         wanted = [table for name, table in selection.tables.items() if name not in selection.refused]
-        unreadable = inspect_unreadable(self._connection, [table.oid for table in wanted])
+        unreadable = inspect_unreadable(self._connection, {table.oid: selection.schemas[table.name].column_names for table in wanted})
         for each in unreadable:
             for error in each.errors(self._role):
                 step.problem(error, each.table)
@@ -162,7 +162,7 @@ class _SourceCheck:
         refused = {each.table for each in unreadable}
         chunks = []
         for table in wanted:
-            planned = plan_chunks(self._connection, table, selection.schemas[table.name], _ONE_CHUNK_BYTES)
+            planned = plan_chunks(self._connection, table, selection.schemas[table.name], _ONE_CHUNK_BYTES, self._config.publication)
             chunks += [replace(planned[0], last=1)] if planned and planned[0].heap not in refused else []
         for chunk, failure in zip(chunks, self._read(chunks, snapshot.name), strict=True):
             if failure is not None:

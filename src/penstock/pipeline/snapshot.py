@@ -71,7 +71,7 @@ class SnapshotCoordinator:
     def _copy_one(self, table: CatalogTable, exported: ExportedSnapshot) -> None:
         with connect(self.address) as connection:
             schema = inspect_schema(connection, table, self.types, self.publication)
-            chunks = plan_chunks(connection, table, schema, self.chunk_bytes)
+            chunks = plan_chunks(connection, table, schema, self.chunk_bytes, self.publication)
         self.observer.snapshot_planned(table.name, len(chunks), sum(chunk.heap_bytes for chunk in chunks))
         place = self.sink.begin_snapshot(schema, exported.fence)
         tasks = [ChunkTask(index, chunk, place) for index, chunk in enumerate(chunks)]

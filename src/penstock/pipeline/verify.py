@@ -62,7 +62,7 @@ def compare_tables(spark: SparkSession, config: PipelineConfig) -> list[Comparis
                     continue
                 with connect(address) as connection:
                     schema = inspect_schema(connection, table, config.types.policy, config.publication)
-                    tasks = _tasks(connection, table, schema, scratch / str(number), config.snapshot_chunk_bytes)
+                    tasks = _tasks(connection, table, schema, scratch / str(number), config)
                 spark.sparkContext.parallelize(tasks, max(1, len(tasks))).map(chunk_writer(address, exported.name)).collect()
                 found.append(_compare(spark, schema, scratch / str(number), sink.path(table.name)))
     finally:
@@ -70,11 +70,11 @@ def compare_tables(spark: SparkSession, config: PipelineConfig) -> list[Comparis
     return found
 
 
-def _tasks(connection: object, table: CatalogTable, schema: TableSchema, directory: Path, chunk_bytes: int) -> list[ChunkTask]:
+def _tasks(connection: object, table: CatalogTable, schema: TableSchema, directory: Path, config: PipelineConfig) -> list[ChunkTask]:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     place = SnapshotPlace(str(directory), snapshot_schema(schema), "source")
-    chunks = plan_chunks(connection, table, schema, chunk_bytes)  # type: ignore[arg-type]
+    chunks = plan_chunks(connection, table, schema, config.snapshot_chunk_bytes, config.publication)  # type: ignore[arg-type]
     return [ChunkTask(index, chunk, place) for index, chunk in enumerate(chunks)]
 
 

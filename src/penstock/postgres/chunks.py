@@ -49,10 +49,17 @@ class Chunk:
     first: int
     last: int | None
     heap_bytes: int
+    row_filter: str | None = None
+    """Which rows the publication lets into the stream, as the server writes it; the others are no part of the table to us."""
 
 
-def plan_chunks(connection: Connection, table: CatalogTable, schema: TableSchema, chunk_bytes: int) -> list[Chunk]:
-    """Cut a table into chunks of about `chunk_bytes` of heap. Call it after the snapshot was taken."""
+def plan_chunks(
+    connection: Connection, table: CatalogTable, schema: TableSchema, chunk_bytes: int, publication: str | None = None
+) -> list[Chunk]:
+    """Cut a table into chunks of about `chunk_bytes` of heap, of the rows that `publication` lets through. Call it after the snapshot."""
+    parameters = {"oid": table.oid, "publication": publication}
+    found: Any = connection.execute(query("catalog", "row_filter"), parameters).fetchone()
+    row_filter = found[0] if found is not None else None
     rows: list[Any] = connection.execute(query("catalog", "leaves"), {"oid": table.oid}).fetchall()
     chunks = []
     for oid, namespace, name, size, filenode in rows:
@@ -62,7 +69,7 @@ def plan_chunks(connection: Connection, table: CatalogTable, schema: TableSchema
         for index, first in enumerate(starts):
             last = None if index == len(starts) - 1 else first + step
             heap_bytes = (min(first + step, blocks) - first) * BLOCK_BYTES
-            chunks.append(Chunk(schema, TableName(namespace, name), oid, filenode, first, last, heap_bytes))
+            chunks.append(Chunk(schema, TableName(namespace, name), oid, filenode, first, last, heap_bytes, row_filter))
     return chunks
 
 
@@ -101,6 +108,9 @@ def chunk_statement(chunk: Chunk) -> str:
     heap = sql.Identifier(chunk.heap.schema, chunk.heap.name)
     first = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first},0)"))
     bounds = [first] if chunk.last is None else [first, sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last},0)"))]
+    if chunk.row_filter is not None:
+        # The server wrote it, from an expression that it checked when the publication was made.
+        bounds.append(sql.SQL("({})").format(sql.SQL(chunk.row_filter)))
     return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(sql.SQL(", ").join(columns), heap, sql.SQL(" AND ").join(bounds)).as_string()
 
 

@@ -5,7 +5,7 @@ Managed services give their administrators roles of their own instead of superus
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +17,15 @@ from penstock.schema import TableName
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The current user. `services` are the roles of managed services that the server has, `memberships` those that this role has."""
+    """The current user. `services` are the roles that managed services give to their administrators, as far as the server has them."""
 
     name: str
-    is_superuser: bool
-    has_replication: bool
-    bypasses_rls: bool
     database: str
     may_create: bool
     """Whether it may create objects such as publications in the database."""
     is_read_only: bool
     is_on_standby: bool
     services: tuple[str, ...]
-    memberships: tuple[str, ...]
 
     @property
     def identifier(self) -> str:
@@ -51,7 +47,6 @@ class Unreadable:
 
     table: TableName
     has_usage: bool
-    has_select: bool
     refused_columns: tuple[str, ...]
     row_security: bool
 
@@ -61,7 +56,7 @@ class Unreadable:
         if not self.has_usage:
             hint = f"GRANT USAGE ON SCHEMA {schema} TO {role.identifier};"
             yield PrivilegeError(f"role {role.name} may not use schema {self.table.schema}", hint=hint)
-        if not self.has_select and self.refused_columns:
+        if self.refused_columns:
             hint = f"GRANT SELECT ON {table} TO {role.identifier};"
             columns = ", ".join(self.refused_columns)
             yield PrivilegeError(f"role {role.name} may not read table {self.table} (columns {columns})", hint=hint)
@@ -72,15 +67,17 @@ class Unreadable:
 
 def inspect_role(connection: Connection) -> Role:
     row: Any = connection.execute(query("privileges", "role")).fetchone()
-    name, superuser, replication, bypasses, database, creates, read_only, standby, services, memberships = row
-    return Role(name, superuser, replication, bypasses, database, creates, read_only, standby, tuple(services), tuple(memberships))
+    name, database, may_create, is_read_only, is_on_standby, services = row
+    return Role(name, database, may_create, is_read_only, is_on_standby, tuple(services))
 
 
-def inspect_unreadable(connection: Connection, oids: Collection[int]) -> list[Unreadable]:
-    """Those of the tables that the role cannot read whole; one statement however many there are."""
-    rows: list[Any] = connection.execute(query("privileges", "unreadable"), {"oids": list(oids)}).fetchall()
-    return [
-        Unreadable(TableName(schema, name), usage, select, tuple(columns), rls)
-        for schema, name, usage, select, columns, rls in rows
-        if not usage or rls or (not select and columns)  # a grant on every single column is as good as one on the table
-    ]
+def inspect_unreadable(connection: Connection, wanted: Mapping[int, Collection[str]]) -> list[Unreadable]:
+    """Of some tables, by OID, each with the columns that are wanted of it: the heaps that the role cannot read. One statement for all."""
+    rows: list[Any] = connection.execute(query("privileges", "unreadable"), {"oids": list(wanted)}).fetchall()
+    found = []
+    for oid, schema, name, has_usage, has_select, columns, row_security in rows:
+        # A grant on every single column is as good as one on the table.
+        refused = () if has_select else tuple(column for column in columns if column in wanted[oid])
+        if refused or row_security or not has_usage:
+            found.append(Unreadable(TableName(schema, name), has_usage, refused, row_security))
+    return found

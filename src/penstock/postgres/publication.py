@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 from psycopg import sql
@@ -19,6 +19,8 @@ from penstock.postgres.queries import query
 from penstock.schema import TableName
 
 LOCK_SECONDS = 10.0
+
+_GENERATED_VERSION = 180_000
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
@@ -58,8 +60,8 @@ class Relation:
     """Whether UPDATE and DELETE go on working once it is published; of a partitioned table, in every partition."""
     apart: tuple[str, ...]
     """Partitions whose changes never enter the log: unlogged or foreign ones."""
-    has_column_list: bool
-    has_row_filter: bool
+    leaves_key_out: bool
+    """Whether the publication lists columns, and not all that tell rows apart are among them."""
     owner: str | None
     is_ours: bool
     is_reachable: bool
@@ -84,7 +86,7 @@ def inspect_relations(connection: Connection, publication: str, tables: Iterable
 
 
 def _relation(row: Any) -> Relation:
-    schema, name, oid, kind, persistence, root_schema, root_name, published, identified, apart, columns, rows, owner, ours, usable = row
+    schema, name, oid, kind, persistence, root_schema, root_name, published, identified, apart, keyless, owner, ours, usable = row
     return Relation(
         TableName(schema, name),
         oid,
@@ -94,8 +96,7 @@ def _relation(row: Any) -> Relation:
         bool(published),
         identified,
         tuple(apart or ()),
-        bool(columns),
-        bool(rows),
+        bool(keyless),
         owner,
         bool(ours),
         bool(usable),
@@ -112,12 +113,15 @@ class Addition:
     """The relations that it locks."""
 
     @classmethod
-    def plan(cls, publication: str, missing: Collection[Relation], *, exists: bool) -> Addition:
+    def plan(cls, connection: Connection, publication: str, missing: Collection[Relation], *, exists: bool) -> Addition:
         name, tables = sql.Identifier(publication), _list(relation.name for relation in missing)
         if exists:
             statement = sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(name, tables)
         else:
-            statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(name, tables)
+            options: list[LiteralString] = ["publish_via_partition_root = true"]
+            if connection.info.server_version >= _GENERATED_VERSION:
+                options.append("publish_generated_columns = stored")
+            statement = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(name, tables, sql.SQL(", ".join(options)))
         return cls(publication, statement, tuple(relation.oid for relation in missing if relation.oid is not None))
 
     @property

@@ -12,13 +12,23 @@ WHERE c.relkind IN ('r', 'p')
 ORDER BY n.nspname, c.relname
 
 -- name: columns
--- A generated column enters the stream only if it is stored and the publication says so, which it can since Postgres 18.
+-- Those that the publication names, since Postgres 15, where the table is in it. Else all but the generated ones: they enter the stream only
+-- if they are stored and the publication says so, which it can since Postgres 18.
+WITH published AS MATERIALIZED (
+  SELECT c.oid, pg_catalog.to_jsonb(t) -> 'attnames' AS names
+  FROM pg_catalog.pg_publication_tables t
+  JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+  WHERE t.pubname = %(publication)s
+)
 SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod
 FROM pg_catalog.pg_attribute a
+LEFT JOIN published p ON p.oid = a.attrelid
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
-  AND (a.attgenerated = '' OR a.attgenerated = 's' AND EXISTS (
-    SELECT 1 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s AND pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's'
-  ))
+  AND CASE WHEN pg_catalog.jsonb_typeof(p.names) = 'array' THEN p.names ? a.attname::text
+    ELSE a.attgenerated = '' OR a.attgenerated = 's' AND EXISTS (
+      SELECT 1 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s AND pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's'
+    ) END
 ORDER BY a.attrelid, a.attnum
 
 -- name: types
@@ -54,6 +64,14 @@ LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary AND i.i
 LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
 WHERE c.oid = %(oid)s
 GROUP BY c.oid
+
+-- name: row_filter
+-- Since Postgres 15. It is written in the columns of the root, which are those of its partitions too.
+SELECT pg_catalog.to_jsonb(t) ->> 'rowfilter'
+FROM pg_catalog.pg_publication_tables t
+JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
+JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
+WHERE t.pubname = %(publication)s AND c.oid = %(oid)s
 
 -- name: leaves
 SELECT c.oid, n.nspname, c.relname, pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_relation_filenode(c.oid)

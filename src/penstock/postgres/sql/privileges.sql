@@ -1,29 +1,20 @@
 -- What the role that we connect as may do.
 
 -- name: role
-SELECT r.rolname::text, r.rolsuper, r.rolreplication, r.rolbypassrls,
-       pg_catalog.current_database()::text, pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
+SELECT current_user::text, pg_catalog.current_database()::text,
+       pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
        pg_catalog.current_setting('transaction_read_only')::boolean, pg_catalog.pg_is_in_recovery(),
        ARRAY(
-         SELECT g.rolname::text
-         FROM pg_catalog.pg_roles g
-         WHERE g.rolname IN ('rds_superuser', 'rds_replication', 'azure_pg_admin', 'cloudsqlsuperuser')
-         ORDER BY 1
-       ),
-       ARRAY(
-         SELECT g.rolname::text
-         FROM pg_catalog.pg_roles g
-         WHERE g.rolname IN ('rds_superuser', 'rds_replication', 'azure_pg_admin', 'cloudsqlsuperuser')
-           AND pg_catalog.pg_has_role(g.oid, 'USAGE')
+         SELECT r.rolname::text
+         FROM pg_catalog.pg_roles r
+         WHERE r.rolname IN ('rds_superuser', 'rds_replication', 'azure_pg_admin', 'cloudsqlsuperuser')
          ORDER BY 1
        )
-FROM pg_catalog.pg_roles r
-WHERE r.rolname = current_user
 
 -- name: unreadable
 -- The heaps of some tables that this role cannot read whole, and why: the schema, the table, single columns, or policies on rows.
 -- A snapshot reads partitions one by one, so that a grant on their root is not enough.
-SELECT n.nspname, c.relname,
+SELECT t.oid, n.nspname, c.relname,
        pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
        pg_catalog.has_table_privilege(c.oid, 'SELECT'),
        ARRAY(
@@ -47,7 +38,7 @@ WHERE t.oid = ANY (%(oids)s::oid[])
     OR NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')
     OR pg_catalog.row_security_active(c.oid)
   )
-ORDER BY 1, 2
+ORDER BY n.nspname, c.relname
 
 -- name: limits
 -- How much room the server has, and settings that hurt later. A setting that this version does not have is NULL.

@@ -22,8 +22,13 @@ SELECT r.nspname, r.relname, c.oid, c.relkind::text, c.relpersistence::text,
        c.oid IN (SELECT oid FROM published) OR pr.oid IS NOT NULL AND c.relkind = 'p' OR COALESCE(leaves.published, false),
        COALESCE(leaves.identified, false),
        leaves.apart,
-       pg_catalog.to_jsonb(pr) -> 'prattrs' <> 'null',
-       pg_catalog.to_jsonb(pr) -> 'prqual' <> 'null',
+       pg_catalog.jsonb_typeof(pg_catalog.to_jsonb(pr) -> 'prattrs') = 'array' AND EXISTS (
+         SELECT 1
+         FROM pg_catalog.pg_index i
+         CROSS JOIN LATERAL pg_catalog.unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) k (attnum)
+         WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+           AND NOT pg_catalog.to_jsonb(pr) -> 'prattrs' @> pg_catalog.to_jsonb(k.attnum)
+       ),
        pg_catalog.pg_get_userbyid(c.relowner), pg_catalog.pg_has_role(c.relowner, 'USAGE'),
        pg_catalog.has_schema_privilege(n.oid, 'USAGE')
 FROM ROWS FROM (pg_catalog.unnest(%(schemas)s::text[]), pg_catalog.unnest(%(names)s::text[])) AS r (nspname, relname)

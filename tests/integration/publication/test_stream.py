@@ -1,0 +1,144 @@
+"""What arrives through publications of every kind, and that a snapshot reads the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.capture.provision import ensure_capture, inspect_coverage
+from penstock.postgres.connection import SourceAddress
+from penstock.schema import TableName
+from tests.fix_postgres import Database, PostgresServer
+from tests.integration.publication.stream import Event, Follower, folded
+
+
+@pytest.fixture
+def follower(database: Database, tmp_path: Path) -> Follower:
+    return Follower(database, tmp_path)
+
+
+def kinds(events: list[Event], table: str) -> list[tuple[str, object]]:
+    return [(event.kind, event.row.get("id")) for event in events if event.table == table]
+
+
+@pytest.mark.versions(14, 18)
+def test_P04_a_row_that_moves_between_partitions_is_right_at_the_root(database: Database, follower: Follower) -> None:
+    database.execute("CREATE TABLE parted (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
+    database.execute("CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (10)")
+    database.execute("CREATE TABLE high (v text, id int NOT NULL); ALTER TABLE parted ATTACH PARTITION high FOR VALUES FROM (10) TO (20)")
+    ensure_capture(follower.address, follower.slot, "pub", [TableName("public", "parted")])
+    database.execute("INSERT INTO parted VALUES (1, 'a'), (2, 'b'), (11, 'c')")
+    database.execute("UPDATE parted SET id = id + 10 WHERE id = 2; UPDATE parted SET v = 'z' WHERE id = 11")
+    events = follower.drain()
+    assert {event.table for event in events} == {"public.parted"}
+    assert folded([], events, "public.parted") == sorted(follower.snapshot("public.parted"), key=lambda row: row["id"])
+
+
+def test_S12_partitions_that_come_and_go_are_followed_under_the_root(database: Database, follower: Follower) -> None:
+    """Subpartitions and default partitions too. A detached partition goes on as a table that nobody asked for."""
+    database.execute("CREATE TABLE parted (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
+    database.execute("CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (10)")
+    ensure_capture(follower.address, follower.slot, "pub", [TableName("public", "parted")])
+    with follower.capture() as capture:
+        database.execute("INSERT INTO parted VALUES (1, 'low')")
+        follower.reach(capture)
+        database.execute("CREATE TABLE mid PARTITION OF parted FOR VALUES FROM (10) TO (20) PARTITION BY LIST (id)")
+        database.execute("CREATE TABLE mid_rest PARTITION OF mid DEFAULT; CREATE TABLE rest PARTITION OF parted DEFAULT")
+        database.execute("INSERT INTO parted VALUES (11, 'sub'), (99, 'default')")
+        database.execute("ALTER TABLE parted DETACH PARTITION low; INSERT INTO low VALUES (2, 'apart')")
+        database.execute("INSERT INTO parted VALUES (98, 'after')")
+        follower.reach(capture)
+    events = follower.events()
+    assert kinds(events, "public.parted") == [("insert", 1), ("insert", 11), ("insert", 99), ("insert", 98)]
+    assert {event.table for event in events} == {"public.parted"}
+
+
+@pytest.mark.versions(15, 18)
+def test_P05_column_lists_and_row_filters_hold_for_snapshot_and_stream_alike(database: Database, follower: Follower) -> None:
+    """N09: a row that enters the filter arrives as an insert, one that leaves it as a delete; the server sees to that."""
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, region text, secret text)")
+    database.execute("ALTER TABLE t REPLICA IDENTITY FULL; CREATE TABLE c (id int PRIMARY KEY, v int, secret text)")
+    database.execute("CREATE PUBLICATION pub FOR TABLE t WHERE (region = 'EU'), c (id, v) WHERE (id <> 3)")
+    database.execute("INSERT INTO t SELECT g, CASE WHEN g % 2 = 0 THEN 'EU' ELSE 'US' END, 's' FROM generate_series(1, 6) g")
+    database.execute("INSERT INTO c VALUES (1, 1, 's'), (3, 3, 's')")
+    required = {TableName("public", "t"), TableName("public", "c")}
+    assert inspect_coverage(follower.address, "pub", required).satisfied
+    follower.create_slot()
+    before = follower.snapshot("public.t")
+    assert sorted(row["id"] for row in before) == [2, 4, 6]
+    assert follower.snapshot("public.c") == [{"id": 1, "v": 1}]
+    database.execute("UPDATE t SET region = 'EU' WHERE id = 1; UPDATE t SET region = 'US' WHERE id = 2; DELETE FROM t WHERE id IN (3, 4)")
+    database.execute("INSERT INTO t VALUES (7, 'EU', 's'), (9, 'US', 's')")
+    database.execute("UPDATE c SET v = v + 1, secret = 'x'; INSERT INTO c VALUES (5, 5, 's')")
+    events = follower.drain()
+    assert kinds(events, "public.t") == [("insert", 1), ("delete", 2), ("delete", 4), ("insert", 7)]
+    for table, rows in (("public.t", before), ("public.c", [{"id": 1, "v": 1}])):
+        assert folded(rows, events, table) == sorted(follower.snapshot(table), key=lambda row: row["id"])
+    assert all("secret" not in event.row for event in events if event.table == "public.c")
+
+
+def test_P05_a_row_filter_of_a_partitioned_table_holds_in_every_partition(database: Database, follower: Follower) -> None:
+    database.execute('CREATE TABLE parted (id int PRIMARY KEY, "Odd %" text) PARTITION BY RANGE (id)')
+    database.execute('CREATE TABLE low ("Odd %" text, id int NOT NULL)')
+    database.execute("ALTER TABLE parted ATTACH PARTITION low FOR VALUES FROM (0) TO (10)")
+    database.execute("CREATE PUBLICATION pub FOR TABLE parted WHERE (id > 3) WITH (publish_via_partition_root = true)")
+    database.execute("INSERT INTO parted VALUES (1, 'a'), (5, 'b')")
+    assert [row["id"] for row in follower.snapshot("public.parted")] == [5]
+
+
+@pytest.mark.versions(17, 18)
+def test_T33_our_own_publication_carries_generated_columns_where_the_server_can(
+    database: Database, follower: Follower, postgres_server: PostgresServer
+) -> None:
+    database.execute("CREATE TABLE g (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED)")
+    ensure_capture(follower.address, follower.slot, "pub", [TableName("public", "g")])
+    database.execute("INSERT INTO g VALUES (4)")
+    expected = {"id": 4, "twice": 8} if postgres_server.version >= 18 else {"id": 4}
+    assert [event.row for event in follower.drain()] == [expected]
+    assert follower.snapshot("public.g") == [expected]
+
+
+def test_P08_what_is_captured_is_what_the_server_sends_and_a_table_that_left_is_named(database: Database, follower: Follower) -> None:
+    database.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); CREATE TABLE c (id int PRIMARY KEY)")
+    a, b = TableName("public", "a"), TableName("public", "b")
+    ensure_capture(follower.address, follower.slot, "pub", [a, b])
+    with follower.capture() as capture:
+        database.execute("INSERT INTO a VALUES (1); INSERT INTO b VALUES (1); INSERT INTO c VALUES (1)")
+        follower.reach(capture)
+        database.execute("ALTER PUBLICATION pub DROP TABLE b; ALTER PUBLICATION pub ADD TABLE c")
+        database.execute("INSERT INTO a VALUES (2); INSERT INTO b VALUES (2); INSERT INTO c VALUES (2)")
+        follower.reach(capture)
+    events = [(event.table, event.row["id"]) for event in follower.events()]
+    assert sorted(events) == [("public.a", 1), ("public.a", 2), ("public.b", 1), ("public.c", 2)]
+    report = inspect_coverage(follower.address, "pub", {a, b})
+    assert (report.satisfied, report.missing, report.present) == (False, frozenset({b}), frozenset({a}))
+    _, added = ensure_capture(follower.address, follower.slot, "pub", [a, b])
+    assert added == [b]
+
+
+def test_P08_a_publication_dropped_and_made_again_while_nobody_reads(database: Database, follower: Follower) -> None:
+    database.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    a = TableName("public", "a")
+    ensure_capture(follower.address, follower.slot, "pub", [a])
+    database.execute("DROP PUBLICATION pub")
+    assert inspect_coverage(follower.address, "pub", {a}).missing == {a}
+
+
+@pytest.mark.parametrize("scope", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public"])
+def test_S08_a_table_created_later_is_captured_from_its_first_row(database: Database, follower: Follower, scope: str) -> None:
+    """In the same transaction as its creation, too. What inherits is a table of its own, and what is unlogged or temporary is silent."""
+    database.execute(f"CREATE PUBLICATION pub {scope} WITH (publish_via_partition_root = true)")
+    follower.create_slot()
+    with follower.capture() as capture:
+        database.execute("CREATE TABLE later (id int PRIMARY KEY); INSERT INTO later VALUES (1)")
+        follower.reach(capture)
+        database.execute("INSERT INTO later VALUES (2)")
+        database.execute("CREATE TABLE child (PRIMARY KEY (id)) INHERITS (later); INSERT INTO child VALUES (3)")
+        database.execute("CREATE UNLOGGED TABLE fast (id int PRIMARY KEY); INSERT INTO fast VALUES (4)")
+        database.execute("CREATE TEMP TABLE brief (id int PRIMARY KEY); INSERT INTO brief VALUES (5)")
+        follower.reach(capture)
+    events = [(event.table, event.row["id"]) for event in follower.events()]
+    assert events == [("public.later", 1), ("public.later", 2), ("public.child", 3)]
+    assert follower.snapshot("public.later") == [{"id": 1}, {"id": 2}]
+    assert inspect_coverage(SourceAddress.parse(database.dsn), "pub", {TableName("public", "later")}).satisfied
