@@ -124,7 +124,7 @@ def test_a_snapshot_is_exact_at_its_fence(database: Database, address: SourceAdd
         with connect(address) as connection:
             table = next(table for table in inspect_tables(connection) if table.name == ORDERS)
             schema = inspect_schema(connection, table)
-            chunks = plan_chunks(connection, table, schema, 8192)
+            chunks = plan_chunks(connection, table, schema, 8192, None)
         assert len(chunks) > 3
         values = [
             value for chunk in chunks for batch in read_chunk(address, exported.name, chunk) for value in batch.column("v").to_pylist()
@@ -140,7 +140,7 @@ def test_a_snapshot_waits_for_open_transactions_instead_of_missing_them(database
     timer.start()
     with export_snapshot(address) as exported, connect(address) as connection:
         table = next(table for table in inspect_tables(connection) if table.name == ORDERS)
-        chunks = plan_chunks(connection, table, inspect_schema(connection, table), 8192)
+        chunks = plan_chunks(connection, table, inspect_schema(connection, table), 8192, None)
         rows = [row for chunk in chunks for batch in read_chunk(address, exported.name, chunk) for row in batch.column("id").to_pylist()]
     timer.join()
     held.close()
@@ -154,7 +154,7 @@ def test_a_rewrite_while_chunks_are_read_is_noticed(database: Database, address:
     database.execute("INSERT INTO orders SELECT g, repeat('x', 100) FROM generate_series(1, 1000) g")
     with export_snapshot(address) as exported, connect(address) as connection:
         table = next(table for table in inspect_tables(connection) if table.name == ORDERS)
-        chunks = plan_chunks(connection, table, inspect_schema(connection, table), 8192)
+        chunks = plan_chunks(connection, table, inspect_schema(connection, table), 8192, None)
         list(read_chunk(address, exported.name, chunks[0]))
         database.execute(statement)
         with pytest.raises(SnapshotLostError):
@@ -169,7 +169,7 @@ def test_a_rewrite_between_the_snapshot_and_the_plan_is_noticed(database: Databa
     with export_snapshot(address) as exported, connect(address) as connection:
         database.execute("ALTER TABLE orders ALTER id TYPE bigint")
         table = next(table for table in inspect_tables(connection) if table.name == ORDERS)
-        chunks = plan_chunks(connection, table, inspect_schema(connection, table), 8192)
+        chunks = plan_chunks(connection, table, inspect_schema(connection, table), 8192, None)
         with pytest.raises(SnapshotLostError):
             list(read_chunk(address, exported.name, chunks[0]))
 

@@ -44,4 +44,4 @@ def _plan(settings: CaptureSettings, tables: Sequence[TableName]) -> list[Chunk]
         wanted = [known[table] for table in dict.fromkeys(tables)]
         # In the columns that the stream has too, and of the same types.
         shapes = [(table, inspect_schema(connection, table, settings.types, settings.publication)) for table in wanted]
-        return [chunk for table, schema in shapes for chunk in plan_chunks(connection, table, schema, _CHUNK_BYTES)]
+        return [chunk for table, schema in shapes for chunk in plan_chunks(connection, table, schema, _CHUNK_BYTES, settings.publication)]

@@ -53,9 +53,7 @@ class Chunk:
     """Which rows the publication lets into the stream, as the server writes it; the others are no part of the table to us."""
 
 
-def plan_chunks(
-    connection: Connection, table: CatalogTable, schema: TableSchema, chunk_bytes: int, publication: str | None = None
-) -> list[Chunk]:
+def plan_chunks(connection: Connection, table: CatalogTable, schema: TableSchema, chunk_bytes: int, publication: str | None) -> list[Chunk]:
     """Cut a table into chunks of about `chunk_bytes` of heap, of the rows that `publication` lets through. Call it after the snapshot."""
     parameters = {"oid": table.oid, "publication": publication}
     found: Any = connection.execute(query("catalog", "row_filter"), parameters).fetchone()

@@ -142,3 +142,15 @@ def test_S08_a_table_created_later_is_captured_from_its_first_row(database: Data
     assert events == [("public.later", 1), ("public.later", 2), ("public.child", 3)]
     assert follower.snapshot("public.later") == [{"id": 1}, {"id": 2}]
     assert inspect_coverage(SourceAddress.parse(database.dsn), "pub", {TableName("public", "later")}).satisfied
+
+
+def test_N09_a_capture_through_the_contract_reads_the_same_rows(database: Database, follower: Follower, tmp_path: Path) -> None:
+    from penstock import WalCapture
+    from penstock.capture.settings import CaptureSettings
+    from penstock.contracts.capture import Upsert
+
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, secret text); INSERT INTO t VALUES (1, 's'), (2, 's')")
+    database.execute("CREATE PUBLICATION pub FOR TABLE t (id) WHERE (id > 1)")
+    capture = WalCapture(CaptureSettings(follower.address, follower.slot, "pub", tmp_path / "spool"))
+    changes = capture.snapshot([TableName("public", "t")])
+    assert [change.event.row for change in changes if isinstance(change.event, Upsert)] == [{"id": 2}]
