@@ -54,10 +54,12 @@ class Lot:
 
 
 def _stream(random: Random) -> FuzzCase:
-    writer = StreamWriter.start(random.getrandbits(32), random.choice([1, 1, 1, 2, 2, 3]))
+    """Of the smallest streams in which all can go wrong many, and some larger ones."""
+    is_small = random.random() < 0.85
+    writer = StreamWriter.start(random.getrandbits(32), 1 if is_small else 3)
     in_blocks = random.random() < 0.5
-    for _ in range(random.choice([1, 1, 2, 2, 3])):
-        change_count = random.choice([0, 1, 1, 1, 2, 2, 3, 6])
+    for _ in range(random.choice([1, 1, 1, 2]) if is_small else 3):
+        change_count = random.choice([0, 1, 1, 1, 1, 2]) if is_small else random.choice([1, 2, 3, 6])
         if in_blocks and random.random() < 0.7:
             writer.block(change_count)
         else:

@@ -220,3 +220,11 @@ def test_an_error_names_the_kind_of_message_and_its_place() -> None:
     message = wal_data(b"?", lsn=0x16B3748)
     with pytest.raises(ProtocolError, match=r"message '\?' at 0/16B3748: is of an unknown kind"):
         PgOutputDecoder().decode([message])
+
+
+@pytest.mark.parametrize("bad", [0, 1, 6, 7])
+def test_a_value_that_cannot_be_read_is_named_by_its_column_and_the_place_of_its_message(bad: int) -> None:
+    changes = [insert(7, [b"x" if at == bad else b"1", b"a", None]) for at in range(8)]
+    placed = [message[:1] + (0x1000 + at).to_bytes(8, "big") + message[9:] for at, message in enumerate(changes)]
+    with pytest.raises(ProtocolError, match=rf"message 'I' at 0/{0x1000 + bad:X}: column 'id' of public.items has a text that Postgres"):
+        PgOutputDecoder().decode([begin(1), relation(ITEMS), *placed, commit(100)])

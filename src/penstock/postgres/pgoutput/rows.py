@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.change import ChangeBatch, ChangeCounts, ChangeType, change_schema
+from penstock.errors import ProtocolError
 from penstock.postgres.pgoutput import tuples
 from penstock.postgres.pgoutput.changes import Changes
 from penstock.postgres.pgoutput.framing import DELETE, INSERT, TRUNCATE, UPDATE, BoolArray, ByteArray, Frames, IntArray
@@ -66,7 +67,11 @@ def build_batch(frames: Frames, timeline: Timeline, table: TableSchema, changes:
         missing = _unchanged_rows(spans, rows.tuples, hidden)
         if len(missing):
             unchanged[at] = missing
-    decoded = decode_rows(texts, table, row_count)
+    try:
+        decoded = decode_rows(texts, table, row_count)
+    except ProtocolError as error:
+        at = _first_refused(texts, table, row_count)
+        raise frames.fault(int(changes.messages[rows.changes[at]]), error.message) from None
     names, unchanged_count = _unchanged(table, row_count, unchanged)
     arrays = [*decoded.columns, *_metadata(frames, timeline, changes, rows), names, decoded.exact]
     inserts, updates, deletes, truncates = np.bincount(rows.codes, minlength=len(_CODES)).tolist()
@@ -74,6 +79,20 @@ def build_batch(frames: Frames, timeline: Timeline, table: TableSchema, changes:
         inserts, updates, deletes, truncates, rows.moves, unchanged_count, decoded.inexact, sum(decoded.unreadable.values())
     )
     return ChangeBatch(table, pa.RecordBatch.from_arrays(arrays, schema=change_schema(table)), counts)
+
+
+def _first_refused(texts: list[pa.StringArray], table: TableSchema, row_count: int) -> int:
+    """Which row it is that cannot be read; what a value is read as does not depend on those beside it."""
+    low, high = 0, row_count
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            decode_rows([column[low:middle] for column in texts], table)
+        except ProtocolError:
+            high = middle
+        else:
+            low = middle
+    return low
 
 
 def _plan(buffer: pa.Buffer, table: TableSchema, changes: Changes, given: TableTuples) -> tuple[list[ColumnSpans], _Rows]:
