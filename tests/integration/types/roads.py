@@ -99,7 +99,7 @@ class Roads:
             tables = {table.name.name: table for table in inspect_tables(connection)}
             for name in names:
                 schema = inspect_schema(connection, tables[name], publication=PUBLICATION)
-                chunks = plan_chunks(connection, tables[name], schema, 1 << 30)
+                chunks = plan_chunks(connection, tables[name], schema, 1 << 30, PUBLICATION)
                 batches = [batch for chunk in chunks for batch in read_chunk(self.address, exported.name, chunk)]
                 found[name] = Road(schema, [row for batch in batches for row in _plain(batch)])
         return found
