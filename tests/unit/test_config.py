@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from penstock.capture.confirming import Confirm
 from penstock.errors import ConfigError, SecretError
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.schema import TableName
@@ -116,3 +117,15 @@ def test_tls_settings_reach_the_connection(tmp_path: Path) -> None:
 def test_a_dsn_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="dsn"):
         _load(tmp_path, MINIMAL.replace("postgresql://cdc@db.example:5433/shop", "not a dsn")).source.address()
+
+
+@pytest.mark.parametrize("name", ["Shop", "shop-1", "", "x" * 64])
+def test_L09_a_name_that_no_slot_can_have_is_told_in_words(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=r"source\.slot: .*a slot's name has lower-case letters, digits and underscores, 63 at most"):
+        _load(tmp_path, MINIMAL.replace('shop"}', f'shop", slot: "{name}"}}'))
+
+
+def test_how_the_slot_is_kept_and_confirmed_reaches_the_capture(tmp_path: Path) -> None:
+    text = MINIMAL.replace('shop"}', 'shop", failover: true}') + "confirm: spooled\nmax_retained_wal: 1000000\n"
+    settings = _load(tmp_path, text).capture_settings()
+    assert (settings.failover, settings.confirm, settings.max_retained_bytes) == (True, Confirm.SPOOLED, 1_000_000)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.capture.confirming import Confirm
 from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.postgres.connection import SourceAddress
@@ -24,6 +25,9 @@ def test_settings_survive_the_way_through_options() -> None:
         Path("/var/spool"),
         (TableName("public", "a,b"), TableName("Odd s", 'with "quotes", and.dots'), TableName("public", "line\nbreak")),
         CaptureLimits(segment_rows=7, segment_seconds=0.25, spool_bytes=1 << 40),
+        failover=True,
+        confirm=Confirm.SPOOLED,
+        max_retained_bytes=1 << 33,
     )
     assert CaptureSettings.from_options(settings.to_options()) == settings
     folded = {name.lower(): value for name, value in settings.to_options().items()}
@@ -59,3 +63,11 @@ def test_password_is_in_no_option_but_its_own() -> None:
     settings = CaptureSettings.from_options({**LEAST, "password": NEEDLE})
     assert [name for name, value in settings.to_options().items() if NEEDLE in value] == ["password"]
     assert NEEDLE not in repr(settings)
+
+
+@pytest.mark.parametrize(("option", "text"), [("failover", "maybe"), ("confirm", "later"), ("maxRetainedWal", "-5"), ("slot", "No-Slot")])
+def test_option_that_means_nothing_is_refused(option: str, text: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        CaptureSettings.from_options({**LEAST, option: text})
+    assert text in str(raised.value)
+    assert raised.value.hint

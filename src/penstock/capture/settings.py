@@ -33,6 +33,8 @@ class CaptureLimits:
     """How often, at most, an idle or filtered database moves the position forward."""
     buffer_bytes: int = 128 << 20
     spool_bytes: int = 20 << 30
+    silence_seconds: float = 60.0
+    """How long the server may say nothing before the connection counts as lost, unless its wal_sender_timeout is longer still."""
     watch_seconds: float = 5.0
     """How often the server is asked how its log, the slot and long transactions stand."""
     long_transaction_seconds: float = 60.0

@@ -175,12 +175,15 @@ class SpoolCapture:
         reader = SpoolReader(settings.spool)
         system, slot, keys, types = inspect_source(settings, reader, self._wait_for_slot)
         start = max(reader.end or Position.ZERO, slot.confirmed)
-        request = StreamRequest(settings.slot, settings.publication, start, settings.limits.buffer_bytes, slot.confirmed)
+        limits = settings.limits
+        request = StreamRequest(
+            settings.slot, settings.publication, start, limits.buffer_bytes, slot.confirmed, silence_seconds=limits.silence_seconds
+        )
         with self._open(request) as stream, SourceWatch(settings) as self._watch, KeyCatalog(settings.address) as catalog:
             if SystemIdentity(stream.system_identifier, stream.timeline) != system:
                 raise ConnectionLostError("another server answers at this address than a moment ago")
             ensure_identity(settings.spool, CaptureIdentity(settings.slot, settings.publication, system.identifier, system.timeline))
-            writer = SpoolWriter(settings.spool, start, max_segment_bytes=settings.limits.segment_bytes * 4)
+            writer = SpoolWriter(settings.spool, start, max_segment_bytes=limits.segment_bytes * 4)
             self._confirmed = slot.confirmed
             self._advance(start)
             stream.start()

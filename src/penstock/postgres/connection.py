@@ -197,7 +197,9 @@ def _connect(conninfo: str, doing: str) -> Connection:
 
 def _refused(conninfo: str, error: PenstockError, doing: str) -> PenstockError:
     """A server that starts or stops refuses everybody. It says so in its own language; a ping is told in none."""
-    if isinstance(error, ConnectionLostError) or PGconn.ping(conninfo.encode()) == Ping.OK:
+    # libpq's shortest time: nothing else in this process runs meanwhile.
+    ping = make_conninfo(conninfo, connect_timeout=2)
+    if isinstance(error, ConnectionLostError) or PGconn.ping(ping.encode()) == Ping.OK:
         return error
     return ConnectionLostError(f"{doing}: the server does not take connections now")
 

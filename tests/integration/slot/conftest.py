@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psycopg
 import pytest
 
+from penstock.testing.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database
 from tests.integration.slot.source import Source
 
@@ -13,3 +20,87 @@ from tests.integration.slot.source import Source
 @pytest.fixture
 def source(database: Database, tmp_path: Path) -> Source:
     return Source(database, tmp_path / "spool")
+
+
+class RoughServer:
+    """A server for tests that restart it, use it up and change its settings. It has room for little."""
+
+    SLOTS = 3
+    SENDERS = 4
+
+    def __init__(self, directory: Path, version: int) -> None:
+        limits = {
+            "max_replication_slots": str(self.SLOTS),
+            "max_wal_senders": str(self.SENDERS),
+            "max_prepared_transactions": "5",
+            "min_wal_size": "32MB",
+            "max_wal_size": "64MB",
+            "autovacuum": "off",
+        }
+        self.postgres = EmbeddedPostgres(directory / "data", version, limits, fsync=False)
+        self._numbers = itertools.count(1)
+
+    def create_database(self) -> Database:
+        name = f"rough_{next(self._numbers)}"
+        with psycopg.connect(self.postgres.dsn(), autocommit=True) as admin:
+            admin.execute(f"CREATE DATABASE {name}".encode())
+        return Database(name, self.postgres.dsn(name))
+
+    def set(self, **settings: str) -> None:
+        """Change settings until `tidy`. Takes effect at once."""
+        with psycopg.connect(self.postgres.dsn(), autocommit=True) as admin:
+            for name, value in settings.items():
+                admin.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
+            admin.execute("SELECT pg_reload_conf()")
+            for name in settings:
+                deadline = time.monotonic() + 10
+                while _setting(admin, name) == _setting(admin, name, "reset_val") == _setting(admin, name, "boot_val"):
+                    assert time.monotonic() < deadline, f"{name} does not change"
+                    time.sleep(0.02)
+
+    def fill_log(self, segments: int) -> None:
+        """Move the log on by so many files, and let the server forget what it may."""
+        with psycopg.connect(self.postgres.dsn(), autocommit=True) as admin:
+            for _ in range(segments):
+                admin.execute("SELECT pg_logical_emit_message(false, 'filler', 'x')")
+                admin.execute("SELECT pg_switch_wal()")
+            admin.execute("CHECKPOINT")
+
+    def tidy(self) -> None:
+        with psycopg.connect(self.postgres.dsn(), autocommit=True) as admin:
+            admin.execute("ALTER SYSTEM RESET ALL")
+            admin.execute("SELECT pg_reload_conf()")
+            deadline = time.monotonic() + 20
+            while slots := admin.execute("SELECT slot_name, active_pid FROM pg_replication_slots").fetchall():
+                for slot, pid in slots:
+                    with suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+                        admin.execute("SELECT pg_terminate_backend(%s, 2000)", [pid]) if pid else None
+                        admin.execute("SELECT pg_drop_replication_slot(%s)", [slot])
+                assert time.monotonic() < deadline, f"could not drop {slots}"
+
+
+def _setting(admin: psycopg.Connection, name: str, column: str = "setting") -> object:
+    row = admin.execute(f"SELECT {column} FROM pg_settings WHERE name = %s".encode(), [name]).fetchone()
+    assert row is not None
+    return row[0]
+
+
+@pytest.fixture(scope="session")
+def rough_server(postgres_version: int) -> Iterator[RoughServer]:
+    with tempfile.TemporaryDirectory(prefix="penstock-rough-") as directory:
+        server = RoughServer(Path(directory), postgres_version)
+        with server.postgres:
+            yield server
+
+
+@pytest.fixture
+def rough(rough_server: RoughServer) -> Iterator[RoughServer]:
+    yield rough_server
+    rough_server.tidy()
+
+
+@pytest.fixture
+def rough_source(rough: RoughServer, tmp_path: Path) -> Iterator[Source]:
+    source = Source(rough.create_database(), tmp_path / "spool")
+    yield source
+    source.database.close()

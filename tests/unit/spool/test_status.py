@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import CaptureFailedError, ConnectionLostError, PenstockError, ProtocolError, SlotLostError, SpoolCorruptError
+from penstock.lag import CaptureLag, OpenTransaction
 from penstock.spool import CaptureFailure, CaptureStatus, SpoolReader, load_status, wait_for_end, write_status
 from tests.unit.spool.builders import Commit, at, capture
 
@@ -15,10 +17,23 @@ WELL = CaptureStatus("streaming", 4711, at(50), at(40), 12, 3456, datetime(2025,
 
 def test_a_status_survives_its_own_text(tmp_path: Path) -> None:
     assert load_status(tmp_path) is None
-    for status in (WELL, replace(WELL, failure=CaptureFailure.of(SlotLostError("gone", hint="resync")))):
+    open_one = OpenTransaction(12, "psql", "shop", "active", 1.5)
+    lag = CaptureLag(datetime(2025, 1, 1, tzinfo=UTC), 1, 2.5, 3, None, "extended", 4, 5, (open_one, replace(open_one, pid=None)))
+    watched = replace(WELL, confirms="spooled", confirmed=at(30), waits_for=(open_one,), lag=lag)
+    for status in (WELL, watched, replace(WELL, failure=CaptureFailure.of(SlotLostError("gone", hint="resync")))):
         write_status(tmp_path, status)
         assert load_status(tmp_path) == status
     assert [path.name for path in tmp_path.iterdir()] == ["capture-status.json"]
+
+
+def test_a_status_of_an_older_version_is_read(tmp_path: Path) -> None:
+    write_status(tmp_path, WELL)
+    path = tmp_path / "capture-status.json"
+    document = json.loads(path.read_text())
+    for newer in ("confirms", "confirmed", "waits_for", "lag"):
+        del document[newer]
+    path.write_text(json.dumps(document))
+    assert load_status(tmp_path) == WELL
 
 
 def test_a_status_needs_an_aware_time() -> None:

@@ -1,0 +1,141 @@
+"""Invariant 1: the server is never told to forget what is not durable, whichever way confirming is set."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+
+from penstock.capture.confirming import Confirm
+from penstock.capture.settings import CaptureLimits
+from penstock.errors import PositionGapError
+from penstock.position import Position
+from penstock.spool.consumers import minimum, release
+from penstock.spool.reader import SpoolReader
+from tests.integration.slot.source import BEYOND, DEADLINE_SECONDS, Source, wait_for
+
+LOAD_SECONDS = 1.5
+
+
+class Load:
+    """Inserts in a thread of its own, so that what is confirmed can be watched meanwhile."""
+
+    def __init__(self, source: Source, seconds: float = LOAD_SECONDS) -> None:
+        self._source = source
+        self._seconds = seconds
+        self.rows = 0
+        self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        deadline = time.monotonic() + self._seconds
+        with self._source.database.connect(autocommit=True) as connection:
+            while time.monotonic() < deadline:
+                low = self.rows + 1
+                connection.execute("INSERT INTO public.t SELECT i, 'x' FROM generate_series(%s::bigint, %s) i", [low, low + 99])
+                self.rows += 100
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+
+def test_applied_never_confirms_beyond_what_every_consumer_has_released(source: Source) -> None:
+    before = source.confirmed
+    seen = {before}
+    with source.capture() as capture:
+        load = Load(source)
+        while load.is_running:
+            confirmed = source.confirmed
+            done = minimum(source.spool)
+            assert confirmed <= max(before, done or Position.ZERO)
+            seen.add(confirmed)
+            if capture.wait_beyond(done or Position.ZERO, 0.05) and capture.end is not None:
+                release(source.spool, "second", capture.end)
+                release(source.spool, "first", capture.end)
+        assert capture.wait_until(source.position, DEADLINE_SECONDS)
+    assert len(seen) > 2, "it moved while we looked"
+
+
+def test_spooled_confirms_what_is_sealed_and_never_more(source: Source) -> None:
+    before = source.confirmed
+    seen: list[Position] = [before]
+    with source.capture(confirm=Confirm.SPOOLED) as capture:
+        load = Load(source)
+        while load.is_running:
+            confirmed = source.confirmed
+            assert confirmed <= (SpoolReader(source.spool).end or before)
+            seen.append(confirmed)
+        assert capture.wait_until(source.position, DEADLINE_SECONDS)
+        end = capture.end
+        wait_for(lambda: source.confirmed == end, f"the slot at {end}, which is sealed", lambda: source.confirmed)
+        assert source.status is not None
+        assert source.status.confirms == "spooled"
+    assert seen == sorted(seen), "never backwards"
+    assert len(set(seen)) > 2, "it moved while we looked"
+    assert source.ids() == list(range(1, load.rows + 1)), "what nobody has released stays in the spool"
+
+
+def test_more_retained_log_than_allowed_switches_to_spooled_and_back(source: Source) -> None:
+    """The consumer stops, the slot goes on; the consumer catches up, and what it has applied counts again."""
+    limits = CaptureLimits(quiet_seconds=0.1, watch_seconds=0.1)
+    with source.capture(limits, max_retained_bytes=4 << 20) as capture:
+        first = source.insert(1, 10)
+        assert capture.wait_until(first, DEADLINE_SECONDS)
+        release(source.spool, "pipeline", first)
+        wait_for(lambda: source.confirmed == first, "the consumer's position", lambda: source.confirmed)
+        assert confirms(source) == "applied"
+        for low in range(11, 40_011, 4000):
+            source.insert(low, low + 3999, note="x" * 100)
+        wait_for(lambda: confirms(source) == "spooled", "spooled", source.state)
+        assert capture.wait_until(source.position, DEADLINE_SECONDS)
+        end = capture.end
+        wait_for(lambda: source.confirmed == end, f"the slot at {end}", lambda: source.confirmed)
+        assert not capture.wait_until(BEYOND, 0.5)
+        assert confirms(source) == "spooled", "it stays while the consumer is behind, although the slot is not any more"
+        assert capture.end is not None
+        level = release(source.spool, "pipeline", capture.end)
+        source.database.execute("CHECKPOINT")  # the slot's restart point moves only where the server has noted what was running
+        wait_for(lambda: confirms(source) == "applied", "applied", source.state)
+        assert source.confirmed >= level
+        before = source.confirmed
+        assert capture.wait_until(source.insert(50_001, 50_010), DEADLINE_SECONDS)
+        assert not capture.wait_until(BEYOND, 0.5)
+        assert source.confirmed == before, "applied again: the new rows wait for the consumer"
+
+
+def confirms(source: Source) -> str | None:
+    return source.status.confirms if source.status is not None else None
+
+
+def test_a_spool_lost_after_spooled_is_a_hole_and_not_passed_over(source: Source) -> None:
+    """What was confirmed lived in the spool alone."""
+    applied = source.capture_all(1, 10)
+    release(source.spool, "pipeline", applied)
+    with source.capture(confirm=Confirm.SPOOLED) as capture:
+        assert capture.wait_until(source.insert(11, 20), DEADLINE_SECONDS)
+        end = capture.end
+        wait_for(lambda: source.confirmed == end, f"the slot at {end}", lambda: source.confirmed)
+    source.wait_idle()
+    shutil.rmtree(source.spool)
+    release(source.spool, "pipeline", applied)  # as every reader does before it starts a capture
+    confirmed = source.confirmed
+    for confirm in Confirm:
+        error = source.failure(confirm=confirm)
+        assert isinstance(error, PositionGapError)
+        assert error.message.startswith(
+            f"slot {source.slot} begins at {confirmed}, but the targets hold only what commits up to {applied}: "
+        )
+    assert source.confirmed == confirmed
+
+
+def test_segments_lost_after_spooled_are_a_hole_too(source: Source) -> None:
+    applied = source.capture_all(1, 10)
+    release(source.spool, "pipeline", applied)
+    with source.capture(confirm=Confirm.SPOOLED) as capture:
+        assert capture.wait_until(source.insert(11, 20), DEADLINE_SECONDS)
+        end = capture.end
+        wait_for(lambda: source.confirmed == end, f"the slot at {end}", lambda: source.confirmed)
+    source.wait_idle()
+    shutil.rmtree(source.spool / "segments")
+    assert isinstance(source.failure(), PositionGapError)

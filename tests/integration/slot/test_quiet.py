@@ -1,0 +1,95 @@
+"""A database that is idle, or busy with what nobody captures, still lets the server forget its log."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.capture.spooling import SpoolCapture
+from penstock.position import Position
+from penstock.spool.consumers import release
+from penstock.spool.reader import SpoolReader
+from tests.fix_postgres import PostgresServer
+from tests.integration.slot.source import BEYOND, DEADLINE_SECONDS, Source, wait_for
+
+
+@contextmanager
+def consumed(source: Source) -> Iterator[SpoolCapture]:
+    """A capture with a consumer that takes everything at once."""
+    done = threading.Event()
+    with source.capture() as capture:
+
+        def consume() -> None:
+            reached = Position.ZERO
+            while not done.is_set():
+                if capture.wait_beyond(reached, 0.1) and capture.end is not None:
+                    reached = release(source.spool, "pipeline", capture.end)
+
+        consumer = threading.Thread(target=consume, name="consumer", daemon=True)
+        consumer.start()
+        try:
+            yield capture
+        finally:
+            done.set()
+            consumer.join(timeout=10)
+
+
+def assert_slot_reaches(source: Source, end: Position) -> None:
+    wait_for(lambda: source.confirmed >= end, f"the slot at {end}", lambda: (source.confirmed, source.state()))
+
+
+def test_H01_the_slot_advances_while_only_other_tables_are_busy(source: Source) -> None:
+    with consumed(source) as capture:
+        assert capture.wait_until(source.insert(1, 10), DEADLINE_SECONDS)
+        for _ in range(5):
+            source.database.execute("INSERT INTO public.other SELECT generate_series(1, 5000)")
+            assert_slot_reaches(source, source.position)
+    assert len(SpoolReader(source.spool).segments()) < 10, "quiet ground that was released is dropped"
+
+
+def test_H02_the_slot_advances_while_only_another_database_is_busy(source: Source, postgres_server: PostgresServer) -> None:
+    other = postgres_server.create_database()
+    try:
+        other.execute("CREATE TABLE busy (id bigint)")
+        with consumed(source):
+            for _ in range(3):
+                other.execute("INSERT INTO busy SELECT generate_series(1, 5000)")
+                assert_slot_reaches(source, source.position)
+    finally:
+        other.close()
+        postgres_server.drop_database(other.name)
+
+
+CHECKPOINTS: list[Callable[[Source], None]] = [
+    lambda source: source.database.execute("CHECKPOINT"),
+    lambda source: source.database.execute("SELECT pg_switch_wal()"),
+]
+
+
+@pytest.mark.parametrize("write", CHECKPOINTS, ids=["checkpoint", "switch"])
+def test_H03_the_slot_advances_when_nobody_writes_but_the_server_itself(source: Source, write: Callable[[Source], None]) -> None:
+    with consumed(source) as capture:
+        write(source)
+        end = Position.parse(source.database.query("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+        assert_slot_reaches(source, end)
+        before = len(SpoolReader(source.spool).segments())
+        assert capture.end is not None
+        assert not capture.wait_until(BEYOND, 0.5)
+        assert len(SpoolReader(source.spool).segments()) <= max(before, 1), "where nothing is written, nothing is sealed"
+
+
+def test_H04_the_slot_advances_although_nothing_of_ours_comes_after_a_start(source: Source) -> None:
+    """A stored position, idle tables, and a log that went on meanwhile."""
+    stored = source.capture_all(1, 10)
+    release(source.spool, "pipeline", stored)
+    source.database.execute("INSERT INTO public.other SELECT generate_series(1, 20000)")
+    end = source.position
+    with consumed(source):
+        assert_slot_reaches(source, end)
+    source.wait_idle()
+    with consumed(source) as capture:
+        assert capture.wait_until(source.insert(11, 20), DEADLINE_SECONDS)
+        assert source.ids(upto=capture.end)[-10:] == list(range(11, 21)), "and loses nothing of what comes then"

@@ -1,0 +1,62 @@
+"""What a refused connection is taken for, when the server speaks another language and libpq gives no SQLSTATE."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import AuthenticationError, ConnectionLostError, PenstockError, SenderLimitError
+from penstock.postgres.connection import SourceAddress, connect, connect_replication
+
+STUB = Path(__file__).parents[1] / "refusing_server.py"
+
+
+@contextmanager
+def refusal(severity: str, code: str, message: str) -> Iterator[SourceAddress]:
+    with subprocess.Popen([sys.executable, STUB, severity, code, message], stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        try:
+            yield SourceAddress.parse(f"postgresql://cdc@127.0.0.1:{port}/shop?sslmode=disable")
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize(
+    ("severity", "code", "message", "kind"),
+    [
+        ("FATAL", "57P03", "the database system is starting up", ConnectionLostError),
+        ("ВАЖНО", "57P03", "система баз данных запускается", ConnectionLostError),
+        ("FATAL", "57P03", "das Datenbanksystem startet", ConnectionLostError),
+        ("FATAL", "53300", "sorry, too many clients already", ConnectionLostError),
+        ("FATAL", "28P01", 'password authentication failed for user "cdc"', AuthenticationError),
+        ("ВАЖНО", "28P01", 'пользователь "cdc" не прошёл проверку подлинности', AuthenticationError),
+        ("ÖLÜMCÜL (FATAL)", "28000", "rol yok", AuthenticationError),
+        ("致命错误", "3D000", '数据库 "shop" 不存在', AuthenticationError),
+    ],
+)
+def test_C02_a_refusal_is_told_from_a_server_that_cannot_answer_yet(
+    severity: str, code: str, message: str, kind: type[PenstockError]
+) -> None:
+    with refusal(severity, code, message) as address, pytest.raises(PenstockError) as caught, connect(address):
+        pass
+    assert type(caught.value) is kind
+
+
+def test_L13_a_server_without_a_free_sender_is_known_by_the_setting_that_it_names() -> None:
+    words = "число запрошенных подключений резервных серверов превосходит max_wal_senders (сейчас: 10)"
+    with refusal("ВАЖНО", "53300", words) as address, pytest.raises(SenderLimitError):
+        connect_replication(address)
+
+
+def test_C01_a_server_that_is_not_there_is_a_lost_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(ConnectionLostError), connect(SourceAddress.parse(f"postgresql://cdc@127.0.0.1:{port}/shop")):
+        pass
