@@ -51,7 +51,7 @@ def test_H06_lag_is_reported_in_bytes_in_seconds_and_in_retained_log(rough: Roug
         for low in range(11, 20_011, 1000):
             source.insert(low, low + 999, note="x" * 200)
         wait_for(lambda: source.status is not None and source.status.state == "full", "a full spool", source.state)
-        rough.fill_log(5)
+        rough.fill_log(8)
         wait_for(lambda: (lag := lag_of(source)) is not None and lag.wal_status == "extended", "more log than is usual", source.state)
         behind = lag_of(source)
         assert behind is not None
