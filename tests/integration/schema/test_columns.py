@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from datetime import date
 from decimal import Decimal
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -180,3 +182,13 @@ def test_S06_the_history_knows_every_shape_by_the_position_of_its_first_change(c
     assert [version.schema for version in history.versions(oid)] == captured.schemas(table)
     for version in history.versions(oid):
         assert history.at(oid, version.position) == version.schema
+
+
+def test_the_page_about_changes_shows_how_to_read_the_history(captured: Captured, table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    captured.execute(f"ALTER TABLE {table} ADD c int", f"DELETE FROM {table}")
+    captured.drain()
+    page = (Path(__file__).parents[3] / "docs" / "explanation" / "changes.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(code, {"spool": captured.spool, "oid": captured.oid(table)})  # noqa: S102 - our own page
+    shown = [line.partition(" ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert shown == ["('id', 'a', 'b') ('id',)", "('id', 'a', 'b', 'c') ('id',)"]
