@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 from penstock.capture.wal import WalCapture
-from penstock.contracts.capture import ChangeStream, Event
+from penstock.contracts.capture import ChangeStream, Event, Truncate
 from penstock.errors import ConnectionLostError, PenstockError, PositionGapError, PublicationError, SlotMissingError
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
 from penstock.testing.streams import Background, check_same, take, wait_for
-from tests.contract.wal_harness import WalHarness
+from tests.contract.wal_harness import WalHarness, wal_harness
+from tests.fix_postgres import Database
 
 
 def error_of(stream: ChangeStream, wal: WalHarness) -> PenstockError:
@@ -80,6 +81,22 @@ os._exit(9)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", program], check=False, env=environment, timeout=60).returncode == 9
     check_next(wal, events[2:], "the third was not confirmed")
+
+
+@pytest.mark.versions(14, 15, 16, 17)
+def test_stream_snapshot_and_lag_on_every_version(database: Database, tmp_path: Path) -> None:
+    with wal_harness(database, tmp_path) as wal:
+        assert wal.capture().lag() is None
+        events: list[Event] = [upsert(wal.table, 1, "x"), Truncate(wal.table), upsert(wal.table, 2, "y")]
+        with closing(wal.capture().live()) as stream:
+            for event in events:
+                wal.commit(event)
+            changes = take(stream, 3, wal.deadline_seconds)
+            check_same(changes, events, "every change once, in order")
+            changes[0].ack.confirm()
+        check_next(wal, events[1:], "the first was confirmed")
+        check_same(list(wal.capture().snapshot([wal.table])), events[2:], "the rows of now")
+        assert (wal.capture().lag() or 0) > 0
 
 
 def test_stream_goes_on_over_a_lost_connection(wal: WalHarness) -> None:

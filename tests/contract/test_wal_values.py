@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
@@ -13,8 +14,9 @@ import pytest
 from penstock.capture import spooling
 from penstock.capture.wal import WalCapture
 from penstock.contracts.capture import Change, Delete, Event, Truncate, Upsert
-from penstock.errors import NoTablesError, SnapshotLostError
+from penstock.errors import NoTablesError, SnapshotLostError, UnrepresentableError
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
+from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.spool.reader import SpoolReader
 from penstock.testing.streams import take
@@ -191,3 +193,18 @@ def test_snapshot_of_a_table_that_is_emptied_meanwhile_is_lost(wal: WalHarness) 
 def test_snapshot_of_a_table_that_is_not_there_says_so(wal: WalHarness) -> None:
     with pytest.raises(NoTablesError, match=r"public\.nowhere"):
         next(wal.capture().snapshot([wal.table, TableName("public", "nowhere")]))
+
+
+# --- what cannot be said --------------------------------------------------------------------------------------------------------
+
+
+def test_value_beyond_its_type_ends_the_stream_and_the_snapshot_where_the_policy_refuses_it(wal: WalHarness) -> None:
+    strict = replace(wal.settings, types=TypePolicy(on_unrepresentable="error"))
+    wal.database.execute(f"ALTER TABLE {wal.table} ADD at timestamptz")
+    capture = WalCapture(strict).with_publication_management({wal.table}, manage=True)
+    with closing(capture.live()) as stream:
+        wal.database.execute(f"INSERT INTO {wal.table} VALUES (1, 'x', 'infinity')")
+        with pytest.raises(UnrepresentableError):
+            take(stream, 1, wal.deadline_seconds)
+    with pytest.raises(UnrepresentableError):
+        next(capture.snapshot([wal.table]))

@@ -65,7 +65,8 @@ class AckWatermark:
     """`deliver` and `settle` are for the one thread that delivers, in order; everything else is for any thread."""
 
     def __init__(self, start: Position) -> None:
-        self._lock = threading.Lock()
+        # Entered again by its own thread when the garbage collector runs a finalizer that confirms.
+        self._lock = threading.RLock()
         self._delivered = 0
         self._current = _Transaction(start, start)
         self._current.last = 0
@@ -108,12 +109,6 @@ class AckWatermark:
         with self._lock:
             reached = self._floor.transaction
             return reached.end if reached.last == self._floor.last else reached.before
-
-    @property
-    def unconfirmed(self) -> int:
-        """How many delivered changes the resume point waits for, at most: those behind the first hole count too."""
-        with self._lock:
-            return self._delivered - self._floor.last
 
     @property
     def runs(self) -> int:

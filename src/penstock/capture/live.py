@@ -39,8 +39,11 @@ _RELEASE_SECONDS = 0.1
 
 def register(spool: Path) -> None:
     """Make the stream a consumer of its spool, if it is not one yet: one that has not begun, and needs all that the spool holds."""
-    if CONSUMER not in released(spool):
-        release(spool, CONSUMER, Position.ZERO)
+    try:
+        if CONSUMER not in released(spool):
+            release(spool, CONSUMER, Position.ZERO)
+    except OSError as error:
+        raise SpoolError(f"the spool cannot be written: {error}") from error
 
 
 class LiveChanges:

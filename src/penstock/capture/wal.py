@@ -20,6 +20,7 @@ from penstock.capture.snapshot import snapshot_changes
 from penstock.contracts.capture import ChangeCapture, ChangeStream
 from penstock.contracts.provisioning import CaptureProvisioning, CoverageReport
 from penstock.errors import PublicationError
+from penstock.position import Position
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.publication import inspect_publication
 from penstock.postgres.queries import identifier
@@ -90,7 +91,9 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         """Bytes of WAL between the slot's `confirmed_flush_lsn` and where the server is; None until the slot exists."""
         with connect(self.settings.address) as connection:
             slot = inspect_slot(connection, self.settings.slot)
-            return None if slot is None else max(0, current_position(connection) - slot.confirmed)
+            if slot is None or slot.confirmed == Position.ZERO:  # still being created
+                return None
+            return max(0, current_position(connection) - slot.confirmed)
 
     # --- CaptureProvisioning --------------------------------------------------------------------------------------------
 

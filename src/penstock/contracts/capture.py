@@ -2,7 +2,7 @@
 
 A capture has two capabilities, and the caller decides when to use which: `live` follows the source without end, `snapshot` reads what is
 there now. No position is passed in or out: where to resume is the capture's own affair, kept durably where it likes (a replication slot, a
-cursor table), and moved by acknowledgements alone. `penstock.testing.ChangeCaptureConformance` holds an implementation to every rule here.
+cursor table), and moved by acknowledgements alone. `ChangeCaptureConformance` in `penstock.testing` holds an implementation to these rules.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS
+from penstock.errors import SpoolCorruptError
 from penstock.spool.range import FileSlice
 
 _PLACES = {field.name: place for place, field in enumerate(METADATA_FIELDS)}
@@ -16,11 +17,18 @@ _PLACES = {field.name: place for place, field in enumerate(METADATA_FIELDS)}
 
 def read_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
     """The wanted rows in order, in batches of at most so many rows, fewer of long ones; each has `change_schema` of the table."""
-    with pq.ParquetFile(slice.path) as file:
-        for batch in file.iter_batches(_batch_rows(slice, max_rows, max_bytes)):
-            kept = _within(_with_commit(batch, slice), slice)
-            if kept.num_rows:
-                yield kept
+    try:
+        with pq.ParquetFile(slice.path) as file:
+            for batch in file.iter_batches(_batch_rows(slice, max_rows, max_bytes)):
+                kept = _within(_with_commit(batch, slice), slice)
+                if kept.num_rows:
+                    yield kept
+    except (OSError, pa.ArrowException) as error:
+        # Arrow may quote a value in its message.
+        raise SpoolCorruptError(
+            f"{slice.path.parent.name}/{slice.path.name} cannot be read: {type(error).__name__}",
+            hint="restore the file, or delete the spool; what the slot still holds is captured again",
+        ) from error
 
 
 def metadata_column(batch: pa.RecordBatch, slice: FileSlice, name: str) -> pa.Array:

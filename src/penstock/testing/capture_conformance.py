@@ -9,6 +9,8 @@ class TestMyCapture(ChangeCaptureConformance):
         return MyHarness()
 ```
 
+For pytest to explain failed assertions, `pytest.register_assert_rewrite("penstock.testing.capture_conformance")` in a conftest.
+
 A test reads only as many changes as must come, and tells that nothing else came by a mark that it commits itself; there are no pauses to
 tune. `examples/list_capture.py` is an implementation in a hundred lines that passes.
 """

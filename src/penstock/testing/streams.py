@@ -48,7 +48,7 @@ def take(stream: ChangeStream, count: int, deadline_seconds: float) -> list[Chan
             taken.append(next(stream))
 
     try:
-        Background(read).result(deadline_seconds, f"change {len(taken) + 1} of {count}")
+        Background(read).result(deadline_seconds, f"{count} changes" if count > 1 else "a change")
     except AssertionError as error:
         raise AssertionError(f"{error}; before it came {[seen(change) for change in taken]}") from None
     except StopIteration:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from penstock.capture.events import spooled_events
 from penstock.change import change_schema
 from penstock.contracts.capture import Upsert
-from penstock.errors import SchemaChangedError
+from penstock.errors import SchemaChangedError, SpoolCorruptError
 from penstock.schema import Column
 from penstock.spark.changes import read_changes
 from penstock.spool import SpoolReader, SpoolWriter
@@ -82,3 +83,11 @@ def test_changes_for_spark_have_the_one_schema_or_are_refused(spool: SpoolReader
     assert pa.Table.from_batches(read_changes(slices, schema)).num_rows == 6
     with pytest.raises(SchemaChangedError):
         list(read_changes(slices, change_schema(ITEMS)))
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"PAR1 and nothing else")])
+def test_file_that_is_gone_or_damaged_is_named(spool: SpoolReader, damage: Callable[[Path], object]) -> None:
+    (part, *_) = spool.read(at(0), at(30)).tables[ORDERS.name].slices
+    damage(part.path)
+    with pytest.raises(SpoolCorruptError, match=part.path.name):
+        list(read_rows(part, 100, 1 << 20))
