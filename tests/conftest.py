@@ -16,14 +16,17 @@ _LAYERS = ("unit", "property", "contract", "integration", "recovery", "acceptanc
 _MARKED_LAYERS = frozenset({"recovery", "acceptance"})
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks must be there before `-m` chooses among the tests."""
+    layer = _layer(item)
+    if layer in _MARKED_LAYERS:
+        item.add_marker(layer)
+    if "spark" in getattr(item, "fixturenames", ()):
+        item.add_marker("spark")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        layer = _layer(item)
-        if layer in _MARKED_LAYERS:
-            item.add_marker(layer)
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker("spark")
     items.sort(key=lambda item: _LAYERS.index(_layer(item)))
 
 
