@@ -57,7 +57,7 @@ class _SourceCheck:
     def run(self) -> list[Step]:
         server, replication = self._server(), self._replication()
         with ExitStack() as stack:
-            slot, snapshot = self._slot(stack, replication)
+            slot, snapshot = self._slot(stack, can_decode=not replication.problems and not server.problems)
             tables, selection = self._tables()
             publication = self._publication(selection)
             reading = self._reading(selection, snapshot)
@@ -87,7 +87,7 @@ class _SourceCheck:
             step.problem(error)
         return step
 
-    def _slot(self, stack: ExitStack, replication: Step) -> tuple[Step, ExportedSnapshot | None]:
+    def _slot(self, stack: ExitStack, *, can_decode: bool) -> tuple[Step, ExportedSnapshot | None]:
         """The slot that is there, and a temporary one such as every snapshot needs; that one lasts as long as `stack`."""
         name = self._config.slot
         step = Step("slot", f"{name} will be created")
@@ -99,7 +99,7 @@ class _SourceCheck:
                 if slot.active_pid is not None:
                     step.warn("slot-in-use", f"slot {name} is being read by server process {slot.active_pid}: a run may be under way")
         snapshot: ExportedSnapshot | None = None
-        if replication.problems:
+        if not can_decode:
             step.is_skipped = True
         else:
             with step.catching():

@@ -24,6 +24,7 @@ from penstock.errors import (
     PenstockError,
     PrivilegeError,
     SenderLimitError,
+    ServerUnfitError,
     SlotBusyError,
     SlotLimitError,
     SourceError,
@@ -53,9 +54,9 @@ _NEWER_SETTINGS = {140_000: b"SET idle_session_timeout = 0", 170_000: b"SET tran
 _RETRIED_CLASSES = {"08", "53", "57"}  # connection, resources, operator intervention (shutdown, restart)
 
 # A refused connection has no SQLSTATE in libpq, and the server's words may be in any language; but libpq puts a severity before them.
-_REFUSAL = re.compile(
-    r"failed: (?:\S+: |[^:]{1,40}:  )|FATAL:|no password supplied|root certificate|certificate verify failed|does not support SSL"
-)
+_OWN_REFUSAL = re.compile(r"no password supplied|certificate|private key file|does not support SSL|unsupported startup parameter")
+"""What libpq itself finds wanting, or a pooler, which is nobody to ping."""
+_REFUSAL = re.compile(rf"failed: (?:\S+: |[^:]{{1,40}}:  )|FATAL:|{_OWN_REFUSAL.pattern}")
 _PASSING = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many", "remaining connection slots")
 _WAIT_SECONDS = 1.0
 
@@ -132,6 +133,9 @@ def translate(error: psycopg.Error, doing: str) -> PenstockError:
 def classify(state: str, words: str, doing: str) -> PenstockError:
     """The one place that reads SQLSTATEs. An empty one means that the server did not answer, or refused the connection."""
     text = " ".join(words.split())
+    if "unsupported startup parameter" in text:
+        hint = "a connection pooler such as PgBouncer stands before the server: point source.dsn at the server itself"
+        return ServerUnfitError(f"{doing}: {text}", hint=hint)
     if not state:
         state = _refusal_state(words)
     if state.startswith("28"):
@@ -197,9 +201,11 @@ def _connect(conninfo: str, doing: str) -> Connection:
 
 def _refused(conninfo: str, error: PenstockError, doing: str) -> PenstockError:
     """A server that starts or stops refuses everybody. It says so in its own language; a ping is told in none."""
+    if isinstance(error, ConnectionLostError) or _OWN_REFUSAL.search(error.message):
+        return error
     # libpq's shortest time: nothing else in this process runs meanwhile.
     ping = make_conninfo(conninfo, connect_timeout=2)
-    if isinstance(error, ConnectionLostError) or PGconn.ping(ping.encode()) == Ping.OK:
+    if PGconn.ping(ping.encode()) == Ping.OK:
         return error
     return ConnectionLostError(f"{doing}: the server does not take connections now")
 
