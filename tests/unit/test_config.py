@@ -65,9 +65,23 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ([{"match": "*.*", "exclude": ["public.tmp_*"]}], TableName("public", "orders"), True),
         (['public."odd.name"'], TableName("public", "odd.name"), True),
         (["public.a_c"], TableName("public", "abc"), False),
+        (["public.a_*"], TableName("public", "ab1"), False),
+        (["public.per%*"], TableName("public", "percent"), False),
+        (["public.per%*"], TableName("public", "per%cent"), True),
+        (["public.Ord*"], TableName("public", "orders"), False),
+        (["public.ord*"], TableName("public2", "orders"), False),
+        (["pub?ic.*"], TableName("public", "two words"), True),
+        (['public."two words"'], TableName("public", "two words"), True),
+        (['public."two words"'], TableName("public", "two  words"), False),
+        (["public.* *"], TableName("public", "orders"), False),
+        (["a.*"], TableName("a.b", "c"), False),
+        (["a.*"], TableName("a", "b.c"), True),
+        (["*"], TableName("any", "table"), True),
+        (["back\\\\slash.*"], TableName("back\\slash", "t"), False),
+        (["*.*"], TableName('odd "schema"', "new\nline"), True),
     ],
 )
-def test_rules_select_tables(tmp_path: Path, rules: list[object], name: TableName, selected: bool) -> None:
+def test_P07_rules_select_tables(tmp_path: Path, rules: list[object], name: TableName, selected: bool) -> None:
     document = {**yaml.safe_load(MINIMAL), "tables": rules}
     assert _load(tmp_path, yaml.safe_dump(document)).selects(name) is selected
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -119,9 +120,22 @@ class TableRule(_Model):
 
     def selects(self, name: TableName) -> bool:
         if self.table is not None:
-            return TableName.parse(self.table) == name
-        plain = f"{name.schema}.{name.name}"
-        return fnmatchcase(plain, self.match or "") and not any(fnmatchcase(plain, pattern) for pattern in self.exclude)
+            return _parsed(self.table) == name
+        return _matches(name, self.match or "") and not any(_matches(name, pattern) for pattern in self.exclude)
+
+
+@cache
+def _parsed(text: str) -> TableName:
+    """Of a thousand names, each is compared with each of a thousand tables."""
+    return TableName.parse(text)
+
+
+def _matches(name: TableName, pattern: str) -> bool:
+    """Schema and table each by their own part, so that `a.*` is no other schema's, whatever dots its name has."""
+    schema, dot, table = pattern.partition(".")
+    if not dot:
+        return fnmatchcase(f"{name.schema}.{name.name}", pattern)
+    return fnmatchcase(name.schema, schema) and fnmatchcase(name.name, table)
 
 
 class DeltaConfig(_Model):

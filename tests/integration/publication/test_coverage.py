@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -10,7 +11,9 @@ from penstock.capture.provision import ensure_coverage, inspect_coverage
 from penstock.contracts.provisioning import CoverageReport
 from penstock.errors import LockWaitError
 from penstock.postgres import publication as publication_module
-from penstock.postgres.connection import SourceAddress
+from penstock.postgres.catalog import inspect_schemas, inspect_tables
+from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.privileges import inspect_role
 from penstock.schema import TableName
 from tests.fix_postgres import Database
 from tests.integration.publication.conftest import Roles
@@ -211,6 +214,30 @@ def test_P01_a_locked_table_is_waited_for_only_so_long_and_its_holder_is_named(
     assert len(published(shop)) == 2
 
 
+def test_P09_many_tables_take_no_more_statements_than_few(database: Database, address: SourceAddress) -> None:
+    """Every statement of ours is a transaction of its own, and the server counts those."""
+    make = "FOR i IN 1..300 LOOP EXECUTE format('CREATE TABLE t%s (id int PRIMARY KEY)', i); END LOOP;"
+    database.execute(f"DO $$ BEGIN {make} END $$")
+    tables = {TableName("public", f"t{number}") for number in range(1, 301)}
+    before = _transactions(database)
+    with connect(address, "penstock count") as connection:
+        assert len(inspect_schemas(connection, inspect_tables(connection))) == 300
+    assert ensure_coverage(address, "pub", tables, manage=True).manageable
+    assert inspect_coverage(address, "pub", tables).satisfied
+    assert _transactions(database) - before < 50
+
+
+def _transactions(database: Database) -> int:
+    """Sessions report what they did when they end; ours have ended when nobody but the test is there."""
+    deadline = time.monotonic() + 20
+    while database.query("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"):
+        assert time.monotonic() < deadline, "a session of ours has not ended"
+        time.sleep(0.02)
+    database.query("SELECT pg_stat_clear_snapshot()")
+    count: int = database.query("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()")[0][0]
+    return count
+
+
 # --- who may do what ----------------------------------------------------------------------------------------------------------
 
 
@@ -261,3 +288,31 @@ def test_C09_a_read_only_role_is_told_so_before_anything_is_tried(shop: Database
     assert codes(report) == ["PEN-1106"]
     shop.execute(report.blockers[0].remedy.partition(" or, ")[0])
     assert ensure_coverage(roles.address(reader), "pub", {ORDERS}, manage=True).manageable
+
+
+@pytest.mark.parametrize(
+    ("service", "grant"),
+    [
+        ("rds_replication", "GRANT rds_replication TO"),
+        ("rds_superuser", "ALTER ROLE"),
+        ("azure_pg_admin", "ALTER ROLE"),
+        ("cloudsqlsuperuser", "ALTER ROLE"),
+    ],
+)
+def test_C04_an_administrator_of_a_managed_service_needs_the_tables_of_others_too(
+    shop: Database, roles: Roles, service: str, grant: str
+) -> None:
+    """No superuser there: the service's role may create publications, but what it does not own it cannot publish."""
+    owner, admin = roles.create("owner"), roles.create("admin", "REPLICATION")
+    shop.execute(f"ALTER TABLE items OWNER TO {owner}; ALTER TABLE orders OWNER TO {admin}; CREATE ROLE {service}")
+    shop.execute(f"GRANT {service} TO {admin}; GRANT CREATE ON DATABASE {shop.name} TO {service}")
+    try:
+        address = roles.address(admin)
+        with connect(address) as connection:
+            role = inspect_role(connection)
+        assert role.services == (service,)
+        assert role.replication_grant().startswith(grant)
+        assert [blocker.tables for blocker in ensure_coverage(address, "pub", {ORDERS, ITEMS}, manage=True).blockers] == [(ITEMS,)]
+        assert ensure_coverage(address, "pub", {ORDERS}, manage=True).manageable
+    finally:
+        shop.execute(f"DROP OWNED BY {service}; DROP ROLE {service}")
