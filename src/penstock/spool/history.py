@@ -116,15 +116,22 @@ class HistoryRecorder:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._history = SchemaHistory.load(root)
+        self._latest: dict[int, TableSchema] = {}
 
     def record(self, changes: Iterable[SchemaVersion]) -> None:
-        """Call it before the segment is sealed that holds these changes."""
-        recorded = self._history.recorded(changes)
+        """Call it before the segment is sealed that holds these changes, which are further on in the log than those before."""
+        recorded = self._history.recorded([change for change in changes if self._is_new(change.schema)])
         if recorded is not self._history:
             upto = consumers.minimum(self._root)
             recorded = recorded if upto is None else recorded.pruned(upto)
             recorded.store(self._root)
             self._history = recorded
+
+    def _is_new(self, schema: TableSchema) -> bool:
+        """A decoder gives out the same object until the shape changes, so looking at every column would be in vain."""
+        is_new = self._latest.get(schema.oid) is not schema
+        self._latest[schema.oid] = schema
+        return is_new
 
 
 def _by_table(changes: Iterable[SchemaVersion]) -> dict[int, dict[Position, list[TableSchema]]]:

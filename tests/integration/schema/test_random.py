@@ -1,0 +1,132 @@
+"""Alterations and changes at random: the source says what each statement did, and the capture must have seen just that."""
+
+from __future__ import annotations
+
+import random
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from penstock.spool import SchemaHistory
+from tests.fix_captured import Captured, Row, change
+
+STEPS = 80
+TYPES = {"int": "7", "bigint": "70000000000", "text": "'t'", "varchar(9)": "'v'", "bool": "true"}
+
+
+class Author:
+    """Writes statements about one table, and remembers what the capture must show of those that were committed."""
+
+    def __init__(self, connection: psycopg.Connection[Row], table: str, seed: int) -> None:
+        self._connection = connection
+        self._random = random.Random(seed)
+        self._name = self._table = table
+        self._columns: dict[str, str] = {"a": "text"}
+        self._key = "id"
+        self._numbers = iter(range(1, 10_000))
+        self.expected: list[Row] = []
+        self._run(f"CREATE TABLE {table} (id int PRIMARY KEY, a text)")
+        self._is_full = seed % 2 == 0
+        self._run(f"ALTER TABLE {table} REPLICA IDENTITY {'FULL' if self._is_full else 'DEFAULT'}")
+
+    def write(self) -> None:
+        for _ in range(STEPS):
+            if self._random.random() < 0.3:
+                self._transaction()
+            else:
+                self._step()
+
+    def _transaction(self) -> None:
+        before = (list(self.expected), dict(self._columns), self._key, self._table)
+        with self._connection.transaction(force_rollback=self._random.random() < 0.3) as transaction:
+            for _ in range(self._random.randint(1, 5)):
+                self._step()
+        if transaction.force_rollback:
+            self.expected, self._columns, self._key, self._table = before
+
+    def _step(self) -> None:
+        self._random.choice([self._insert, self._insert, self._update, self._delete, self._alter])()
+
+    def _insert(self) -> None:
+        values = [str(next(self._numbers)), *(self._random.choice(["NULL", TYPES[kind]]) for kind in self._columns.values())]
+        names = [self._key, *self._columns]
+        self._expect("insert", f"INSERT INTO {self._table} ({', '.join(names)}) VALUES ({', '.join(values)}) RETURNING *")
+
+    def _update(self) -> None:
+        if self._columns:
+            name, kind = self._random.choice(list(self._columns.items()))
+            self._expect("update_postimage", f"UPDATE {self._table} SET {name} = {TYPES[kind]} WHERE {self._some()} RETURNING *")
+
+    def _delete(self) -> None:
+        self._expect("delete", f"DELETE FROM {self._table} WHERE {self._some()} RETURNING *")
+
+    def _some(self) -> str:
+        return f"{self._key} % 3 = {self._random.randrange(3)}"
+
+    def _expect(self, kind: str, statement: str) -> None:
+        for row in self._run(statement).fetchall():
+            shown = {name: value if kind != "delete" or name == self._key else None for name, value in row.items()}
+            self.expected.append(change(kind, **shown))
+
+    def _alter(self) -> None:
+        self._random.choice([self._add, self._drop, self._rename, self._retype, self._rename_table, self._rename_key, self._default])()
+
+    def _add(self) -> None:
+        name = f"c{next(self._numbers)}" if self._random.random() < 0.5 else "again"
+        if name not in self._columns and len(self._columns) < 6:
+            kind = self._random.choice(list(TYPES))
+            self._run(f"ALTER TABLE {self._table} ADD {name} {kind} DEFAULT {TYPES[kind]}")
+            self._columns[name] = kind
+
+    def _drop(self) -> None:
+        if self._columns:
+            name = self._random.choice(list(self._columns))
+            self._run(f"ALTER TABLE {self._table} DROP {name}")
+            del self._columns[name]
+
+    def _rename(self) -> None:
+        if self._columns:
+            old, new = self._random.choice(list(self._columns)), f"r{next(self._numbers)}"
+            self._run(f"ALTER TABLE {self._table} RENAME {old} TO {new}")
+            self._columns = {new if name == old else name: kind for name, kind in self._columns.items()}
+
+    def _retype(self) -> None:
+        if self._columns:
+            name, kind = self._random.choice(list(self._columns)), self._random.choice(["text", "varchar(9)"])
+            self._run(f"ALTER TABLE {self._table} ALTER {name} DROP DEFAULT, ALTER {name} TYPE {kind} USING left({name}::text, 5)")
+            self._columns[name] = kind
+
+    def _rename_table(self) -> None:
+        new = f"{self._name}_{next(self._numbers)}"
+        self._run(f"ALTER TABLE {self._table} RENAME TO {new}")
+        self._table = new
+
+    def _rename_key(self) -> None:
+        if self._is_full:
+            return  # Of several names that such a key has had, the catalog tells only the last one.
+        new = f"k{next(self._numbers)}"
+        self._run(f"ALTER TABLE {self._table} RENAME {self._key} TO {new}")
+        self._key = new
+
+    def _default(self) -> None:
+        for name, kind in self._columns.items():
+            self._run(f"ALTER TABLE {self._table} ALTER {name} SET DEFAULT {TYPES[kind]}")
+
+    def _run(self, statement: str) -> psycopg.Cursor[Row]:
+        return self._connection.execute(statement.encode())
+
+
+@pytest.mark.parametrize("reading", ["live", "behind"])
+@pytest.mark.parametrize("seed", range(3))
+def test_S06_every_change_has_the_shape_and_the_values_it_was_written_with(captured: Captured, seed: int, reading: str) -> None:
+    captured.start() if reading == "live" else captured.stop()
+    with psycopg.connect(captured.database.dsn, autocommit=True, row_factory=dict_row) as connection:
+        author = Author(connection, f"random_{seed}_{reading}", seed)
+        oid = captured.oid(f"random_{seed}_{reading}")
+        author.write()
+    assert captured.rows(oid) == author.expected
+    assert len(author.expected) > STEPS / 2
+    history = SchemaHistory.load(captured.spool).versions(oid)
+    assert [version.schema for version in history] == captured.schemas(oid)
+    assert {len(schema.key) for schema in captured.schemas(oid)} == {1}
