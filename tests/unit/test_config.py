@@ -8,6 +8,7 @@ import yaml
 from penstock.capture.confirming import Confirm
 from penstock.errors import ConfigError, SecretError
 from penstock.pipeline.config import PipelineConfig, load_config
+from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 
 MINIMAL = """
@@ -143,3 +144,16 @@ def test_how_the_slot_is_kept_and_confirmed_reaches_the_capture(tmp_path: Path) 
     text = MINIMAL.replace('shop"}', 'shop", failover: true}') + "confirm: spooled\nmax_retained_wal: 1000000\n"
     settings = _load(tmp_path, text).capture_settings()
     assert (settings.failover, settings.confirm, settings.max_retained_bytes) == (True, Confirm.SPOOLED, 1_000_000)
+
+
+@pytest.mark.parametrize(("text", "policy"), [("null", "null"), ("'null'", "null"), ("error", "error")])
+def test_what_follows_a_value_beyond_its_type_reaches_the_capture(tmp_path: Path, text: str, policy: str) -> None:
+    """YAML takes a bare null for nothing."""
+    config = _load(tmp_path, MINIMAL + f'types: {{on_unrepresentable: {text}, numeric: "decimal(20,4)"}}\n')
+    assert config.capture_settings().types == TypePolicy("decimal(20,4)", policy)
+
+
+@pytest.mark.parametrize("types", ["{numeric: float}", '{numeric: "decimal(40,2)"}', "{on_unrepresentable: maybe}"])
+def test_a_policy_about_types_that_makes_no_sense_is_refused(tmp_path: Path, types: str) -> None:
+    with pytest.raises(ConfigError, match="types"):
+        _load(tmp_path, MINIMAL + f"types: {types}\n")

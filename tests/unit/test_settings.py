@@ -10,6 +10,7 @@ from penstock.capture.confirming import Confirm
 from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.postgres.connection import SourceAddress
+from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.secret import Secret
 
@@ -28,6 +29,7 @@ def test_settings_survive_the_way_through_options() -> None:
         failover=True,
         confirm=Confirm.SPOOLED,
         max_retained_bytes=1 << 33,
+        types=TypePolicy("string", "error"),
     )
     assert CaptureSettings.from_options(settings.to_options()) == settings
     folded = {name.lower(): value for name, value in settings.to_options().items()}
@@ -50,6 +52,12 @@ def test_missing_option_is_named(missing: str) -> None:
 def test_limit_that_is_no_bound_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="'segmentSeconds' is not a number"):
         CaptureSettings.from_options({**LEAST, "segmentSeconds": text})
+
+
+@pytest.mark.parametrize("option", [{"numeric": "decimal(40,2)"}, {"onUnrepresentable": "ignore"}])
+def test_a_policy_about_types_that_makes_no_sense_is_refused(option: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="an option about types is wrong"):
+        CaptureSettings.from_options({**LEAST, **option})
 
 
 @pytest.mark.parametrize("dsn", [f"postgresql://cdc:{NEEDLE}@db.example/shop", f"host=db.example password={NEEDLE}"])

@@ -12,7 +12,7 @@ from tests.fix_postgres import Database, PostgresServer
 from tests.integration.types.roads import PUBLICATION, Roads
 
 
-@pytest.mark.versions(17, 18)
+@pytest.mark.versions(14, 15, 16, 17, 18)
 def test_T33_generated_columns_come_by_both_roads_or_by_neither(roads: Roads, postgres_version: int) -> None:
     virtual = ", v int GENERATED ALWAYS AS (a * 3) VIRTUAL" if postgres_version >= 18 else ""
     for table in ("left_out", "published"):

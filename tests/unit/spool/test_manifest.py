@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +33,25 @@ def _manifest() -> Manifest:
 
 def test_a_manifest_survives_its_own_text() -> None:
     assert parse_manifest(dump_manifest(_manifest()), where="here") == _manifest()
+
+
+def test_a_manifest_from_before_columns_named_their_readers_is_read() -> None:
+    document = json.loads(dump_manifest(_manifest()))
+    for file in document["files"]:
+        for column in file["columns"]:
+            column.pop("reader", None)
+        for count in ("inexact", "unreadable"):
+            file["counts"].pop(count)
+    found = parse_manifest(json.dumps(document).encode(), where="here")
+    assert {column.reader for file in found.files for column in file.schema.columns} == {""}
+    assert {file.counts.inexact + file.counts.unreadable for file in found.files} == {0}
+
+
+def test_the_reader_of_a_column_survives() -> None:
+    file = _manifest().files[0]
+    columns = (*file.schema.columns, Column("tags", pa.map_(pa.string(), pa.string()), 20001, -1, "hstore"))
+    manifest = replace(_manifest(), files=(replace(file, schema=replace(file.schema, columns=columns)),))
+    assert parse_manifest(dump_manifest(manifest), where="here") == manifest
 
 
 def test_an_empty_segment_survives_its_own_text() -> None:

@@ -12,8 +12,8 @@ WHERE c.relkind IN ('r', 'p')
 ORDER BY n.nspname, c.relname
 
 -- name: columns
--- Those that the publication names, since Postgres 15, where the table is in it. Else all but the generated ones: they enter the stream only
--- if they are stored and the publication says so, which it can since Postgres 18.
+-- Those that the publication names, since Postgres 15, where the table is in it; 15 also names generated ones, which it does not publish.
+-- Else all but the generated ones: they enter the stream only if they are stored and the publication says so, which it can since Postgres 18.
 WITH published AS MATERIALIZED (
   SELECT c.oid, pg_catalog.to_jsonb(t) -> 'attnames' AS names
   FROM pg_catalog.pg_publication_tables t
@@ -26,6 +26,7 @@ FROM pg_catalog.pg_attribute a
 LEFT JOIN published p ON p.oid = a.attrelid
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
   AND CASE WHEN pg_catalog.jsonb_typeof(p.names) = 'array' THEN p.names ? a.attname::text
+      AND (a.attgenerated = '' OR pg_catalog.current_setting('server_version_num')::int >= 180000)
     ELSE a.attgenerated = '' OR a.attgenerated = 's' AND EXISTS (
       SELECT 1 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s AND pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's'
     ) END
