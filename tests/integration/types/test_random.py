@@ -54,14 +54,14 @@ RENDERED = {
     "nummultirange": "nummultirange(numrange(0, random()::numeric), numrange(2, NULL))",
     "tsvector": "array_to_tsvector(ARRAY[md5(random()::text), 'a b'])",
     "pg_lsn": "('0/0'::pg_lsn + (random() * 1e15)::numeric::int8)",
-    "pair": f"ROW((random() * 9)::int, {_TEXT})::pair",
-    "colour": "(ARRAY['red', 'dark blue', 'a,\"b'])[1 + (random() * 2)::int]::colour",
+    "random_pair": f"ROW((random() * 9)::int, {_TEXT})::random_pair",
+    "random_colour": "(ARRAY['red', 'dark blue', 'a,\"b'])[1 + (random() * 2)::int]::random_colour",
 }
 """Types that stay as Postgres writes them."""
 
 
 def test_random_values_of_every_type_are_the_same_by_both_roads_and_right(roads: Roads) -> None:
-    roads.database.execute("CREATE TYPE pair AS (a int, b text); CREATE TYPE colour AS ENUM ('red', 'dark blue', 'a,\"b')")
+    roads.database.execute("CREATE TYPE random_pair AS (a int, b text); CREATE TYPE random_colour AS ENUM ('red', 'dark blue', 'a,\"b')")
     types = NATIVE | RENDERED
     columns = ", ".join(f"c{at} {name}, a{at} {name}[]" for at, name in enumerate(types))
     roads.database.execute(f"CREATE TABLE random_values (id int PRIMARY KEY, {columns})")
