@@ -131,6 +131,11 @@ class LogicalMessage:
     def is_transactional(self) -> bool:
         return self.xid is not None
 
+    @property
+    def place(self) -> tuple[Lsn, bool, int, Lsn]:
+        """Orders committed messages as the log does: those of a commit that ends where another message begins come first."""
+        return (self.position.lsn if self.position else self.lsn, not self.is_transactional, self.ordinal, self.lsn)
+
 
 @dataclass(frozen=True, slots=True)
 class Transactions:

@@ -360,6 +360,13 @@ class SpoolGapError(SpoolError):
     recovery = Recovery.OPERATOR
 
 
+class SpoolFullError(SpoolError):
+    """The disk, or the quota, of the spool is full. What is not sealed yet stays in the slot."""
+
+    code = "PEN-2005"
+    recovery = Recovery.OPERATOR
+
+
 class SpoolFormatError(SpoolError):
     """The spool was written by a version of Penstock that this one cannot read, or for another slot."""
 

@@ -58,6 +58,8 @@ class CaptureSettings:
     confirm: Confirm = Confirm.APPLIED
     max_retained_bytes: int | None = None
     """How much WAL the slot may retain before `applied` gives way to `spooled`; None: never."""
+    message_prefixes: tuple[str, ...] = ()
+    """Of the logical messages that are kept in the spool; all others are passed over."""
 
     def to_options(self) -> dict[str, str]:
         """As options of the Spark source. Spark hides the option called `password` wherever it shows options."""
@@ -70,6 +72,7 @@ class CaptureSettings:
             "failover": str(self.failover).lower(),
             "confirm": self.confirm.value,
             "maxRetainedWal": "" if self.max_retained_bytes is None else str(self.max_retained_bytes),
+            "messagePrefixes": json.dumps(self.message_prefixes),
         }
         if self.address.password is not None:
             options["password"] = self.address.password.reveal()
@@ -96,6 +99,7 @@ class CaptureSettings:
             _choice("failover", folded.get("failover") or "false", ("false", "true")) == "true",
             Confirm(_choice("confirm", folded.get("confirm") or Confirm.APPLIED, [each.value for each in Confirm])),
             int(_number("maxRetainedWal", folded["maxretainedwal"], 0)) if folded.get("maxretainedwal") else None,
+            tuple(json.loads(folded.get("messageprefixes") or "[]")),
         )
 
 

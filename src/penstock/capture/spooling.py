@@ -177,7 +177,13 @@ class SpoolCapture:
         start = max(reader.end or Position.ZERO, slot.confirmed)
         limits = settings.limits
         request = StreamRequest(
-            settings.slot, settings.publication, start, limits.buffer_bytes, slot.confirmed, silence_seconds=limits.silence_seconds
+            settings.slot,
+            settings.publication,
+            start,
+            limits.buffer_bytes,
+            slot.confirmed,
+            silence_seconds=limits.silence_seconds,
+            wants_messages=bool(settings.message_prefixes),
         )
         with self._open(request) as stream, SourceWatch(settings) as self._watch, KeyCatalog(settings.address) as catalog:
             if SystemIdentity(stream.system_identifier, stream.timeline) != system:
@@ -187,7 +193,8 @@ class SpoolCapture:
             self._confirmed = slot.confirmed
             self._advance(start)
             stream.start()
-            self._follow(stream, PgOutputDecoder(keys, types, load_key=catalog.load), writer, reader)
+            prefixes = frozenset(settings.message_prefixes)
+            self._follow(stream, PgOutputDecoder(keys, types, load_key=catalog.load, prefixes=prefixes), writer, reader)
 
     def _wait_for_slot(self, blockers: Sequence[OpenTransaction]) -> None:
         """Called once a second while the slot's creation waits."""

@@ -35,6 +35,7 @@ _WAL_START = struct.Struct("!Q")
 _KEEPALIVE_BYTES = 18
 _POSTGRES_EPOCH_SECONDS = 946_684_800
 
+_STREAMING_VERSION = 140_000
 _INPUT_BUFFER_BYTES = 8_000_000
 _GULP_MESSAGES = 10_000
 _GULP_BYTES = 8 << 20
@@ -62,6 +63,8 @@ class StreamRequest:
     """What the slot has confirmed already. Some servers would let it be moved back; `confirm` does not."""
     silence_seconds: float = 60.0
     """How long the server may say nothing at all, if its wal_sender_timeout is not longer still."""
+    wants_messages: bool = False
+    """Whether logical messages are to be sent too; servers have that from version 14 on."""
 
 
 class ReplicationStream:
@@ -108,8 +111,11 @@ class ReplicationStream:
     def start(self) -> None:
         if self._connection is None:
             raise RuntimeError("open the stream before starting it")
-        command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} (proto_version '1', publication_names {})").format(
-            sql.Identifier(self._request.slot), sql.SQL(str(self._request.start)), sql.Literal(_quoted(self._request.publication))
+        options = plugin_options(self._request, self._connection.info.server_version)
+        command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} ({})").format(
+            sql.Identifier(self._request.slot),
+            sql.SQL(str(self._request.start)),
+            sql.SQL(", ").join(sql.SQL("{} {}").format(sql.Identifier(name), sql.Literal(value)) for name, value in options.items()),
         )
         result = self._connection.pgconn.exec_(command.as_string(self._connection).encode())
         if result.status != ExecStatus.COPY_BOTH:
@@ -338,6 +344,19 @@ class _Pace:
 def _is_loopback(connected: socket.socket) -> bool:
     peer, own = connected.getpeername()[0], connected.getsockname()[0]
     return bool(peer == own or ipaddress.ip_address(peer.partition("%")[0]).is_loopback)
+
+
+def plugin_options(request: StreamRequest, server_version: int) -> dict[str, str]:
+    """What pgoutput is asked for. From version 14 on, long transactions come in blocks while they are open, under protocol version 2.
+
+    Never two_phase: a prepared transaction comes when it commits, like any other.
+    """
+    options = {"proto_version": "1", "publication_names": _quoted(request.publication)}
+    if server_version >= _STREAMING_VERSION:
+        options |= {"proto_version": "2", "streaming": "on"}
+    if request.wants_messages:
+        options["messages"] = "true"
+    return options
 
 
 def parse_duration(text: str) -> float:

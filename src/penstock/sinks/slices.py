@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, change_schema
+from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, XID, change_schema
 from penstock.position import Position
 from penstock.schema import TableSchema
 from penstock.spool.range import FileSlice
@@ -35,14 +35,16 @@ def load_changes(spark: SparkSession, schema: TableSchema, slices: Sequence[File
 
 
 def _narrowed(frame: DataFrame, slice: FileSlice) -> DataFrame:
-    if slice.file.commit_version is not None:
-        return frame.withColumns(
-            {
-                COMMIT_VERSION: F.lit(slice.file.commit_version.value).cast("bigint"),
-                COMMIT_TIMESTAMP: F.lit(slice.file.commit_timestamp).cast("timestamp"),
-            }
-        )
-    return frame.where(_within(slice)) if slice.needs_filter else frame
+    file = slice.file
+    if file.commit_version is None:
+        return frame.where(_within(slice)) if slice.needs_filter else frame
+    known = {
+        COMMIT_VERSION: F.lit(file.commit_version.value).cast("bigint"),
+        COMMIT_TIMESTAMP: F.lit(file.commit_timestamp).cast("timestamp"),
+    }
+    if file.xid is not None:
+        known[XID] = F.lit(file.xid).cast("bigint")
+    return frame.withColumns(known)
 
 
 def _within(slice: FileSlice) -> Column:

@@ -6,10 +6,11 @@ so each run is in order, and the runs of a table follow each other.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock.change import COMMIT_VERSION, ChangeBatch, Transactions, metadata_place
+from penstock.change import COMMIT_VERSION, ChangeBatch, LogicalMessage, Transactions, metadata_place
 from penstock.errors import SpoolError
 from penstock.position import Position
 from penstock.schema import TableSchema
@@ -27,7 +28,8 @@ class Run:
 class TransactionBuffer:
     """What has been appended since `start`. Positions only go up; a step that says otherwise is refused."""
 
-    def __init__(self, start: Position) -> None:
+    def __init__(self, start: Position, loose: Iterable[LogicalMessage] = ()) -> None:
+        """`loose` are messages outside of transactions that stand at `start` or after it, and came before."""
         self.start = start
         self.end = start
         self.commit_time: datetime | None = None
@@ -35,6 +37,9 @@ class TransactionBuffer:
         self.rows = 0
         self.bytes = 0
         self.runs: list[Run] = []
+        self.messages: list[LogicalMessage] = []
+        """Of the transactions."""
+        self.loose: list[LogicalMessage] = list(loose)
         self._latest: dict[int, Run] = {}
 
     def add(self, step: Transactions) -> None:
@@ -47,9 +52,25 @@ class TransactionBuffer:
             run.max_position = last
             self.rows += batch.rows.num_rows
             self.bytes += batch.rows.nbytes
+        self.messages += step.messages
+        self.bytes += sum(len(message.content) for message in step.messages)
         self.end = step.end
         self.commit_time = step.commit_time
         self.transactions += step.count
+
+    def add_loose(self, message: LogicalMessage) -> None:
+        """Take a message outside of transactions. One from before `start` is in a segment already."""
+        if message.lsn >= self.start.lsn:
+            self.loose.append(message)
+            self.bytes += len(message.content)
+
+    def messages_before(self, end: Position) -> tuple[LogicalMessage, ...]:
+        """What a segment that ends there holds, in the order of the log."""
+        return tuple(sorted([*self.messages, *(each for each in self.loose if each.lsn < end.lsn)], key=lambda each: each.place))
+
+    def loose_from(self, end: Position) -> tuple[LogicalMessage, ...]:
+        """What is left for the segment that starts there."""
+        return tuple(each for each in self.loose if each.lsn >= end.lsn)
 
     def _run(self, table: TableSchema, first: Position) -> Run:
         run = self._latest.get(table.oid)

@@ -8,13 +8,14 @@ without files is an empty one: the log went on and nothing captured was in it.
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from penstock.change import ChangeCounts
+from penstock.change import ChangeCounts, LogicalMessage
 from penstock.errors import SpoolCorruptError, SpoolFormatError
-from penstock.position import Position
+from penstock.position import Lsn, Position
 from penstock.schema import Column, TableName, TableSchema
 from penstock.spool.arrow_text import parse_type, type_text
 from penstock.spool.layout import FORMAT
@@ -34,6 +35,8 @@ class SegmentFile:
     commit_version: Position | None = None
     """Of the one transaction in the file, where its rows were written before it committed: their own columns are null."""
     commit_timestamp: datetime | None = None
+    xid: int | None = None
+    """Of that transaction; the rows' own column may name subtransactions. None also where a spool of format 1 has it in the rows."""
 
     @property
     def table(self) -> TableName:
@@ -53,6 +56,12 @@ class Manifest:
     """Of the last transaction; None if there is none."""
     files: tuple[SegmentFile, ...]
     """The files of one table stand in the order of its changes."""
+    messages: tuple[LogicalMessage, ...] = ()
+    """Those that were asked for, in the order of the log, each in one segment only.
+
+    A message outside of transactions belongs to the segment with `start <= lsn < end`: a server that is asked to start at a position
+    sends just those that stand at it or after it.
+    """
 
     @property
     def rows(self) -> int:
@@ -71,6 +80,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
         "transactions": manifest.transactions,
         "commit_time": _time_text(manifest.commit_time),
         "files": [_file_document(file) for file in manifest.files],
+        "messages": [_message_document(message) for message in manifest.messages],
     }
     return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
@@ -85,6 +95,7 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
             transactions=document["transactions"],
             commit_time=_parse_time(document["commit_time"]),
             files=tuple(_parse_file(file) for file in document["files"]),
+            messages=tuple(_parse_message(message) for message in document.get("messages", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SpoolCorruptError(f"{where} is not a manifest", hint="delete the spool; what the targets lack is captured again") from error
@@ -144,6 +155,7 @@ def _file_document(file: SegmentFile) -> dict[str, object]:
         "max_position": str(file.max_position),
         "commit_version": None if file.commit_version is None else str(file.commit_version),
         "commit_timestamp": _time_text(file.commit_timestamp),
+        "xid": file.xid,
     }
 
 
@@ -159,6 +171,30 @@ def _parse_file(document: dict[str, Any]) -> SegmentFile:
         max_position=Position.parse(document["max_position"]),
         commit_version=None if version is None else Position.parse(version),
         commit_timestamp=_parse_time(document["commit_timestamp"]),
+        xid=document.get("xid"),
+    )
+
+
+def _message_document(message: LogicalMessage) -> dict[str, object]:
+    return {
+        "prefix": message.prefix,
+        "content": b64encode(message.content).decode(),
+        "lsn": str(message.lsn),
+        "xid": message.xid,
+        "ordinal": message.ordinal,
+        "position": None if message.position is None else str(message.position),
+    }
+
+
+def _parse_message(document: dict[str, Any]) -> LogicalMessage:
+    position = document["position"]
+    return LogicalMessage(
+        prefix=document["prefix"],
+        content=b64decode(document["content"]),
+        lsn=Lsn.parse(document["lsn"]),
+        xid=document["xid"],
+        ordinal=document["ordinal"],
+        position=None if position is None else Position.parse(position),
     )
 
 

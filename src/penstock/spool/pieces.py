@@ -3,19 +3,33 @@
 Memory is bounded whatever the number of transactions and tables: rows wait for a row group's worth, all together at most `buffer_bytes`,
 and at most `max_files` files are open at a time; beyond that the one written to longest ago is finished, and its table goes on in
 another file. None of this survives a crash, nor has to: a transaction that has not committed is sent again.
+
+A transaction that was rolled back is dropped at once. Of a rolled back part of one, four bytes are remembered, and at the commit those
+files that hold rows of it are written anew without them.
 """
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from penstock.change import ChangeBatch, ChangeCounts, TransactionPiece
+import numpy as np
+import numpy.typing as npt
+
+from penstock.change import ChangeBatch, ChangeCounts, LogicalMessage, TransactionPiece
 from penstock.errors import SpoolError
 from penstock.schema import TableSchema
 from penstock.spool import storage
 from penstock.spool.changefile import ChangeFile, check_batch
 from penstock.spool.layout import SpoolLayout
+from penstock.spool.pruning import prune
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Of the logical messages of all open transactions: they wait in memory, and go into a manifest."""
+
+_COLUMN_BYTES = 256
+"""What a column of a waiting batch takes beside its values: batches of a row or two are mostly that."""
 
 
 @dataclass(slots=True)
@@ -32,6 +46,24 @@ class PieceFile:
     is_finished: bool = False
 
 
+@dataclass(slots=True)
+class _Transaction:
+    files: list[PieceFile] = field(default_factory=list)
+    latest: dict[int, PieceFile] = field(default_factory=dict)
+    """By the table's OID: where its next row goes."""
+    messages: list[LogicalMessage] = field(default_factory=list)
+    aborted: array[int] = field(default_factory=lambda: array("I"))
+    """The xids of the parts that were rolled back."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedPieces:
+    """What a transaction comes to. The files, all with rows and durable, still lie in `open/<xid>/`."""
+
+    files: tuple[PieceFile, ...]
+    messages: tuple[LogicalMessage, ...]
+
+
 class OpenPieces:
     """All open transactions, by xid."""
 
@@ -40,66 +72,95 @@ class OpenPieces:
         self._buffer_bytes = buffer_bytes
         self._max_files = max_files
         self._waiting_bytes = 0
-        self._files: dict[int, list[PieceFile]] = {}
-        self._latest: dict[tuple[int, int], PieceFile] = {}
+        self._message_bytes = 0
+        self._transactions: dict[int, _Transaction] = {}
         self._writing: dict[Path, PieceFile] = {}
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._transactions)
 
     @property
     def xids(self) -> tuple[int, ...]:
-        return tuple(self._files)
+        return tuple(self._transactions)
 
     def add(self, piece: TransactionPiece) -> None:
-        if piece.xid not in self._files:
-            storage.remove_tree(self._layout.open_transaction(piece.xid))
-            storage.make_directory(self._layout.open_transaction(piece.xid))
-            self._files[piece.xid] = []
+        transaction = self._transactions.setdefault(piece.xid, _Transaction())
         for batch in piece.batches:
             if batch.rows.num_rows:
                 check_batch(batch)
-                self._file(piece.xid, batch.table).waiting.append(batch)
-                self._waiting_bytes += batch.rows.nbytes
+                self._file(piece.xid, transaction, batch.table).waiting.append(batch)
+                self._waiting_bytes += _size(batch)
+        self._add_messages(transaction, piece.messages)
         if self._waiting_bytes > self._buffer_bytes:
             self._write_all()
 
-    def commit(self, xid: int) -> list[PieceFile]:
-        """Finish the files of a transaction, durably, and give them away: they still lie in `open/<xid>/`."""
-        if xid not in self._files:
-            raise SpoolError(f"transaction {xid} committed, but none of its pieces have been seen")
-        files = self._files[xid]
-        for file in files:
+    def abort(self, xid: int, subxid: int) -> None:
+        """Drop what a part of a transaction wrote, or the whole, if `subxid` is its own xid."""
+        if subxid == xid:
+            self.discard(xid)
+        else:
+            self._known(xid).aborted.append(subxid)
+
+    def commit(self, xid: int) -> CommittedPieces:
+        """Finish the files of a transaction, durably, and give them away."""
+        transaction = self._known(xid)
+        for file in transaction.files:
             self._write(file)
             self._finish(file)
+        aborted = np.unique(np.array(transaction.aborted, np.int64))
+        if len(aborted):
+            for file in transaction.files:
+                _prune(file, aborted)
+        rolled_back = set(transaction.aborted) if transaction.messages else frozenset()
         self._forget(xid)
-        return files
+        return CommittedPieces(
+            tuple(file for file in transaction.files if file.rows),
+            tuple(message for message in transaction.messages if message.xid not in rolled_back),
+        )
 
     def discard(self, xid: int) -> None:
-        """Drop what a rolled back transaction wrote; nothing happens if it wrote nothing."""
-        for file in self._files.get(xid, ()):
-            self._waiting_bytes -= _size(file.waiting)
+        """Drop everything that a transaction wrote; nothing happens if it is not known."""
+        for file in self._transactions.get(xid, _Transaction()).files:
+            self._waiting_bytes -= sum(map(_size, file.waiting))
             if file.writer is not None:
                 file.writer.abandon()
                 del self._writing[file.path]
         self._forget(xid)
         storage.remove_tree(self._layout.open_transaction(xid))
 
-    def _forget(self, xid: int) -> None:
-        self._files.pop(xid, None)
-        self._latest = {key: file for key, file in self._latest.items() if key[0] != xid}
+    def _known(self, xid: int) -> _Transaction:
+        if xid not in self._transactions:
+            raise SpoolError(f"transaction {xid} ended, but none of its pieces have been seen")
+        return self._transactions[xid]
 
-    def _file(self, xid: int, table: TableSchema) -> PieceFile:
-        file = self._latest.get((xid, table.oid))
+    def _forget(self, xid: int) -> None:
+        transaction = self._transactions.pop(xid, None)
+        if transaction is not None:
+            self._message_bytes -= sum(map(_message_size, transaction.messages))
+
+    def _add_messages(self, transaction: _Transaction, messages: tuple[LogicalMessage, ...]) -> None:
+        transaction.messages += messages
+        self._message_bytes += sum(map(_message_size, messages))
+        if self._message_bytes > MAX_MESSAGE_BYTES:
+            raise SpoolError(
+                f"the logical messages of transactions that are still open have more than {MAX_MESSAGE_BYTES >> 20} MiB",
+                hint="ask for a prefix under which fewer messages are sent",
+            )
+
+    def _file(self, xid: int, transaction: _Transaction, table: TableSchema) -> PieceFile:
+        file = transaction.latest.get(table.oid)
         if file is None or file.is_finished or file.table != table:
-            name = f"{len(self._files[xid]):06d}.parquet"
-            file = PieceFile(self._layout.open_transaction(xid) / name, table, [])
-            self._files[xid].append(file)
-            self._latest[xid, table.oid] = file
+            directory = self._layout.open_transaction(xid)
+            if not transaction.files:
+                storage.remove_tree(directory)
+                storage.make_directory(directory)
+            file = PieceFile(directory / f"{len(transaction.files):06d}.parquet", table, [])
+            transaction.files.append(file)
+            transaction.latest[table.oid] = file
         return file
 
     def _write_all(self) -> None:
-        for file in [file for files in self._files.values() for file in files if file.waiting]:
+        for file in [file for transaction in self._transactions.values() for file in transaction.files if file.waiting]:
             self._write(file)
 
     def _write(self, file: PieceFile) -> None:
@@ -111,7 +172,7 @@ class OpenPieces:
         self._writing.pop(file.path, None)
         self._writing[file.path] = file
         file.writer.write(file.waiting)
-        self._waiting_bytes -= _size(file.waiting)
+        self._waiting_bytes -= sum(map(_size, file.waiting))
         file.waiting = []
         while len(self._writing) > self._max_files:
             self._finish(next(iter(self._writing.values())))
@@ -125,5 +186,16 @@ class OpenPieces:
         file.is_finished = True
 
 
-def _size(batches: list[ChangeBatch]) -> int:
-    return sum(batch.rows.nbytes for batch in batches)
+def _prune(file: PieceFile, aborted: npt.NDArray[np.int64]) -> None:
+    pruned = prune(file.path, file.table, file.counts.moves, aborted)
+    if pruned is not None:
+        file.path, file.rows, file.bytes, file.counts = pruned.path, pruned.rows, pruned.bytes, pruned.counts
+
+
+def _size(batch: ChangeBatch) -> int:
+    values_bytes: int = batch.rows.nbytes
+    return values_bytes + _COLUMN_BYTES * len(batch.rows.schema)
+
+
+def _message_size(message: LogicalMessage) -> int:
+    return len(message.content) + len(message.prefix) + _COLUMN_BYTES

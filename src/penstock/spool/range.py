@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from penstock.change import ChangeCounts
+from penstock.change import ChangeCounts, LogicalMessage
 from penstock.errors import SpoolGapError
 from penstock.position import Position
 from penstock.schema import TableName
@@ -55,6 +55,8 @@ class SpoolRange:
     tables: dict[TableName, TableRange]
     commit_time: datetime | None
     """Of the last transaction in the last segment that lies wholly in the range; None if there is none."""
+    messages: tuple[LogicalMessage, ...] = ()
+    """Logical messages, each once, in the order of the log."""
 
     @property
     def counts(self) -> ChangeCounts:
@@ -125,8 +127,10 @@ class Ground:
 
 def slice_range(layout: SpoolLayout, start: Position, end: Position, stretches: Iterable[Stretch]) -> SpoolRange:
     slices: dict[TableName, list[FileSlice]] = {}
+    messages: list[LogicalMessage] = []
     commit_time: datetime | None = None
     for stretch in stretches:
+        messages += (message for message in stretch.segment.messages if _is_within(message, stretch.after, end))
         for file in stretch.segment.files:
             if file.max_position > stretch.after and file.min_position <= end:
                 after = stretch.after if file.min_position <= stretch.after else None
@@ -135,7 +139,14 @@ def slice_range(layout: SpoolLayout, start: Position, end: Position, stretches: 
                 slices.setdefault(file.table, []).append(FileSlice(path.absolute(), file, after, upto))
         if stretch.segment.end <= end:
             commit_time = stretch.segment.commit_time or commit_time
-    return SpoolRange(start, end, {table: _table_range(table, found) for table, found in slices.items()}, commit_time)
+    tables = {table: _table_range(table, found) for table, found in slices.items()}
+    return SpoolRange(start, end, tables, commit_time, tuple(messages))
+
+
+def _is_within(message: LogicalMessage, after: Position, end: Position) -> bool:
+    if message.position is not None:
+        return after < message.position <= end
+    return after.lsn <= message.lsn < end.lsn
 
 
 def _table_range(table: TableName, slices: list[FileSlice]) -> TableRange:

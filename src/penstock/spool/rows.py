@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS
+from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, XID
 from penstock.errors import SpoolCorruptError
 from penstock.spool.range import FileSlice
 
@@ -46,12 +46,17 @@ def _place(slice: FileSlice, name: str) -> int:
 
 
 def _with_commit(batch: pa.RecordBatch, slice: FileSlice) -> pa.RecordBatch:
-    """Rows of a transaction that was open when they were written learn its commit from the manifest."""
-    if slice.file.commit_version is None:
+    """Rows of a transaction that was open when they were written learn its commit and its xid from the manifest."""
+    file = slice.file
+    if file.commit_version is None:
         return batch
-    version = pa.scalar(slice.file.commit_version.value, pa.int64())
-    time = pa.scalar(slice.file.commit_timestamp, pa.timestamp("us", "UTC"))
-    for name, value in ((COMMIT_VERSION, version), (COMMIT_TIMESTAMP, time)):
+    known = {
+        COMMIT_VERSION: pa.scalar(file.commit_version.value, pa.int64()),
+        COMMIT_TIMESTAMP: pa.scalar(file.commit_timestamp, pa.timestamp("us", "UTC")),
+    }
+    if file.xid is not None:
+        known[XID] = pa.scalar(file.xid, pa.int64())
+    for name, value in known.items():
         place = _place(slice, name)
         batch = batch.set_column(place, batch.schema.field(place), pa.repeat(value, batch.num_rows))
     return batch

@@ -7,7 +7,7 @@ removed when the next writer starts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,19 +34,21 @@ def seal_transactions(layout: SpoolLayout, buffer: TransactionBuffer) -> Manifes
     def place(directory: Path) -> tuple[SegmentFile, ...]:
         return tuple(_write_run(directory, buffer.start, index, run) for index, run in enumerate(buffer.runs))
 
-    return _seal(layout, Manifest(buffer.start, buffer.end, buffer.transactions, buffer.commit_time, ()), place)
+    return _seal(layout, _draft(buffer, buffer.end), place)
 
 
-def seal_pieces(layout: SpoolLayout, start: Position, step: PiecesCommitted, pieces: list[PieceFile], *, transactions: int) -> Manifest:
+def seal_pieces(layout: SpoolLayout, buffer: TransactionBuffer, step: PiecesCommitted, files: Sequence[PieceFile]) -> Manifest:
+    """Seal the files of one transaction in pieces. `buffer` holds no rows and ends with that transaction."""
+
     def place(directory: Path) -> tuple[SegmentFile, ...]:
-        return tuple(_move_piece(directory, start, index, piece, step) for index, piece in enumerate(pieces))
+        return tuple(_move_piece(directory, buffer.start, index, piece, step) for index, piece in enumerate(files))
 
-    return _seal(layout, Manifest(start, step.end, transactions, step.commit_time, ()), place)
+    return _seal(layout, _draft(buffer, step.end), place)
 
 
 def seal_empty(layout: SpoolLayout, buffer: TransactionBuffer, end: Position) -> Manifest:
     """Seal ground without rows, up to `end`, which may lie beyond the buffer's last transaction."""
-    return _seal(layout, Manifest(buffer.start, end, buffer.transactions, buffer.commit_time, ()), lambda _: ())
+    return _seal(layout, _draft(buffer, end), lambda _: ())
 
 
 def remove_leftovers(layout: SpoolLayout) -> None:
@@ -56,6 +58,10 @@ def remove_leftovers(layout: SpoolLayout) -> None:
         if parse_segment_name(entry.name) is not None and storage.mark(directory / MANIFEST) is None:
             storage.remove_tree(directory)
     storage.remove_tree(layout.open)
+
+
+def _draft(buffer: TransactionBuffer, end: Position) -> Manifest:
+    return Manifest(buffer.start, end, buffer.transactions, buffer.commit_time, (), buffer.messages_before(end))
 
 
 def _seal(layout: SpoolLayout, draft: Manifest, place: PlaceFiles) -> Manifest:
@@ -89,4 +95,5 @@ def _write_run(directory: Path, start: Position, index: int, run: Run) -> Segmen
 def _move_piece(directory: Path, start: Position, index: int, piece: PieceFile, step: PiecesCommitted) -> SegmentFile:
     path = directory / change_file_name(start, index, piece.table.name)
     storage.rename(piece.path, path)
-    return SegmentFile(piece.table, path.name, piece.rows, piece.bytes, piece.counts, step.end, step.end, step.end, step.commit_time)
+    end, time = step.end, step.commit_time
+    return SegmentFile(piece.table, path.name, piece.rows, piece.bytes, piece.counts, end, end, end, time, step.xid)

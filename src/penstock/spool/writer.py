@@ -1,21 +1,24 @@
 """Writes the spool: takes the steps of the log, gives segments.
 
 Whole transactions wait in memory until the caller seals, or until there are too many bytes of them. Pieces of open transactions go to
-disk as they come and become a segment of their own when their transaction commits. What is not sealed is forgotten at the end of the
-process and must be captured again; so only `end` may be confirmed to anyone.
+disk as they come and become a segment of their own when their transaction commits. Logical messages stand in the manifests. What is not
+sealed is forgotten at the end of the process and must be captured again; so only `end` may be confirmed to anyone.
 """
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import assert_never
 
 import pyarrow as pa
 
-from penstock.change import LogStep, PiecesCommitted, Quiet, TransactionPiece, Transactions
-from penstock.errors import SpoolError
+from penstock.change import LogicalMessage, LogStep, PiecesAborted, PiecesCommitted, Quiet, TransactionPiece, Transactions
+from penstock.errors import SpoolError, SpoolFullError
 from penstock.position import Position
 from penstock.spool import storage
 from penstock.spool.buffer import TransactionBuffer
@@ -24,6 +27,8 @@ from penstock.spool.layout import SpoolLayout
 from penstock.spool.manifest import Manifest
 from penstock.spool.pieces import OpenPieces
 from penstock.spool.segment import remove_leftovers, seal_empty, seal_pieces, seal_transactions
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class SpoolWriter:
@@ -65,7 +70,8 @@ class SpoolWriter:
 
     @property
     def pending_rows(self) -> int:
-        return self._buffer.rows
+        """Rows that wait to be sealed, and logical messages."""
+        return self._buffer.rows + len(self._buffer.messages)
 
     @property
     def pending_bytes(self) -> int:
@@ -91,24 +97,24 @@ class SpoolWriter:
                     self._pieces.add(step)
                 case PiecesCommitted():
                     return self._append_commit(step)
+                case PiecesAborted():
+                    self._pieces.abort(step.xid, step.subxid)
+                case LogicalMessage():
+                    self._buffer.add_loose(step)
                 case Quiet():
                     self.advance(step.position)
+                case _:
+                    assert_never(step)
         return ()
 
     def advance(self, position: Position) -> None:
-        """Remember that nothing is open and nothing more commits up to `position`; `seal(quiet=True)` makes it durable.
+        """Remember that nothing more commits up to `position`; `seal(quiet=True)` makes it durable.
 
-        Pieces still held are of transactions that have been rolled back, and are dropped.
+        Transactions in pieces may be open then, and stay so: they commit after `position`. Nor are they lost if the process ends here. A
+        slot keeps the WAL of every transaction that was open at the position confirmed to it, whichever that is, and a capture that
+        starts at `position` is sent each transaction that commits after it, whole, from its first change.
         """
-        with self._failing():
-            for xid in self._pieces.xids:
-                self._pieces.discard(xid)
         self._quiet = max(self._quiet, position)
-
-    def discard(self, xid: int) -> None:
-        """Drop the pieces of a transaction that was rolled back."""
-        with self._failing():
-            self._pieces.discard(xid)
 
     def seal(self, *, quiet: bool = False) -> Manifest | None:
         """Make all whole transactions so far durable as one segment; None if no row is waiting.
@@ -117,7 +123,7 @@ class SpoolWriter:
         now and then, not at every step: a busy database of which nothing is published would fill the spool with empty segments.
         """
         with self._failing():
-            if self._buffer.rows:
+            if self.pending_rows:
                 return self._seal_transactions()
             reached = max(self._buffer.end, self._quiet)
             if not quiet or reached <= self.end:
@@ -132,20 +138,27 @@ class SpoolWriter:
 
     def _append_transactions(self, step: Transactions) -> tuple[Manifest, ...]:
         self._buffer.add(step)
-        if self._buffer.rows and self._pending_since is None:
+        if self.pending_rows and self._pending_since is None:
             self._pending_since = self._clock()
         if self._buffer.bytes <= self._max_segment_bytes:
             return ()
         return (self._seal_transactions(),)
 
     def _append_commit(self, step: PiecesCommitted) -> tuple[Manifest, ...]:
+        """The transaction becomes a segment of its own, or joins those in the buffer if it comes to no row."""
         if step.end <= self._buffer.end:
             raise SpoolError(f"transaction {step.xid} commits at {step.end}, but {self._buffer.end} was reached: the log goes forward")
-        before = self.seal()
         pieces = self._pieces.commit(step.xid)
-        self._history.record(SchemaVersion(step.end, piece.table) for piece in pieces)
+        messages = tuple(replace(message, xid=step.xid, position=step.end) for message in pieces.messages)
+        transaction = Transactions((), step.end, step.commit_time, 1, messages)
+        if not pieces.files:
+            storage.remove_tree(self._layout.open_transaction(step.xid))
+            return self._append_transactions(transaction)
+        before = self.seal()
+        self._history.record(SchemaVersion(step.end, file.table) for file in pieces.files)
         # Transactions left in the buffer have no rows; the segment covers their ground too.
-        manifest = self._sealed(seal_pieces(self._layout, self.end, step, pieces, transactions=self._buffer.transactions + 1))
+        self._buffer.add(transaction)
+        manifest = self._sealed(seal_pieces(self._layout, self._buffer, step, pieces.files))
         storage.remove_tree(self._layout.open_transaction(step.xid))
         return (manifest,) if before is None else (before, manifest)
 
@@ -154,7 +167,7 @@ class SpoolWriter:
         return self._sealed(seal_transactions(self._layout, self._buffer))
 
     def _sealed(self, manifest: Manifest) -> Manifest:
-        self._buffer = TransactionBuffer(manifest.end)
+        self._buffer = TransactionBuffer(manifest.end, self._buffer.loose_from(manifest.end))
         self._pending_since = None
         return manifest
 
@@ -167,6 +180,11 @@ class SpoolWriter:
             yield
         except OSError as error:
             self._has_failed = True
+            if error.errno in _NO_ROOM:
+                raise SpoolFullError(
+                    f"there is no room for the spool: {error.strerror}",
+                    hint=f"free space for {self._layout.root} and start again; nothing is lost, the slot still holds what is not sealed",
+                ) from error
             raise SpoolError(f"the spool cannot be written: {error}") from error
         except pa.ArrowException as error:
             self._has_failed = True

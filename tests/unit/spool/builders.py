@@ -73,9 +73,10 @@ def transactions(*commits: Commit) -> Transactions:
     return Transactions(tuple(batch(table, each) for table, each in rows.items()), at(last), time_of(last), len(commits))
 
 
-def piece(xid: int, *changes: tuple[TableSchema, int]) -> TransactionPiece:
-    """A piece of an open transaction: table and ordinal of each change."""
-    return TransactionPiece(xid, tuple(batch(table, [(None, ordinal)], xid=xid) for table, ordinal in changes))
+def piece(xid: int, *changes: tuple[TableSchema, int], subxid: int | None = None) -> TransactionPiece:
+    """A piece of an open transaction, or of a subtransaction of it: table and ordinal of each change."""
+    owner = xid if subxid is None else subxid
+    return TransactionPiece(xid, tuple(batch(table, [(None, ordinal)], xid=owner) for table, ordinal in changes))
 
 
 def committed(xid: int, position: int) -> PiecesCommitted:

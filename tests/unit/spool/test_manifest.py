@@ -7,10 +7,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.change import ChangeCounts
+from penstock.change import ChangeCounts, LogicalMessage
 from penstock.errors import SpoolCorruptError, SpoolFormatError
+from penstock.position import Lsn
 from penstock.schema import GEOMETRY_TYPE, Column, TableName, TableSchema
 from penstock.spool.arrow_text import parse_type, type_text
+from penstock.spool.layout import FORMAT
 from penstock.spool.manifest import Manifest, SegmentFile, dump_manifest, parse_manifest
 from tests.unit.spool.builders import ORDERS, at, time_of
 
@@ -26,8 +28,9 @@ def _manifest() -> Manifest:
         time_of(9),
         (
             SegmentFile(ORDERS, "a.parquet", 6, 1234, COUNTS, at(6), at(9)),
-            SegmentFile(ODD, "b.parquet", 0, 1, ChangeCounts(), at(9), at(9), at(9), time_of(9)),
+            SegmentFile(ODD, "b.parquet", 0, 1, ChangeCounts(), at(9), at(9), at(9), time_of(9), 4_000_000_000),
         ),
+        (LogicalMessage("é", b"\0\xff", Lsn(7), 12, 3, at(9)), LogicalMessage("", b"", Lsn(8))),
     )
 
 
@@ -61,15 +64,25 @@ def test_an_empty_segment_survives_its_own_text() -> None:
 
 def test_the_keys_of_a_manifest_stand_in_a_fixed_order() -> None:
     document = json.loads(dump_manifest(_manifest()))
-    assert list(document) == ["format", "start", "end", "transactions", "commit_time", "files"]
+    assert list(document) == ["format", "start", "end", "transactions", "commit_time", "files", "messages"]
     assert list(document["files"][0])[:5] == ["table", "oid", "key", "columns", "path"]
 
 
 def test_a_newer_format_is_refused_with_a_hint() -> None:
-    newer = json.loads(dump_manifest(_manifest())) | {"format": 2}
-    with pytest.raises(SpoolFormatError, match="has format 2") as caught:
+    newer = json.loads(dump_manifest(_manifest())) | {"format": FORMAT + 1}
+    with pytest.raises(SpoolFormatError, match=f"has format {FORMAT + 1}") as caught:
         parse_manifest(json.dumps(newer).encode(), where="segment X")
     assert caught.value.hint
+
+
+def test_a_manifest_of_format_1_is_still_read() -> None:
+    document = json.loads(dump_manifest(_manifest())) | {"format": 1}
+    del document["messages"]
+    for file in document["files"]:
+        del file["xid"]
+    whole = _manifest()
+    files = tuple(replace(file, xid=None) for file in whole.files)
+    assert parse_manifest(json.dumps(document).encode(), where="here") == replace(whole, files=files, messages=())
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format":1}', b'{"format":1,"start":"x"}', b'{"format":null}'])

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.change import Quiet
+from penstock.change import ChangeBatch, ChangeCounts, PiecesAborted, Quiet, TransactionPiece
 from penstock.errors import SpoolError
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, changes, committed, piece, time_of, transactions
+from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, changes, committed, piece, time_of, transactions
 
 
 def test_pieces_become_a_segment_of_their_own_after_what_came_before(tmp_path: Path) -> None:
@@ -85,17 +87,102 @@ def test_more_tables_than_files_may_be_open_still_come_out_in_order(tmp_path: Pa
 
 
 @pytest.mark.parametrize("buffer_bytes", [0, 1 << 20])
-def test_pieces_of_a_rolled_back_transaction_leave_nothing(tmp_path: Path, buffer_bytes: int) -> None:
+def test_X03_a_rolled_back_transaction_leaves_nothing(tmp_path: Path, buffer_bytes: int) -> None:
     writer = SpoolWriter(tmp_path, at(0), piece_buffer_bytes=buffer_bytes)
     writer.append(piece(7, (ORDERS, 0)))
     writer.append(piece(8, (ORDERS, 1)))
-    writer.discard(7)
-    assert writer.is_open
-    writer.append(Quiet(at(30)))
+    writer.append(PiecesAborted(7, 7))
+    assert [path.name for path in (tmp_path / "open").iterdir()] == ["8"]
+    writer.append(PiecesAborted(8, 8))
     assert not writer.is_open
     assert list((tmp_path / "open").iterdir()) == []
     with pytest.raises(SpoolError, match="none of its pieces"):
         writer.append(committed(8, 40))
+
+
+@pytest.mark.parametrize("buffer_bytes", [0, 1 << 20])
+def test_X03_rows_of_a_rolled_back_subtransaction_are_not_in_the_segment(tmp_path: Path, buffer_bytes: int) -> None:
+    writer = SpoolWriter(tmp_path, at(0), piece_buffer_bytes=buffer_bytes)
+    writer.append(piece(7, (ORDERS, 0)))
+    writer.append(piece(7, (ORDERS, 1), (ITEMS, 2), subxid=9))
+    writer.append(piece(7, (ORDERS, 3), subxid=8))
+    writer.append(PiecesAborted(7, 9))
+    writer.append(piece(7, (ORDERS, 4), (ITEMS, 5), subxid=10))
+    writer.append(PiecesAborted(7, 10))
+    (sealed,) = writer.append(committed(7, 20))
+    assert changes(SpoolReader(tmp_path).read(at(0), at(20))) == {"orders": [("orders", 20, 0), ("orders", 20, 3)]}
+    assert [(file.rows, file.counts, file.xid) for file in sealed.files] == [(2, ChangeCounts(inserts=2), 7)]
+    assert list((tmp_path / "open").iterdir()) == []
+
+
+def test_X03_a_file_without_rolled_back_rows_is_not_written_again(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path, at(0), piece_buffer_bytes=0)
+    writer.append(piece(7, (ORDERS, 0)))
+    writer.append(piece(7, (ITEMS, 1), subxid=9))
+    before = {path.stat().st_ino for path in tmp_path.glob("open/7/000000.parquet")}
+    writer.append(PiecesAborted(7, 9))
+    writer.append(committed(7, 20))
+    assert {path.stat().st_ino for path in tmp_path.glob("segments/*/*.parquet")} == before
+
+
+def test_X03_what_is_left_of_a_file_is_counted_anew(tmp_path: Path) -> None:
+    kinds = ["insert", "update_postimage", "delete", "insert", "truncate", "delete", "update_postimage"]
+    owners = [7, 7, 9, 9, 7, 7, 9]
+    unchanged = [None, ["tags"], None, None, None, None, ["tags"]]
+    rows = batch(ORDERS, [(None, ordinal) for ordinal in range(len(kinds))]).rows
+    for name, values in (("_change_type", kinds), ("_xid", owners), ("_unchanged", unchanged)):
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), pa.array(values, rows.schema.field(name).type))
+    writer = SpoolWriter(tmp_path, at(0))
+    writer.append(TransactionPiece(7, (ChangeBatch(ORDERS, rows, ChangeCounts(2, 2, 2, 1, moves=1, unchanged=2)),)))
+    writer.append(PiecesAborted(7, 9))
+    (sealed,) = writer.append(committed(7, 20))
+    assert sealed.files[0].counts == ChangeCounts(inserts=1, updates=1, deletes=1, truncates=1, moves=1, unchanged=1)
+
+
+def test_X02_a_million_rolled_back_savepoints_take_a_few_megabytes(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path, at(0))
+    writer.append(piece(7, (ORDERS, 0)))
+    writer.append(piece(7, (ORDERS, 1), subxid=4_000_000_000))
+    tracemalloc.start()
+    for subxid in range(4_000_000_000, 4_000_000_000 + 200_000):
+        writer.append(PiecesAborted(7, subxid))
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes < 200_000 * 8
+    writer.append(committed(7, 20))
+    assert changes(SpoolReader(tmp_path).read(at(0), at(20))) == {"orders": [("orders", 20, 0)]}
+
+
+def test_X02_single_rows_of_many_transactions_do_not_pile_up_in_memory(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path, at(0), piece_buffer_bytes=1 << 20)
+    for ordinal in range(2_000):
+        writer.append(piece(7 + ordinal % 3, (ORDERS, ordinal)))
+    assert len(list(tmp_path.glob("open/*/*.parquet"))) == 3, "a batch of one row takes kilobytes, and they count"
+
+
+def test_X01_a_transaction_of_which_nothing_is_left_is_ground_without_rows(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path, at(0))
+    writer.append(piece(7, (ORDERS, 0), subxid=9))
+    writer.append(PiecesAborted(7, 9))
+    writer.append(piece(8))
+    assert writer.append(committed(7, 20)) == ()
+    assert writer.append(committed(8, 30)) == ()
+    assert SpoolReader(tmp_path).segments() == ()
+    sealed = writer.seal(quiet=True)
+    assert sealed is not None
+    assert (sealed.start, sealed.end, sealed.files, sealed.transactions) == (at(0), at(30), (), 2)
+    assert list((tmp_path / "open").iterdir()) == []
+
+
+def test_H02_quiet_ground_is_sealed_while_transactions_are_open_and_they_commit_after_it(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path, at(0))
+    writer.append(piece(7, (ORDERS, 0)))
+    writer.append(Quiet(at(30)))
+    assert writer.seal(quiet=True) is not None
+    assert writer.is_open
+    writer.append(piece(7, (ORDERS, 1)))
+    writer.append(committed(7, 40))
+    assert [(each.start, each.end, each.rows) for each in SpoolReader(tmp_path).segments()] == [(at(0), at(30), 0), (at(30), at(40), 2)]
 
 
 def test_an_xid_seen_again_after_a_restart_starts_anew(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_segment_captured_again_from_further_back_replaces_the_shorter_one(tmp
 def test_a_newer_format_is_refused_not_skipped(tmp_path: Path) -> None:
     capture(tmp_path, 0, THREE)
     manifest = tmp_path / "segments" / f"{30:016X}" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b'"format":1', b'"format":2'))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format":2', b'"format":3'))
     with pytest.raises(SpoolFormatError):
         SpoolReader(tmp_path).segments()
 
