@@ -30,6 +30,7 @@ from penstock.testing.embedded import EmbeddedPostgres
 Row = tuple[Any, ...]
 
 _TEARDOWN_SECONDS = 20.0
+_SETTINGS = {"max_prepared_transactions": "10", "track_commit_timestamp": "on"}
 
 
 class PostgresServer:
@@ -139,7 +140,7 @@ class PostgresServers:
         else:
             # Not pytest's own temporary directory: the server may run as another user, which cannot go in there.
             directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-pg-"))
-            embedded = EmbeddedPostgres(Path(directory) / "data", version, fsync=False)
+            embedded = EmbeddedPostgres(Path(directory) / "data", version, _SETTINGS, fsync=False)
             self._stack.callback(embedded.stop, "immediate")
             embedded.start()
             server = PostgresServer(embedded.dsn)
