@@ -15,7 +15,7 @@ from penstock.postgres.pgoutput.changes import COUNT_BYTES, NEW, Changes, TableC
 from penstock.postgres.pgoutput.framing import TRUNCATE, Frames, IntArray
 from penstock.postgres.pgoutput.logical import find_messages
 from penstock.postgres.pgoutput.relations import Versions
-from penstock.postgres.pgoutput.rows import TableTuples, build_batch
+from penstock.postgres.pgoutput.rows import TablePart, TableTuples, build_batches
 from penstock.postgres.pgoutput.transactions import Timeline
 from penstock.postgres.pgoutput.tuples import ColumnSpans, walk
 
@@ -47,11 +47,9 @@ def assemble(frames: Frames, timeline: Timeline, versions: Versions, prefixes: S
     ordered = changes[np.concatenate([item.members for item in groups])]
     widths = np.repeat([len(item.table.columns) for item in groups], [len(item.members) for item in groups])
     tuples = _walk_all(frames, ordered, widths)
-    batches = [
-        (int(item.members[0]), build_batch(frames, timeline, item.table, own, table_tuples))
-        for item, own, table_tuples in _split(groups, ordered, tuples)
-    ]
-    return Assembled(tuple(batch for _, batch in sorted(batches, key=lambda entry: entry[0])), messages, next_ordinal)
+    batches = build_batches(frames, timeline, _split(groups, ordered, tuples))
+    in_order = np.argsort([item.members[0] for item in groups], kind="stable").tolist()
+    return Assembled(tuple(batches[at] for at in in_order), messages, next_ordinal)
 
 
 def _walk_all(frames: Frames, changes: Changes, widths: IntArray) -> _Tuples:
@@ -78,9 +76,9 @@ def _walk_all(frames: Frames, changes: Changes, widths: IntArray) -> _Tuples:
     return _Tuples(first, second)
 
 
-def _split(groups: Sequence[TableChanges], changes: Changes, tuples: _Tuples) -> list[tuple[TableChanges, Changes, TableTuples]]:
+def _split(groups: Sequence[TableChanges], changes: Changes, tuples: _Tuples) -> list[TablePart]:
     """What belongs to each group: a run of the changes, of the first tuples and of the second ones."""
-    parts: list[tuple[TableChanges, Changes, TableTuples]] = []
+    parts: list[TablePart] = []
     low = second_low = 0
     for item in groups:
         width = len(item.table.columns)
@@ -89,6 +87,6 @@ def _split(groups: Sequence[TableChanges], changes: Changes, tuples: _Tuples) ->
         second_high = second_low + int(np.count_nonzero(own.has_old))
         first = [column[low:high] for column in tuples.first[:width]]
         second = [column[second_low:second_high] for column in tuples.second[:width]] if second_low < second_high else []
-        parts.append((item, own, TableTuples(first, second)))
+        parts.append(TablePart(item.table, own, TableTuples(first, second)))
         low, second_low = high, second_high
     return parts

@@ -7,6 +7,7 @@ so an update that carries the old row is a `delete` of that and an `insert` of t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,15 +20,17 @@ from penstock.errors import ProtocolError
 from penstock.postgres.pgoutput import tuples
 from penstock.postgres.pgoutput.changes import Changes
 from penstock.postgres.pgoutput.framing import DELETE, INSERT, TRUNCATE, UPDATE, BoolArray, ByteArray, Frames, IntArray
+from penstock.postgres.pgoutput.pooling import SMALL_ROWS, Wanted, read_together
 from penstock.postgres.pgoutput.transactions import Timeline
 from penstock.postgres.pgoutput.tuples import ColumnSpans, join_spans
 from penstock.postgres.types.arrays import Ragged, as_arrow
-from penstock.postgres.types.rows import decode_rows
+from penstock.postgres.types.rows import DecodedRows, decode_rows, join_columns
 from penstock.schema import TableSchema
 
 _CODES = (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE)
 _INSERTED, _UPDATED, _DELETED, _TRUNCATED = range(len(_CODES))
 _NAMES = pa.array([str(name) for name in _CODES], pa.string())
+_NAMES_TYPE = pa.list_(pa.string())
 _POSITION = pa.int64()
 _TIME = pa.timestamp("us", "UTC")
 _CODE_OF_KIND = np.zeros(256, np.uint8)
@@ -43,6 +46,15 @@ class TableTuples:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class TablePart:
+    """The changes of one table under one version of its schema, with their tuples."""
+
+    table: TableSchema
+    changes: Changes
+    tuples: TableTuples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
     """For each row: its change, its kind, its number, and the tuple that it shows (second tuples are counted after all first ones)."""
 
@@ -52,33 +64,68 @@ class _Rows:
     tuples: IntArray
     moves: int = 0
 
+    def __len__(self) -> int:
+        return len(self.codes)
 
-def build_batch(frames: Frames, timeline: Timeline, table: TableSchema, changes: Changes, given: TableTuples) -> ChangeBatch:
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """What a batch is made of."""
+
+    table: TableSchema
+    messages: IntArray
+    """Of each row."""
+    rows: _Rows
+    columns: list[Wanted]
+
+
+def build_batches(frames: Frames, timeline: Timeline, parts: Sequence[TablePart]) -> list[ChangeBatch]:
+    """One for each part."""
     buffer = pa.py_buffer(frames.buffer)
-    columns, rows = _plan(buffer, table, changes, given)
-    row_count = len(rows.codes)
-    deleted = rows.codes == _DELETED
-    any_deleted = bool(table.key) and bool(deleted.any())
-    texts: list[pa.StringArray] = []
-    unchanged: dict[int, IntArray] = {}
-    for at, (column, spans) in enumerate(zip(table.columns, columns, strict=True)):
-        hidden = deleted if any_deleted and column.name not in table.key else None
-        texts.append(spans.strings(buffer, rows.tuples, hidden))
-        missing = _unchanged_rows(spans, rows.tuples, hidden)
-        if len(missing):
-            unchanged[at] = missing
-    try:
-        decoded = decode_rows(texts, table, row_count)
-    except ProtocolError as error:
-        at = _first_refused(texts, table, row_count)
-        raise frames.fault(int(changes.messages[rows.changes[at]]), error.message) from None
-    names, unchanged_count = _unchanged(table, row_count, unchanged)
-    arrays = [*decoded.columns, *_metadata(frames, timeline, changes, rows), names, decoded.exact]
-    inserts, updates, deletes, truncates = np.bincount(rows.codes, minlength=len(_CODES)).tolist()
+    plans = [_plan(buffer, part) for part in parts]
+    decoded = _read_small(buffer, plans)
+    metadata = _metadata(frames, timeline, plans)
+    batches: list[ChangeBatch] = []
+    low = 0
+    for plan, together in zip(plans, decoded, strict=True):
+        high = low + len(plan.rows)
+        own = metadata if len(plans) == 1 else [column[low:high] for column in metadata]
+        batches.append(_build(plan, together or _read(frames, buffer, plan), own))
+        low = high
+    return batches
+
+
+def _build(plan: _Plan, decoded: DecodedRows, metadata: list[pa.Array]) -> ChangeBatch:
+    names, unchanged_count = _unchanged(plan)
+    inserts, updates, deletes, truncates = np.bincount(plan.rows.codes, minlength=len(_CODES)).tolist()
     counts = ChangeCounts(
-        inserts, updates, deletes, truncates, rows.moves, unchanged_count, decoded.inexact, sum(decoded.unreadable.values())
+        inserts, updates, deletes, truncates, plan.rows.moves, unchanged_count, decoded.inexact, sum(decoded.unreadable.values())
     )
-    return ChangeBatch(table, pa.RecordBatch.from_arrays(arrays, schema=change_schema(table)), counts)
+    rows = pa.RecordBatch.from_arrays([*decoded.columns, *metadata, names, decoded.exact], schema=change_schema(plan.table))
+    return ChangeBatch(plan.table, rows, counts)
+
+
+def _read_small(buffer: pa.Buffer, plans: Sequence[_Plan]) -> list[DecodedRows | None]:
+    """The columns of small batches, where there are several. None for all others."""
+    small = [plan for plan in plans if len(plan.rows) <= SMALL_ROWS and plan.columns]
+    read = read_together(buffer, [column for plan in small for column in plan.columns]) if len(small) > 1 else None
+    if read is None:
+        return [None] * len(plans)
+    each = iter(read)
+    found: dict[int, DecodedRows] = {}
+    for plan in small:
+        own = [next(each) for _ in plan.columns]
+        found[id(plan)] = join_columns([column.decoded for column in own], [column.texts for column in own], plan.table, len(plan.rows))
+    return [found.get(id(plan)) for plan in plans]
+
+
+def _read(frames: Frames, buffer: pa.Buffer, plan: _Plan) -> DecodedRows:
+    texts = [column.spans.strings(buffer, column.chosen, column.hidden) for column in plan.columns]
+    try:
+        return decode_rows(texts, plan.table, len(plan.rows))
+    except ProtocolError as error:
+        at = _first_refused(texts, plan.table, len(plan.rows))
+        raise frames.fault(int(plan.messages[at]), error.message) from None
 
 
 def _first_refused(texts: list[pa.StringArray], table: TableSchema, row_count: int) -> int:
@@ -95,7 +142,19 @@ def _first_refused(texts: list[pa.StringArray], table: TableSchema, row_count: i
     return low
 
 
-def _plan(buffer: pa.Buffer, table: TableSchema, changes: Changes, given: TableTuples) -> tuple[list[ColumnSpans], _Rows]:
+def _plan(buffer: pa.Buffer, part: TablePart) -> _Plan:
+    table = part.table
+    columns, rows = _choose(buffer, table, part.changes, part.tuples)
+    deleted = rows.codes == _DELETED
+    any_deleted = bool(table.key) and bool(deleted.any())
+    wanted = [
+        Wanted(column, spans, rows.tuples, deleted if any_deleted and column.name not in table.key else None)
+        for column, spans in zip(table.columns, columns, strict=True)
+    ]
+    return _Plan(table, part.changes.messages[rows.changes], rows, wanted)
+
+
+def _choose(buffer: pa.Buffer, table: TableSchema, changes: Changes, given: TableTuples) -> tuple[list[ColumnSpans], _Rows]:
     """The tuples to choose from, and which of them each row shows."""
     codes = _CODE_OF_KIND[changes.kinds]
     each = np.arange(len(changes))
@@ -152,25 +211,28 @@ def _as_bools(values: pa.BooleanArray) -> npt.NDArray[np.bool_]:
     return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].view(np.bool_)
 
 
-def _unchanged_rows(spans: ColumnSpans, row_tuples: IntArray, hidden: BoolArray | None) -> IntArray:
-    if spans.kinds is None:
+def _unchanged_rows(column: Wanted) -> IntArray:
+    if column.spans.kinds is None:
         return np.empty(0, np.int64)
-    missing = spans.kinds[row_tuples] == tuples.UNCHANGED
-    return np.flatnonzero(missing if hidden is None else missing & ~hidden)
+    missing = column.spans.kinds[column.chosen] == tuples.UNCHANGED
+    return np.flatnonzero(missing if column.hidden is None else missing & ~column.hidden)
 
 
-def _unchanged(table: TableSchema, row_count: int, rows: dict[int, IntArray]) -> tuple[pa.ListArray, int]:
-    arrow_type = pa.list_(pa.string())
+def _unchanged(plan: _Plan) -> tuple[pa.ListArray, int]:
+    """The column `_unchanged`, and in how many rows it says something."""
+    rows = {at: missing for at, column in enumerate(plan.columns) if len(missing := _unchanged_rows(column))}
     if not rows:
-        return pa.nulls(row_count, arrow_type), 0
-    ragged = Ragged.plan(row_count, rows)
-    names = pa.array(table.column_names, pa.string()).take(as_arrow(ragged.columns, pa.int64()))
-    return ragged.build(arrow_type, names), ragged.filled_rows
+        return pa.nulls(len(plan.rows), _NAMES_TYPE), 0
+    ragged = Ragged.plan(len(plan.rows), rows)
+    names = pa.array(plan.table.column_names, pa.string()).take(as_arrow(ragged.columns, pa.int64()))
+    return ragged.build(_NAMES_TYPE, names), ragged.filled_rows
 
 
-def _metadata(frames: Frames, timeline: Timeline, changes: Changes, rows: _Rows) -> list[pa.Array]:
-    """`_change_type` to `_xid`."""
-    messages = changes.messages[rows.changes]
+def _metadata(frames: Frames, timeline: Timeline, plans: Sequence[_Plan]) -> list[pa.Array]:
+    """`_change_type` to `_xid`, for the rows of all batches one after the other."""
+    messages = np.concatenate([plan.messages for plan in plans])
+    codes = np.concatenate([plan.rows.codes for plan in plans])
+    ordinals = np.concatenate([plan.rows.ordinals for plan in plans])
     transactions = timeline.of(messages)
     if timeline.commits is None:
         positions, times = pa.nulls(len(messages), _POSITION), pa.nulls(len(messages), _TIME)
@@ -178,5 +240,5 @@ def _metadata(frames: Frames, timeline: Timeline, changes: Changes, rows: _Rows)
         positions = as_arrow(timeline.commits.positions[transactions], _POSITION)
         times = as_arrow(timeline.commits.times[transactions], _TIME)
     xids = frames.xids(messages) if frames.xid_bytes else timeline.xids[transactions]
-    names = _NAMES.take(as_arrow(rows.codes, pa.uint8()))
-    return [names, positions, times, as_arrow(rows.ordinals, pa.int64()), as_arrow(xids, pa.int64())]
+    names = _NAMES.take(as_arrow(codes, pa.uint8()))
+    return [names, positions, times, as_arrow(ordinals, pa.int64()), as_arrow(xids, pa.int64())]

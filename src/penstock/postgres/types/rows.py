@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -42,22 +43,35 @@ def decode_rows(texts: Sequence[pa.StringArray], table: TableSchema, row_count: 
     """
     if row_count is None:
         row_count = len(texts[0]) if texts else 0
-    typed: list[pa.Array] = []
-    inexact: dict[int, npt.NDArray[np.int64]] = {}
-    exact_texts: dict[int, pa.StringArray] = {}
+    decoded: list[DecodedColumn] = []
+    exact_texts: list[pa.StringArray] = []
     unreadable: dict[str, int] = {}
-    for at, (column, values) in enumerate(zip(table.columns, texts, strict=True)):
+    for column, values in zip(table.columns, texts, strict=True):
         try:
-            decoded, exact_texts[at] = _decode_named(values, column, table), values
+            found, shown = _decode_named(values, column, table), values
         except UnreadableTextError:
-            decoded, exact_texts[at], unreadable[column.name] = _decode_readable(values, column, table)
-        typed.append(decoded.values)
-        if decoded.inexact is not None and decoded.inexact.true_count:
-            inexact[at] = _true_rows(decoded.inexact)
+            found, shown, unreadable[column.name] = _decode_readable(values, column, table)
+        decoded.append(found)
+        exact_texts.append(shown)
+    return join_columns(decoded, exact_texts, table, row_count, unreadable)
+
+
+def join_columns(
+    decoded: Sequence[DecodedColumn],
+    texts: Sequence[pa.StringArray],
+    table: TableSchema,
+    row_count: int,
+    unreadable: Mapping[str, int] = MappingProxyType({}),
+) -> DecodedRows:
+    """The columns of a table that have been typed, with the `_exact` column that their texts make."""
+    typed = [column.values for column in decoded]
+    inexact = {
+        at: _true_rows(column.inexact) for at, column in enumerate(decoded) if column.inexact is not None and column.inexact.true_count
+    }
     if not inexact:
         return DecodedRows(typed, pa.nulls(row_count, EXACT_TYPE))
     names = tuple(table.columns[at].name for at in inexact)
-    return DecodedRows(typed, _exact(exact_texts, table, row_count, inexact), names, unreadable)
+    return DecodedRows(typed, _exact(texts, table, row_count, inexact), names, unreadable)
 
 
 def _decode_named(values: pa.StringArray, column: Column, table: TableSchema) -> DecodedColumn:
@@ -83,7 +97,7 @@ def _true_rows(mask: pa.BooleanArray) -> npt.NDArray[np.int64]:
     return np.frombuffer(rows.buffers()[1], np.uint64, count=len(rows), offset=rows.offset * 8).astype(np.int64)
 
 
-def _exact(texts: dict[int, pa.StringArray], table: TableSchema, row_count: int, inexact: dict[int, npt.NDArray[np.int64]]) -> pa.MapArray:
+def _exact(texts: Sequence[pa.StringArray], table: TableSchema, row_count: int, inexact: dict[int, npt.NDArray[np.int64]]) -> pa.MapArray:
     ragged = Ragged.plan(row_count, inexact)
     names = pa.array(table.column_names, pa.string()).take(as_arrow(ragged.columns, pa.int64()))
     by_column = pa.concat_arrays([texts[at].take(as_arrow(rows, pa.int64())) for at, rows in inexact.items()])
