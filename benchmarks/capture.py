@@ -43,7 +43,8 @@ def main() -> None:
         if arguments.latency:
             results["latency"] = run.latency()
     results["goals"] = [goal.to_json() for goal in run.goals]
-    console.print(_goal_table(run.goals))
+    if run.goals:
+        console.print(_goal_table(run.goals))
     console.print(f"took {time.monotonic() - start:.0f} s")
     if arguments.save:
         console.print(f"saved as benchmarks/results/{save('capture', results).name}")

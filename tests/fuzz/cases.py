@@ -58,7 +58,7 @@ def _stream(random: Random) -> FuzzCase:
     is_small = random.random() < 0.85
     writer = StreamWriter.start(random.getrandbits(32), 1 if is_small else 3)
     in_blocks = random.random() < 0.5
-    for _ in range(random.choice([1, 1, 1, 2]) if is_small else 3):
+    for _ in range(random.choice([1, 1, 1, 2] if is_small else [3, 8])):
         change_count = random.choice([0, 1, 1, 1, 1, 2]) if is_small else random.choice([1, 2, 3, 6])
         if in_blocks and random.random() < 0.7:
             writer.block(change_count)
