@@ -8,7 +8,8 @@ import pytest
 from typing_extensions import override
 
 from penstock.contracts.provisioning import Blocker, CoverageReport
-from penstock.errors import PrivilegeError
+from penstock.errors import PrivilegeError, SpoolCorruptError
+from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Selection, Tables, fail_blocked, inspect_pipeline
 from penstock.position import Position
@@ -94,3 +95,29 @@ def test_R15_a_directory_says_whether_it_folds_case(tmp_path: Path) -> None:
     (tmp_path / "probe").touch()
     assert folds_case(tmp_path) is (tmp_path / "PROBE").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["probe"]
+
+
+def _filled() -> Tables:
+    return Tables(
+        statuses={name: TableStatus(TableState.CATCHING_UP, Position.parse("0/5"), Position.parse("0/5")) for name in (GOOD, BAD)}
+    )
+
+
+def test_P08_a_table_that_left_the_publication_and_came_back_fails_until_it_is_copied_anew(tmp_path: Path) -> None:
+    assert load_memberships(tmp_path) == {}
+    save_memberships(tmp_path, fail_rejoined(_filled(), {}, {GOOD: "1/10", BAD: "1/11"}, str))
+    for _ in range(2):  # a run that ends before the failure is written down must not make the next one forget it
+        tables = _filled()
+        save_memberships(tmp_path, fail_rejoined(tables, load_memberships(tmp_path), {GOOD: "1/10", BAD: "1/12"}, str))
+        assert tables.capturable == [GOOD]
+        assert "remove public.bad" in (tables.statuses[BAD].remedy or "")
+    anew = _pending()
+    save_memberships(tmp_path, fail_rejoined(anew, load_memberships(tmp_path), {GOOD: "1/10", BAD: "1/12"}, str))
+    assert anew.capturable == [GOOD, BAD]
+    assert load_memberships(tmp_path) == {GOOD: "1/10", BAD: "1/12"}
+
+
+def test_a_record_of_memberships_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "membership.json").write_text("{")
+    with pytest.raises(SpoolCorruptError, match=r"membership\.json"):
+        load_memberships(tmp_path)

@@ -28,6 +28,7 @@ from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot import SnapshotCoordinator
 from penstock.pipeline.states import TableState, TableStatus
@@ -35,6 +36,7 @@ from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail
 from penstock.pipeline.verify import Comparison, compare_tables
 from penstock.position import Position
 from penstock.postgres.connection import connect
+from penstock.postgres.publication import inspect_memberships
 from penstock.postgres.slot import check_server, current_position, inspect_server, inspect_slot
 from penstock.postgres.timeline import SystemIdentity, identify_system
 from penstock.sinks.base import Sink
@@ -164,11 +166,19 @@ class Pipeline:
                 on_wait=self._tell_wait,
             )
             fail_unpublished(tables, added, self._sink.describe)
+            self._check_membership(tables)
             self._check_log(tables)
         for name, status in tables.statuses.items():
             if status.state is TableState.FAILED:
                 self._observer.table_failed(name, status)
         return tables
+
+    def _check_membership(self, tables: Tables) -> None:
+        """A table that left the publication and came back looks as if it had always been there."""
+        with connect(self._address) as connection:
+            found = inspect_memberships(connection, self._config.publication, tables.sources)
+        recorded = load_memberships(self._config.state)
+        save_memberships(self._config.state, fail_rejoined(tables, recorded, found, self._sink.describe))
 
     def _check_log(self, tables: Tables) -> None:
         """Everything after what each table holds must still be there to be had. A snapshot takes long: it is asked again afterwards."""

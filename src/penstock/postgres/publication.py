@@ -60,6 +60,8 @@ class Relation:
     """Whether UPDATE and DELETE go on working once it is published; of a partitioned table, in every partition."""
     apart: tuple[str, ...]
     """Partitions whose changes never enter the log: unlogged or foreign ones."""
+    membership: int | None
+    """Which act put it into the publication by name: taken out and put in again, or put in with another filter, it is another one."""
     leaves_key_out: bool
     """Whether the publication lists columns, and not all that tell rows apart are among them."""
     owner: str | None
@@ -85,8 +87,17 @@ def inspect_relations(connection: Connection, publication: str, tables: Iterable
     return [_relation(row) for row in rows]
 
 
+def inspect_memberships(connection: Connection, publication: str, tables: Iterable[TableName]) -> dict[TableName, str]:
+    """For each table that is published: a text that stays the same for as long as it has been in this publication without a break."""
+    found = inspect_publication(connection, publication)
+    if found is None:
+        return {}
+    relations = inspect_relations(connection, publication, tables)
+    return {each.name: f"{found.oid}/{each.membership or 'all'}" for each in relations if each.is_published}
+
+
 def _relation(row: Any) -> Relation:
-    schema, name, oid, kind, persistence, root_schema, root_name, published, identified, apart, keyless, owner, ours, usable = row
+    schema, name, oid, kind, persistence, root_schema, root_name, published, identified, apart, member, keyless, owner, ours, usable = row
     return Relation(
         TableName(schema, name),
         oid,
@@ -96,6 +107,7 @@ def _relation(row: Any) -> Relation:
         bool(published),
         identified,
         tuple(apart or ()),
+        member,
         bool(keyless),
         owner,
         bool(ours),

@@ -111,6 +111,10 @@ def test_a_table_taken_out_of_the_publication_for_a_while_is_not_trusted(databas
     _remove_target(both, "bad")
     both.run_once()
     both.assert_equal("public.good", "public.bad")
+    database.execute(f"ALTER PUBLICATION {publication} DROP TABLE bad")
+    database.execute("INSERT INTO bad VALUES (3, 'unseen')")
+    database.execute(f"ALTER PUBLICATION {publication} ADD TABLE bad")
+    _assert_only_bad_failed(both.run_once(), "PEN-3002")
 
 
 def test_a_table_that_is_named_and_not_there_is_told(database: Database, mirror: MirrorFactory) -> None:

@@ -14,8 +14,9 @@ from penstock.postgres import publication as publication_module
 from penstock.postgres.catalog import inspect_schemas, inspect_tables
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.privileges import inspect_role
+from penstock.postgres.publication import inspect_memberships
 from penstock.schema import TableName
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, PostgresServer
 from tests.integration.publication.conftest import Roles
 
 ORDERS = TableName("public", "orders")
@@ -179,6 +180,31 @@ def test_R18_an_inheritance_child_is_a_table_of_its_own(shop: Database, address:
     ensure_coverage(address, "pub", {ORDERS}, manage=True)
     assert published(shop) == [("public", "orders")]
     assert inspect_coverage(address, "pub", {TableName("public", "child")}).missing
+
+
+@pytest.mark.versions(14, 18)
+def test_P08_leaving_and_joining_again_is_told_from_staying(
+    shop: Database, address: SourceAddress, postgres_server: PostgresServer
+) -> None:
+    def memberships() -> dict[TableName, str]:
+        with connect(address) as connection:
+            return inspect_memberships(connection, "pub", [ORDERS, ITEMS])
+
+    assert memberships() == {}
+    shop.execute("CREATE PUBLICATION pub FOR TABLE orders, items")
+    first = memberships()
+    shop.execute("ALTER PUBLICATION pub SET TABLE orders, items; ALTER PUBLICATION pub SET (publish = 'insert, update, delete, truncate')")
+    assert memberships() == first
+    shop.execute("ALTER PUBLICATION pub DROP TABLE orders; ALTER PUBLICATION pub ADD TABLE orders")
+    second = memberships()
+    assert (second[ORDERS] != first[ORDERS], second[ITEMS] == first[ITEMS]) == (True, True)
+    if postgres_server.version >= 15:
+        shop.execute("ALTER PUBLICATION pub SET TABLE orders, items WHERE (id > 5)")
+        assert memberships()[ITEMS] != second[ITEMS]
+    shop.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR ALL TABLES")
+    third = memberships()
+    shop.execute("DROP PUBLICATION pub; CREATE PUBLICATION pub FOR ALL TABLES")
+    assert all(memberships()[table] != third[table] for table in (ORDERS, ITEMS))
 
 
 def test_R17_names_are_compared_as_they_are(shop: Database, address: SourceAddress) -> None:

@@ -22,6 +22,7 @@ SELECT r.nspname, r.relname, c.oid, c.relkind::text, c.relpersistence::text,
        c.oid IN (SELECT oid FROM published) OR pr.oid IS NOT NULL AND c.relkind = 'p' OR COALESCE(leaves.published, false),
        COALESCE(leaves.identified, false),
        leaves.apart,
+       pr.oid,
        pg_catalog.jsonb_typeof(pg_catalog.to_jsonb(pr) -> 'prattrs') = 'array' AND EXISTS (
          SELECT 1
          FROM pg_catalog.pg_index i

@@ -1,0 +1,56 @@
+"""Whether a table has been in the publication all the while.
+
+The server decides by its catalog as of each change what is published. A table that was taken out and put in again between two runs, or put
+in with another row filter, looks as before, and the changes in between are in no log. So the state directory holds which act put each table
+in. A state directory that is lost takes this knowledge along, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from penstock.errors import SpoolCorruptError, TargetRewoundError
+from penstock.pipeline.states import TableStatus
+from penstock.pipeline.tables import Tables
+from penstock.schema import TableName
+from penstock.spool import storage
+
+_FILE = "membership.json"
+
+
+def load_memberships(state: Path) -> dict[TableName, str]:
+    """What the last run saw; empty before the first."""
+    data = storage.read_bytes(state / _FILE)
+    if data is None:
+        return {}
+    try:
+        return {TableName.parse(name): str(token) for name, token in json.loads(data)["tables"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        hint = "remove the file if the publication has not been changed since the last run"
+        raise SpoolCorruptError(f"{state / _FILE} cannot be understood", hint=hint) from error
+
+
+def save_memberships(state: Path, memberships: Mapping[TableName, str]) -> None:
+    tables = {str(name): token for name, token in sorted(memberships.items())}
+    storage.replace_bytes(state / _FILE, json.dumps({"format": 1, "tables": tables}).encode())
+
+
+def fail_rejoined(
+    tables: Tables, recorded: Mapping[TableName, str], found: Mapping[TableName, str], describe: Callable[[TableName], str]
+) -> dict[TableName, str]:
+    """Fail the filled tables that are not in the publication by the same act as before; gives back what is to be recorded.
+
+    What has failed keeps its old entry, so that it fails again if this run ends before anybody has written that down.
+    """
+    for name in tables.filled:
+        if name in recorded and found.get(name) != recorded[name]:
+            error = TargetRewoundError(
+                f"table {name} was taken out of the publication and put in again, so changes of it may be missing",
+                hint=f"remove {describe(name)} and run again to copy the table anew",
+            )
+            tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)
+    capturable = set(tables.capturable)
+    kept = {name: token for name, token in recorded.items() if name in tables.statuses and name not in capturable}
+    return kept | {name: token for name, token in found.items() if name in capturable}
