@@ -7,7 +7,7 @@ done before that was done while nobody was reading; `start` begins earlier, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,11 +41,12 @@ def change(kind: str, **values: object) -> Row:
 class Captured:
     """A database, a publication of all its tables, a slot and a spool."""
 
-    def __init__(self, database: Database, spool: Path, options: str = "") -> None:
+    def __init__(self, database: Database, spool: Path, options: str = "", parameters: Mapping[str, str] | None = None) -> None:
         self.database = database
         self.spool = spool
         self.slot = f"{database.name}_slot"
-        self.settings = CaptureSettings(SourceAddress.parse(database.dsn), self.slot, "p", spool, (), _LIMITS)
+        address = SourceAddress.parse(database.dsn).with_parameters(parameters or {})
+        self.settings = CaptureSettings(address, self.slot, "p", spool, (), _LIMITS)
         database.execute(f"CREATE PUBLICATION p FOR ALL TABLES {options}")
         database.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", self.slot)
         self._capture: SpoolCapture | None = None
@@ -131,10 +132,10 @@ def captured(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathF
 
 
 @contextmanager
-def capturing(server: PostgresServer, spool: Path, options: str = "") -> Iterator[Captured]:
-    """A `Captured` whose publication has `options`."""
+def capturing(server: PostgresServer, spool: Path, options: str = "", parameters: Mapping[str, str] | None = None) -> Iterator[Captured]:
+    """A `Captured` whose publication has `options`, and whose connections have libpq's `parameters`."""
     database = server.create_database()
-    made = Captured(database, spool, options)
+    made = Captured(database, spool, options, parameters)
     try:
         yield made
     finally:

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 from psycopg.rows import dict_row
 
 from penstock.spool import SchemaHistory
-from tests.fix_captured import Captured, Row, change
+from tests.fix_captured import Captured, Row, capturing, change
+from tests.fix_postgres import PostgresServer
 
-STEPS = 80
+STEPS = 60
 TYPES = {"int": "7", "bigint": "70000000000", "text": "'t'", "varchar(9)": "'v'", "bool": "true"}
 
 
 class Author:
     """Writes statements about one table, and remembers what the capture must show of those that were committed."""
 
-    def __init__(self, connection: psycopg.Connection[Row], table: str, seed: int) -> None:
+    def __init__(self, connection: psycopg.Connection[Row], table: str, seed: int, *, long: bool = False) -> None:
         self._connection = connection
         self._random = random.Random(seed)
         self._name = self._table = table
         self._columns: dict[str, str] = {"a": "text"}
         self._key = "id"
-        self._numbers = iter(range(1, 10_000))
+        self._is_long = long
+        self._numbers = iter(range(1, 1_000_000))
         self.expected: list[Row] = []
         self._run(f"CREATE TABLE {table} (id int PRIMARY KEY, a text)")
         self._is_full = seed % 2 == 0
@@ -41,8 +44,19 @@ class Author:
         before = (list(self.expected), dict(self._columns), self._key, self._table)
         with self._connection.transaction(force_rollback=self._random.random() < 0.3) as transaction:
             for _ in range(self._random.randint(1, 5)):
-                self._step()
+                self._part()
         if transaction.force_rollback:
+            self.expected, self._columns, self._key, self._table = before
+
+    def _part(self) -> None:
+        """A step of a transaction, which may be long enough to be sent before it ends, and may be rolled back to where it began."""
+        before = (list(self.expected), dict(self._columns), self._key, self._table)
+        with self._connection.transaction(force_rollback=self._is_long and self._random.random() < 0.3) as savepoint:
+            if self._is_long:
+                rows = f"SELECT {next(self._numbers)} * 1000 + i FROM generate_series(1, 400) i"
+                self._expect("insert", f"INSERT INTO {self._table} ({self._key}) {rows} RETURNING *")
+            self._step()
+        if savepoint.force_rollback:
             self.expected, self._columns, self._key, self._table = before
 
     def _step(self) -> None:
@@ -121,12 +135,29 @@ class Author:
 @pytest.mark.parametrize("seed", range(3))
 def test_S06_every_change_has_the_shape_and_the_values_it_was_written_with(captured: Captured, seed: int, reading: str) -> None:
     captured.start() if reading == "live" else captured.stop()
+    write_and_compare(captured, f"random_{seed}_{reading}", seed)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_S05_alterations_in_transactions_that_are_sent_while_open_hold_for_whom_they_should(in_blocks: Captured, seed: int) -> None:
+    in_blocks.start()
+    write_and_compare(in_blocks, f"long_{seed}", seed, long=True)
+
+
+@pytest.fixture(scope="module")
+def in_blocks(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
+    """Its server sends a transaction in blocks as soon as it is a little long."""
+    spool = tmp_path_factory.mktemp("in_blocks") / "spool"
+    with capturing(postgres_server, spool, parameters={"options": "-c logical_decoding_work_mem=64kB"}) as made:
+        yield made
+
+
+def write_and_compare(captured: Captured, table: str, seed: int, *, long: bool = False) -> None:
     with psycopg.connect(captured.database.dsn, autocommit=True, row_factory=dict_row) as connection:
-        author = Author(connection, f"random_{seed}_{reading}", seed)
-        oid = captured.oid(f"random_{seed}_{reading}")
+        author = Author(connection, table, seed, long=long)
+        oid = captured.oid(table)
         author.write()
     assert captured.rows(oid) == author.expected
     assert len(author.expected) > STEPS / 2
-    history = SchemaHistory.load(captured.spool).versions(oid)
-    assert [version.schema for version in history] == captured.schemas(oid)
+    assert [version.schema for version in SchemaHistory.load(captured.spool).versions(oid)] == captured.schemas(oid)
     assert {len(schema.key) for schema in captured.schemas(oid)} == {1}
