@@ -190,6 +190,8 @@ class Oracle:
 
     def _stream_abort(self, payload: bytes) -> None:
         xid, subxid = _unpack("!II", payload)
+        if xid != subxid and xid not in self._streams:
+            return
         stream = self._ended(xid)
         if xid == subxid:
             del self._streams[xid]

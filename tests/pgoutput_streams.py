@@ -120,6 +120,9 @@ class StreamWriter:
                 self._roll_back(stream)
             case 2 if self.random.random() < 0.4:
                 self._abort(stream)
+            case 3 if self.random.random() < 0.2:
+                # Parts of a transaction that was dropped before any of it was sent.
+                self.messages.append(build.stream_abort(self._xid(), self._xid()))
 
     def finish(self) -> None:
         """End every transaction that is open."""

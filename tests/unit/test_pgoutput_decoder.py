@@ -23,6 +23,7 @@ from tests.pgoutput_builder import (
     keepalive,
     other,
     relation,
+    stream_abort,
     truncate,
     update,
     wal_data,
@@ -228,3 +229,9 @@ def test_a_value_that_cannot_be_read_is_named_by_its_column_and_the_place_of_its
     placed = [message[:1] + (0x1000 + at).to_bytes(8, "big") + message[9:] for at, message in enumerate(changes)]
     with pytest.raises(ProtocolError, match=rf"message 'I' at 0/{0x1000 + bad:X}: column 'id' of public.items has a text that Postgres"):
         PgOutputDecoder().decode([begin(1), relation(ITEMS), *placed, commit(100)])
+
+
+def test_X03_the_end_of_a_part_of_a_transaction_that_was_never_sent_is_passed_over() -> None:
+    assert PgOutputDecoder().decode([stream_abort(20, 21), stream_abort(20, 22)]) == []
+    with pytest.raises(ProtocolError, match="not open"):
+        PgOutputDecoder().decode([stream_abort(20, 20)])

@@ -228,12 +228,18 @@ class PgOutputDecoder:
                 self._last_commit = commits.position(-1)
                 yield PiecesCommitted(xid, self._last_commit, commits.time(-1))
             case _:
-                xid, subxid = decode_stream_abort(frames, index)
-                self._require_open(frames, index, xid)
-                self._relations.forget(xid)
-                if subxid == xid:
-                    del self._streams[xid]
-                yield PiecesAborted(xid, subxid)
+                yield from self._abort_block(frames, index)
+
+    def _abort_block(self, frames: Frames, index: int) -> Iterator[LogStep]:
+        xid, subxid = decode_stream_abort(frames, index)
+        if subxid != xid and xid not in self._streams:
+            # From 18 on the server drops a transaction that it finds rolled back before it has sent any of it, and yet ends its parts.
+            return
+        self._require_open(frames, index, xid)
+        self._relations.forget(xid)
+        if subxid == xid:
+            del self._streams[xid]
+        yield PiecesAborted(xid, subxid)
 
     def _start_block(self, frames: Frames, index: int) -> Iterator[LogStep]:
         self._block, is_first = decode_stream_start(frames, index)
