@@ -138,6 +138,7 @@ def test_S06_every_change_has_the_shape_and_the_values_it_was_written_with(captu
     write_and_compare(captured, f"random_{seed}_{reading}", seed)
 
 
+@pytest.mark.versions(14, 18)
 @pytest.mark.parametrize("seed", range(2))
 def test_S05_alterations_in_transactions_that_are_sent_while_open_hold_for_whom_they_should(in_blocks: Captured, seed: int) -> None:
     in_blocks.start()
