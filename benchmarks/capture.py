@@ -94,7 +94,7 @@ class _Run:
         for number in range(rounds):
             for contender in self._contenders:
                 with console.status(f"{case.title}: round {number + 1} of {rounds}, {contender.name}"):
-                    measured[contender.name].append(contender.measure(source, rows))
+                    self._measure(contender, rows, measured)
         start_up = REFERENCE.measure_start_up(source)
         title = f"{case.title}: {rows:,} rows, {wal_bytes / 1e6:.0f} MB of WAL, median of {rounds}, min–max"
         console.print(_rate_table(title, measured))
@@ -113,6 +113,17 @@ class _Run:
             "rounds": {name: [each.to_json() for each in each_round] for name, each_round in measured.items()},
             "ratio": {name: _ratio(measured, name) for name in measured},
         }
+
+    def _measure(self, contender: Contender, rows: int, measured: dict[str, list[Measurement]]) -> None:
+        if contender not in self._contenders:
+            return
+        try:
+            measured[contender.name].append(contender.measure(self._source, rows))
+        except Unavailable as missing:
+            self._console.print(f"without Debezium from here on: {missing}", markup=False)
+            self._debezium, self._contenders = None, CONTENDERS
+            for name in measured.keys() - {each.name for each in CONTENDERS}:
+                del measured[name]
 
     def latency(self) -> dict[str, object]:
         measured: dict[str, Latency] = {}

@@ -55,7 +55,7 @@ _SETTINGS = {
 
 
 class Unavailable(Exception):
-    """Debezium cannot be measured here; the text says why."""
+    """Debezium cannot be measured, or not any more; the text says why."""
 
 
 class Debezium:
@@ -101,10 +101,10 @@ class Debezium:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"Debezium's JVM has ended; see {_LOG}")
+            raise Unavailable(f"its JVM has ended; see {_LOG}")
         report: dict[str, float] = json.loads(line)
         if "failure" in report:
-            raise RuntimeError(f"Debezium: {report['failure']}; see {_LOG}")
+            raise Unavailable(f"{report['failure']}; see {_LOG}")
         return report
 
     def restart(self) -> subprocess.Popen[str]:

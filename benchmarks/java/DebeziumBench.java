@@ -14,6 +14,7 @@ import java.util.Properties;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
+import java.util.concurrent.TimeUnit;
 import org.apache.kafka.connect.data.Struct;
 import org.apache.kafka.connect.source.SourceRecord;
 
@@ -22,6 +23,8 @@ import org.apache.kafka.connect.source.SourceRecord;
  * answered by one line of JSON.
  */
 public final class DebeziumBench {
+    private static final long PATIENCE_SECONDS = 180;
+
     public static void main(String[] arguments) throws Exception {
         PrintStream answers = System.out;
         System.setOut(System.err);
@@ -68,7 +71,9 @@ public final class DebeziumBench {
                     .build();
             ExecutorService thread = Executors.newSingleThreadExecutor();
             thread.execute(engine);
-            over.await();
+            if (!over.await(PATIENCE_SECONDS, TimeUnit.SECONDS)) {
+                failure = "only " + seen + " records came in time";
+            }
             engine.close();
             thread.shutdown();
             return failure == null ? report() : "{\"failure\": \"" + failure.replaceAll("[\"\\\\\\p{Cntrl}]", " ") + "\"}";

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import json
+import os
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -51,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> Tally:
         while waiting > 0 or running:
             while waiting > 0 and len(running) < arguments.processes:
                 number, size = next(lots), min(waiting, LOT_CASES)
-                running[pool.submit(run_lot, arguments.subject, number, size)] = number
+                running[pool.submit(run_lot, arguments.subject, number, size, os.getpid())] = number
                 waiting -= size
             done, _ = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
