@@ -36,7 +36,7 @@ _SYSTEM_USER = "pgserver"
 
 _STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _STATUS_LINE = 7
-"""The line of postmaster.pid, from 0, that says `ready`."""
+"""The line of postmaster.pid, from 0, that says `ready`, or `standby`."""
 
 _GUARD = 'read -r _; read -r now < "$2/postmaster.pid"; [ "$now" = "$1" ] && kill -INT "$1"'
 _PORT_ATTEMPTS = 3
@@ -257,7 +257,7 @@ class EmbeddedPostgres:
             if process.poll() is not None:
                 raise EnvironmentUnfitError(f"the embedded server ended while starting:\n{self._log_tail()}")
             lines = self._postmaster_lines()
-            if len(lines) > _STATUS_LINE and lines[0] == str(process.pid) and lines[_STATUS_LINE].strip() == "ready":
+            if len(lines) > _STATUS_LINE and lines[0] == str(process.pid) and lines[_STATUS_LINE].strip() in ("ready", "standby"):
                 return
             if time.monotonic() > deadline:
                 raise EnvironmentUnfitError(f"the embedded server was not ready in time:\n{self._log_tail()}")

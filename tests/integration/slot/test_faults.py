@@ -188,7 +188,8 @@ def test_L05_a_slot_made_anew_ahead_of_the_spool_is_a_gap(source: Source, has_co
 # --- a server that is not ours -----------------------------------------------------------------------------------------------------
 
 
-def test_L10_another_database_system_is_not_taken_for_the_old_one(source: Source) -> None:
+def test_L10_L14_another_database_system_is_not_taken_for_the_old_one(source: Source) -> None:
+    """Also one that pg_upgrade made of it: it has an identifier of its own, whatever it did with the slots."""
     ensure_identity(source.spool, CaptureIdentity(source.slot, "p", "7000000000000000001", 1))
     error = source.failure()
     assert type(error) is SystemChangedError

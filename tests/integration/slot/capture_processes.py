@@ -1,0 +1,30 @@
+"""Captures in processes of their own, to be killed.
+
+A line on standard input, the options of a capture as JSON, starts one and prints its pid. They are forked from here, where everything is
+imported already and no thread runs, so that ten of them cost no more than one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+
+from penstock.capture.settings import CaptureSettings
+from penstock.capture.spooling import SpoolCapture
+
+
+def main() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            SpoolCapture(CaptureSettings.from_options(json.loads(line))).start()
+            threading.Event().wait()
+        print(pid, flush=True)
+
+
+if __name__ == "__main__":
+    main()
