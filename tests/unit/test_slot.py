@@ -32,7 +32,7 @@ def test_a_strained_slot_is_no_error(status: str) -> None:
         ("rows_removed", "catalog rows that were still needed have been vacuumed away on the primary"),
         ("wal_level_insufficient", "the primary's wal_level was not logical for a while"),
         ("idle_timeout", "nobody read it for longer than idle_replication_slot_timeout"),
-        ("conflicting", "it conflicted with what the primary removed while this server was a standby"),
+        ("conflicting", "WAL or catalog rows that were still needed are gone; this version of Postgres does not say which"),
         ("something new", "it does not say why"),
     ],
 )

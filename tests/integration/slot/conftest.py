@@ -6,7 +6,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psycopg
@@ -86,17 +86,30 @@ def _setting(admin: psycopg.Connection, name: str, column: str = "setting") -> o
 
 
 @pytest.fixture(scope="session")
-def rough_server(postgres_version: int) -> Iterator[RoughServer]:
-    with tempfile.TemporaryDirectory(prefix="penstock-rough-") as directory:
-        server = RoughServer(Path(directory), postgres_version)
-        with server.postgres:
-            yield server
+def rough_servers() -> Iterator[dict[int, RoughServer]]:
+    """One a version, each started when it is first asked for."""
+    with ExitStack() as stack:
+        yield _RoughServers(stack)
+
+
+class _RoughServers(dict[int, RoughServer]):
+    def __init__(self, stack: ExitStack) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __missing__(self, version: int) -> RoughServer:
+        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-rough-"))
+        self[version] = RoughServer(Path(directory), version)
+        self._stack.callback(self[version].postgres.stop, "immediate")
+        self[version].postgres.start()
+        return self[version]
 
 
 @pytest.fixture
-def rough(rough_server: RoughServer) -> Iterator[RoughServer]:
-    yield rough_server
-    rough_server.tidy()
+def rough(rough_servers: dict[int, RoughServer], postgres_version: int) -> Iterator[RoughServer]:
+    server = rough_servers[postgres_version]
+    yield server
+    server.tidy()
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ class Cluster:
     switch: Position
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
     with tempfile.TemporaryDirectory(prefix="penstock-pair-") as folder:
         directory = Path(folder)

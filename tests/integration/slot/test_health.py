@@ -67,6 +67,16 @@ def test_H06_lag_is_reported_in_bytes_in_seconds_and_in_retained_log(rough: Roug
         assert source.status.failure is None, "a warning is not an error"
 
 
+@pytest.mark.versions(14, 15, 16, 17, 18)
+def test_H06_every_version_says_how_the_slot_stands(source: Source) -> None:
+    with source.capture(WATCHFUL) as capture:
+        assert capture.wait_until(source.insert(1, 10), DEADLINE_SECONDS)
+        lag = wait_for_lag(source, "a capture that is level", behind_bytes=0, behind_seconds=0.0)
+        assert (lag.wal_status, lag.warnings) == ("reserved", ())
+        assert lag.retained_bytes is not None
+        assert lag.catalog_xmin_age is not None
+
+
 def test_H07_open_transactions_that_hold_the_slot_back_are_named(rough_source: Source) -> None:
     source = rough_source
     with source.capture(WATCHFUL), psycopg.connect(source.database.dsn, application_name="nightly report") as session:

@@ -136,6 +136,7 @@ def test_C07_H08_a_full_spool_does_not_cost_the_connection(source: Source) -> No
         for low in range(1, 20_001, 500):
             source.insert(low, low + 499, note="x" * 200)
         wait_for(lambda: source.status is not None and source.status.state == "full", "a full spool", source.state)
+        source.insert(20_001, 40_000, note="x" * 200)  # more than the buffer holds: nothing is read off the socket any more
         pid = source.active_pid
         assert pid is not None
         deadline = time.monotonic() + 4.5
@@ -147,11 +148,11 @@ def test_C07_H08_a_full_spool_does_not_cost_the_connection(source: Source) -> No
         seen: list[int] = []
         done: Position | None = None
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while len(seen) < 20_000 and time.monotonic() < deadline:
+        while len(seen) < 40_000 and time.monotonic() < deadline:
             upto = capture.end
             assert upto is not None
             seen += source.ids(done, upto)
             done = release(source.spool, "pipeline", upto)
             capture.wait_beyond(done, 1.0)
         assert source.active_pid == pid, "no reconnect"
-    assert seen == list(range(1, 20_001))
+    assert seen == list(range(1, 40_001))

@@ -24,7 +24,7 @@ from tests.integration.slot.source import DEADLINE_SECONDS, QUICK, Source, wait_
 
 ROOT = Path(__file__).parents[3]
 KILLS = 10
-IDLE_SECONDS = 6.0
+IDLE_SECONDS = 5.0
 
 
 class Captures:
