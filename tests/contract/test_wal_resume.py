@@ -125,10 +125,9 @@ def test_slot_that_others_moved_is_a_gap(wal: WalHarness) -> None:
 def test_stream_that_raised_has_let_go_and_stays_ended(wal: WalHarness) -> None:
     deliver_three(wal, confirm=lambda _: None)
     wal.drop_slot()
-    before = wal.open_resources()
     stream = wal.capture().live()
     error_of(stream, wal)
-    assert wal.open_resources() == before
+    wait_for(lambda: wal.open_resources() == ([], []), "nothing open", wal.open_resources, wal.deadline_seconds)
     assert next(stream, None) is None
 
 
