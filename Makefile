@@ -60,6 +60,10 @@ bench-capture: install ## Capture speed beside pg_recvlogical and Debezium, for 
 bench-tables: install ## How long a start takes with 1,000 tables
 	$(BIN)/python -m benchmarks.many_tables
 
+.PHONY: bench-large
+bench-large: install ## Memory of a capture while one transaction brings 10 million rows; five minutes
+	$(BIN)/python -m benchmarks.large_transaction
+
 .PHONY: bench-idle
 bench-idle: install ## What a capture costs that has nothing to do; a minute
 	$(BIN)/python -m benchmarks.idle
