@@ -215,7 +215,9 @@ class StreamWriter:
                 described = [self._described(other) for other in chosen]
                 self._emit(build.truncate(*(other.oid for other in described)))
             case "message":
-                self._emit(self._message(transactional=True))
+                message = self._message(transactional=True)
+                # The server names the whole transaction here, whichever savepoint the message was sent after.
+                self.messages.append(message if self._in is None else build.streamed(message, self._in.xid))
             case _:
                 self.messages.append(build.keepalive(self.position))
 

@@ -7,8 +7,9 @@ import time
 
 import pytest
 
+from penstock.position import Position
 from penstock.postgres import replication
-from penstock.postgres.replication import parse_duration
+from penstock.postgres.replication import StreamRequest, parse_duration, plugin_options
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,22 @@ def test_a_duration_is_read_as_the_server_prints_it(text: str, seconds: float) -
 @pytest.mark.parametrize(("name", "quoted"), [("plain", '"plain"'), ("Two Words", '"Two Words"'), ('a"b', '"a""b"'), ("a,b", '"a,b"')])
 def test_a_publication_name_is_one_entry_of_the_list(name: str, quoted: str) -> None:
     assert replication._quoted(name) == quoted
+
+
+@pytest.mark.parametrize(
+    ("server_version", "wants_messages", "options"),
+    [
+        (130_022, False, {"proto_version": "1"}),
+        (140_000, False, {"proto_version": "2", "streaming": "on"}),
+        (180_001, False, {"proto_version": "2", "streaming": "on"}),
+        (180_001, True, {"proto_version": "1", "messages": "true"}),
+    ],
+)
+def test_X03_open_transactions_are_asked_for_where_the_server_has_them_and_no_message_is(
+    server_version: int, wants_messages: bool, options: dict[str, str]
+) -> None:
+    request = StreamRequest("slot", "p", Position.ZERO, wants_messages=wants_messages)
+    assert plugin_options(request, server_version) == {"publication_names": '"p"', **options}
 
 
 def test_a_busy_unix_socket_is_read_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

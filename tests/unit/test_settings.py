@@ -30,6 +30,7 @@ def test_settings_survive_the_way_through_options() -> None:
         confirm=Confirm.SPOOLED,
         max_retained_bytes=1 << 33,
         types=TypePolicy("string", "error"),
+        message_prefixes=("penstock", 'a,"b"'),
     )
     assert CaptureSettings.from_options(settings.to_options()) == settings
     folded = {name.lower(): value for name, value in settings.to_options().items()}

@@ -349,13 +349,16 @@ def _is_loopback(connected: socket.socket) -> bool:
 def plugin_options(request: StreamRequest, server_version: int) -> dict[str, str]:
     """What pgoutput is asked for. From version 14 on, long transactions come in blocks while they are open, under protocol version 2.
 
+    Not where logical messages are wanted: inside a block a message names the whole transaction, never the savepoint after which it was
+    sent, so one that is rolled back could not be told from one that commits. Then every transaction comes when it has committed.
+
     Never two_phase: a prepared transaction comes when it commits, like any other.
     """
     options = {"proto_version": "1", "publication_names": _quoted(request.publication)}
-    if server_version >= _STREAMING_VERSION:
-        options |= {"proto_version": "2", "streaming": "on"}
     if request.wants_messages:
         options["messages"] = "true"
+    elif server_version >= _STREAMING_VERSION:
+        options |= {"proto_version": "2", "streaming": "on"}
     return options
 
 

@@ -8,6 +8,7 @@ sealed is forgotten at the end of the process and must be captured again; so onl
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -182,7 +183,7 @@ class SpoolWriter:
             self._has_failed = True
             if error.errno in _NO_ROOM:
                 raise SpoolFullError(
-                    f"there is no room for the spool: {error.strerror}",
+                    f"there is no room for the spool: {os.strerror(error.errno)}",
                     hint=f"free space for {self._layout.root} and start again; nothing is lost, the slot still holds what is not sealed",
                 ) from error
             raise SpoolError(f"the spool cannot be written: {error}") from error
