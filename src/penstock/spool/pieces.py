@@ -187,7 +187,7 @@ class OpenPieces:
 
 
 def _prune(file: PieceFile, aborted: npt.NDArray[np.int64]) -> None:
-    pruned = prune(file.path, file.table, file.counts.moves, aborted)
+    pruned = prune(file.path, file.table, file.counts, aborted)
     if pruned is not None:
         file.path, file.rows, file.bytes, file.counts = pruned.path, pruned.rows, pruned.bytes, pruned.counts
 

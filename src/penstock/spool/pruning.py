@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import CHANGE_TYPE, UNCHANGED, XID, ChangeBatch, ChangeCounts, ChangeType, change_schema, metadata_place
+from penstock.change import CHANGE_TYPE, EXACT, UNCHANGED, XID, ChangeBatch, ChangeCounts, ChangeType, change_schema, metadata_place
 from penstock.schema import TableSchema
 from penstock.spool import storage
 from penstock.spool.changefile import ChangeFile
@@ -30,11 +30,11 @@ class PrunedFile:
     counts: ChangeCounts
 
 
-def prune(path: Path, table: TableSchema, moves: int, aborted: npt.NDArray[np.int64]) -> PrunedFile | None:
+def prune(path: Path, table: TableSchema, counts: ChangeCounts, aborted: npt.NDArray[np.int64]) -> PrunedFile | None:
     """Write the file anew, durably and under another name, without the rows of `aborted`, and remove it. None if it has no such row.
 
-    `aborted` is sorted. `moves` is how many there are in the whole file; among the rows that are left they cannot be told from other
-    deletes and inserts, so what is counted of them then is an upper bound.
+    `aborted` is sorted. `counts` are of the whole file. Of the rows that are left, those that moved cannot be told from other deletes and
+    inserts, nor unreadable texts from other nulls: what is counted of them then is an upper bound.
     """
     with pq.ParquetFile(path) as file:
         groups = range(file.num_row_groups)
@@ -42,7 +42,7 @@ def prune(path: Path, table: TableSchema, moves: int, aborted: npt.NDArray[np.in
         kept = [~_are_in(file.read_row_group(group, columns=[XID]).columns[-1], aborted) for group in groups]
         if all(mask.all() for mask in kept):
             return None
-        pruned = _copy(file, kept, path.with_suffix(".pruned.parquet"), table, moves)
+        pruned = _copy(file, kept, path.with_suffix(".pruned.parquet"), table, counts)
     storage.remove_file(path)
     return pruned
 
@@ -54,7 +54,7 @@ def _are_in(xids: pa.ChunkedArray, aborted: npt.NDArray[np.int64]) -> npt.NDArra
     return found
 
 
-def _copy(file: pq.ParquetFile, kept: list[npt.NDArray[np.bool_]], target: Path, table: TableSchema, moves: int) -> PrunedFile:
+def _copy(file: pq.ParquetFile, kept: list[npt.NDArray[np.bool_]], target: Path, table: TableSchema, whole: ChangeCounts) -> PrunedFile:
     copy: ChangeFile | None = None
     for group, mask in enumerate(kept):
         if mask.any():
@@ -64,8 +64,8 @@ def _copy(file: pq.ParquetFile, kept: list[npt.NDArray[np.bool_]], target: Path,
     if copy is None:
         return PrunedFile(target, 0, 0, ChangeCounts())
     size_bytes = copy.finish()
-    counts = replace(copy.counts, moves=min(moves, copy.counts.inserts, copy.counts.deletes))
-    return PrunedFile(target, copy.rows, size_bytes, counts)
+    moves = min(whole.moves, copy.counts.inserts, copy.counts.deletes)
+    return PrunedFile(target, copy.rows, size_bytes, replace(copy.counts, moves=moves, unreadable=whole.unreadable))
 
 
 def _batch(table: TableSchema, rows: pa.RecordBatch) -> ChangeBatch:
@@ -78,5 +78,5 @@ def _count(table: TableSchema, rows: pa.RecordBatch) -> ChangeCounts:
         pc.sum(pc.equal(kinds, str(kind))).as_py()
         for kind in (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE)
     )
-    unchanged = rows.num_rows - rows.column(metadata_place(table, UNCHANGED)).null_count
-    return ChangeCounts(inserts, updates, deletes, truncates, unchanged=unchanged)
+    unchanged, inexact = (rows.num_rows - rows.column(metadata_place(table, name)).null_count for name in (UNCHANGED, EXACT))
+    return ChangeCounts(inserts, updates, deletes, truncates, unchanged=unchanged, inexact=inexact)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.change import ChangeBatch, ChangeCounts, PiecesAborted, Quiet, TransactionPiece
+from penstock.change import ChangeBatch, ChangeCounts, PiecesAborted, Quiet, TransactionPiece, change_schema
 from penstock.errors import SpoolError
+from penstock.schema import Column
 from penstock.spool import SpoolReader, SpoolWriter
 from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, changes, committed, piece, time_of, transactions
 
@@ -130,13 +132,29 @@ def test_X03_what_is_left_of_a_file_is_counted_anew(tmp_path: Path) -> None:
     owners = [7, 7, 9, 9, 7, 7, 9]
     unchanged = [None, ["tags"], None, None, None, None, ["tags"]]
     rows = batch(ORDERS, [(None, ordinal) for ordinal in range(len(kinds))]).rows
-    for name, values in (("_change_type", kinds), ("_xid", owners), ("_unchanged", unchanged)):
+    exact = [[("id", "1")], None, [("id", "2")], None, None, [("total", "NaN")], None]
+    for name, values in (("_change_type", kinds), ("_xid", owners), ("_unchanged", unchanged), ("_exact", exact)):
         rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), pa.array(values, rows.schema.field(name).type))
     writer = SpoolWriter(tmp_path, at(0))
-    writer.append(TransactionPiece(7, (ChangeBatch(ORDERS, rows, ChangeCounts(2, 2, 2, 1, moves=1, unchanged=2)),)))
+    writer.append(
+        TransactionPiece(7, (ChangeBatch(ORDERS, rows, ChangeCounts(2, 2, 2, 1, moves=1, unchanged=2, inexact=3, unreadable=1)),))
+    )
     writer.append(PiecesAborted(7, 9))
     (sealed,) = writer.append(committed(7, 20))
-    assert sealed.files[0].counts == ChangeCounts(inserts=1, updates=1, deletes=1, truncates=1, moves=1, unchanged=1)
+    assert sealed.files[0].counts == ChangeCounts(1, 1, 1, 1, moves=1, unchanged=1, inexact=2, unreadable=1)
+
+
+def test_X03_a_column_of_the_table_that_is_called_like_ours_does_not_decide_what_stays(tmp_path: Path) -> None:
+    odd = replace(ITEMS, columns=(Column("_xid", pa.int64(), 20), *ITEMS.columns))
+    schema = change_schema(odd)
+    writer = SpoolWriter(tmp_path, at(0))
+    for ordinal, owner in enumerate((7, 9)):
+        rows = batch(ITEMS, [(None, ordinal)], xid=owner).rows
+        odd_rows = pa.RecordBatch.from_arrays([pa.array([9], pa.int64()), *rows.columns], schema=schema)
+        writer.append(TransactionPiece(7, (ChangeBatch(odd, odd_rows, ChangeCounts(inserts=1)),)))
+    writer.append(PiecesAborted(7, 9))
+    writer.append(committed(7, 20))
+    assert changes(SpoolReader(tmp_path).read(at(0), at(20))) == {"items": [("items", 20, 0)]}
 
 
 def test_X02_a_million_rolled_back_savepoints_take_a_few_megabytes(tmp_path: Path) -> None:
