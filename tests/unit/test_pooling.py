@@ -80,7 +80,7 @@ def test_a_text_that_is_not_utf8_concerns_its_own_row_alone(readings: list[bool]
 
 
 def test_large_values_are_read_by_themselves(monkeypatch: pytest.MonkeyPatch, readings: list[bool]) -> None:
-    monkeypatch.setattr(pooling, "_MAX_BYTES", 1000)
+    monkeypatch.setattr(pooling, "_MAX_BYTES", 999)
     values: list[Value] = [b"1", b"n" * 1000, None, None]
     first, _ = decode(insert(7, values), insert(8, [b"1", b"2.5", None]))
     assert readings == [False]

@@ -16,7 +16,7 @@ from penstock.errors import ProtocolError, UnreadableTextError
 from penstock.postgres.pgoutput.framing import BoolArray, IntArray
 from penstock.postgres.pgoutput.tuples import TEXT, ColumnSpans
 from penstock.postgres.types.column import DecodedColumn
-from penstock.postgres.types.registry import decode_column
+from penstock.postgres.types.registry import builtin_reader, decode_column
 from penstock.schema import Column
 
 SMALL_ROWS = 128
@@ -45,31 +45,27 @@ def read_together(buffer: pa.Buffer, wanted: Sequence[Wanted]) -> list[Read] | N
     """Each column's texts and values, in the order of `wanted`. None if they must be read one by one: to name what cannot be read, or
     because there is too much of them.
     """
-    stretches = _by_type(wanted)
-    texts = _lay_out(buffer, [wanted[at] for stretch in stretches for at in stretch])
-    if texts is None:
-        return None
     found: dict[int, Read] = {}
-    low = 0
-    for stretch in stretches:
-        sizes = [len(wanted[at].chosen) for at in stretch]
-        part = texts[low : low + sum(sizes)]
+    for places in _by_type(wanted):
+        together = [wanted[at] for at in places]
+        texts = _lay_out(buffer, together)
+        if texts is None:
+            return None
         try:
-            decoded = decode_column(part, wanted[stretch[0]].column)
+            decoded = decode_column(texts, together[0].column)
         except (ProtocolError, UnreadableTextError):
             return None
-        found.update(zip(stretch, _cut(part, decoded, sizes), strict=True))
-        low += len(part)
+        found.update(zip(places, _cut(texts, decoded, [len(each.chosen) for each in together]), strict=True))
     return [found[at] for at in range(len(wanted))]
 
 
 def _by_type(wanted: Sequence[Wanted]) -> list[list[int]]:
-    """Which columns are read in the same way."""
-    stretches: dict[object, list[int]] = {}
+    """Which columns are read in the same way: their places, type by type."""
+    places: dict[object, list[int]] = {}
     for at, each in enumerate(wanted):
         column = each.column
-        stretches.setdefault((column.reader or column.type_oid, column.arrow_type), []).append(at)
-    return list(stretches.values())
+        places.setdefault((column.reader or builtin_reader(column.type_oid), column.arrow_type), []).append(at)
+    return list(places.values())
 
 
 def _lay_out(buffer: pa.Buffer, wanted: Sequence[Wanted]) -> pa.StringArray | None:
