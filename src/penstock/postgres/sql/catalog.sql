@@ -35,7 +35,11 @@ ORDER BY a.attrelid, a.attnum
 -- name: types
 -- Built-in types have OIDs below 10000. A type with an element is an array only if the element says so too.
 WITH RECURSIVE needed (oid) AS (
-    SELECT oid FROM pg_catalog.pg_type WHERE oid >= 10000 AND (%(oids)s::oid[] IS NULL OR oid = ANY (%(oids)s::oid[]))
+    (
+        SELECT oid FROM pg_catalog.pg_type WHERE oid >= 10000 AND %(oids)s::oid[] IS NULL
+        UNION ALL
+        SELECT pg_catalog.unnest(%(oids)s::oid[])
+    )
     UNION
     SELECT CASE t.typtype WHEN 'd' THEN t.typbasetype ELSE e.oid END
     FROM needed

@@ -58,8 +58,8 @@ class TypeResolver:
         """Ask about all of these at once, as far as they are unknown."""
         unknown = sorted({oid for oid in oids if builtin_reader(oid) is None} - self._facts.keys() - self._asked)
         if unknown and self._load is not None:
-            self._asked.update(unknown)
             self._facts.update({fact.oid: fact for fact in self._load(unknown)})
+            self._asked.update(unknown)
 
     def column(self, name: str, type_oid: int, type_modifier: int) -> Column:
         self.prepare([type_oid])
