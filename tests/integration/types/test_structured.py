@@ -102,6 +102,7 @@ def test_T24_other_extension_types_are_their_text(roads: Roads) -> None:
     roads.check_key({name: values for name, values in columns.items() if name in ("citext", "ltree", "ean13", "cube")})
 
 
+@pytest.mark.versions(16, 18)
 def test_T25_vectors_are_lists_and_sparse_ones_structs(roads: Roads) -> None:
     roads.database.execute("CREATE EXTENSION vector")
     columns: Values = {

@@ -1,0 +1,67 @@
+"""What the Delta log says about a table, without Spark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from penstock.schema import GEOMETRY_TYPE, TableName
+from penstock.sinks.collapse import may_be_text
+from penstock.sinks.delta_log import KEY, OWNER, SOURCE_OID, _plain, load_target
+
+NESTED = pa.schema(
+    [
+        ("texts", pa.list_(pa.string())),
+        ("lists", pa.list_(pa.list_(pa.decimal128(12, 2)))),
+        ("map", pa.map_(pa.string(), pa.string())),
+        ("maps", pa.list_(pa.map_(pa.string(), pa.string()))),
+        ("shape", GEOMETRY_TYPE),
+        ("sparse", pa.struct([("dimensions", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))])),
+        ("moments", pa.list_(pa.timestamp("us", "UTC"))),
+    ]
+)
+
+
+def test_types_with_structure_come_back_as_they_were_written(tmp_path: Path) -> None:
+    """A table whose types seem to differ from the source's would be called changed."""
+    write_deltalake(tmp_path, NESTED.empty_table())
+    _set_properties(tmp_path, {OWNER: "p", KEY: json.dumps(["texts"]), SOURCE_OID: "1"})
+    target = load_target(tmp_path, "p", TableName("s", "t"))
+    assert target is not None
+    assert target.schema.equals(NESTED)
+
+
+@pytest.mark.parametrize(
+    ("answered", "plain"),
+    [
+        (pa.large_list(pa.string_view()), pa.list_(pa.string())),
+        (pa.map_(pa.large_string(), pa.binary_view()), pa.map_(pa.string(), pa.binary())),
+        (pa.struct([("a", pa.large_list(pa.large_binary()))]), pa.struct([("a", pa.list_(pa.binary()))])),
+    ],
+)
+def test_other_forms_of_a_type_are_the_same_type_however_deep_they_are(answered: pa.DataType, plain: pa.DataType) -> None:
+    """Which form delta-rs answers with is a matter of its version."""
+    assert _plain(answered) == plain
+
+
+def _set_properties(path: Path, properties: dict[str, str]) -> None:
+    """As Spark does; delta-rs itself writes only properties that it knows."""
+    log = path / "_delta_log" / f"{0:020d}.json"
+    actions = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    for action in actions:
+        action.get("metaData", {}).setdefault("configuration", {}).update(properties)
+    log.write_text("\n".join(map(json.dumps, actions)), encoding="utf-8")
+
+
+@pytest.mark.parametrize("arrow_type", [*NESTED.types, pa.decimal128(5, 2), pa.date32(), pa.timestamp("us")])
+def test_a_key_that_may_be_beyond_its_type_is_known_by_its_text_too(arrow_type: pa.DataType) -> None:
+    assert may_be_text(arrow_type)
+
+
+@pytest.mark.parametrize("arrow_type", [pa.int64(), pa.string(), pa.binary(), pa.bool_(), pa.float64()])
+def test_a_key_that_its_type_always_holds_is_known_by_itself(arrow_type: pa.DataType) -> None:
+    assert not may_be_text(arrow_type)
