@@ -6,6 +6,9 @@ version appears, and only then; so whatever a reader finds in a segment is in th
 
 A version holds from the first transaction that brought a change under it. When one transaction brought several, they have the same
 position, and stand in their order.
+
+On disk it is a file of lines, one for each version, to which lines are added; a last line that has no end is what a crash left, and does
+not count. When the writer starts, and when the file has doubled, it is written anew without what is no longer needed.
 """
 
 from __future__ import annotations
@@ -24,7 +27,9 @@ from penstock.spool import consumers, storage
 from penstock.spool.layout import FORMAT, SpoolLayout
 from penstock.spool.manifest import parse_document, parse_schema, schema_document
 
-_WHERE = "history.json"
+_WHERE = "history.jsonl"
+_HEAD = json.dumps({"format": FORMAT}).encode() + b"\n"
+_SPARE_LINES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +52,16 @@ class SchemaHistory:
         data = storage.read_bytes(SpoolLayout(root).history)
         if data is None:
             return cls()
-        document = parse_document(data, where=_WHERE)
+        head, *lines = data.split(b"\n")[:-1] or [b""]
+        parse_document(head, where=_WHERE)
+        tables: dict[int, list[SchemaVersion]] = {}
         try:
-            versions = [_parse_version(each) for each in document["versions"]]
+            for line in lines:
+                version = _parse_version(json.loads(line))
+                tables.setdefault(version.schema.oid, []).append(version)
         except (KeyError, TypeError, ValueError) as error:
             raise SpoolCorruptError(f"{_WHERE} is not a history of schemas", hint="restore the file, or delete the spool") from error
-        tables: dict[int, tuple[SchemaVersion, ...]] = {}
-        for version in versions:
-            tables[version.schema.oid] = (*tables.get(version.schema.oid, ()), version)
-        return cls(tables)
+        return cls({oid: tuple(versions) for oid, versions in tables.items()})
 
     def versions(self, oid: int) -> tuple[SchemaVersion, ...]:
         return self.tables.get(oid, ())
@@ -103,11 +109,24 @@ class SchemaHistory:
 
     def store(self, root: Path) -> None:
         """Make it durable, in place of what was there. Only for the one who holds the spool's lock."""
-        versions = [
-            {"position": str(version.position), **schema_document(version.schema)} for each in self.tables.values() for version in each
-        ]
-        document = {"format": FORMAT, "versions": versions}
-        storage.replace_bytes(SpoolLayout(root).history, json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode())
+        lines = [_line(version) for versions in self.tables.values() for version in versions]
+        storage.replace_bytes(SpoolLayout(root).history, b"".join([_HEAD, *lines]))
+
+    def added_to(self, before: SchemaHistory) -> list[SchemaVersion] | None:
+        """What this history has at the end of tables beyond `before`; None if it differs in any other way."""
+        added: list[SchemaVersion] = []
+        for oid, versions in self.tables.items():
+            known = before.versions(oid)
+            if versions is not known:
+                if versions[: len(known)] != known:
+                    return None
+                added += versions[len(known) :]
+        return added if before.tables.keys() <= self.tables.keys() else None
+
+    @property
+    def size(self) -> int:
+        """How many versions there are."""
+        return sum(map(len, self.tables.values()))
 
 
 class HistoryRecorder:
@@ -115,17 +134,36 @@ class HistoryRecorder:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._history = SchemaHistory.load(root)
         self._latest: dict[int, TableSchema] = {}
+        self._history = SchemaHistory.load(root)
+        data = storage.read_bytes(SpoolLayout(root).history)
+        self._is_there = data is not None
+        self._most = 2 * self._history.size + _SPARE_LINES
+        if data is not None and (not data.endswith(b"\n") or self._pruned(self._history).size < self._history.size):
+            self._rewrite(self._history)
 
     def record(self, changes: Iterable[SchemaVersion]) -> None:
         """Call it before the segment is sealed that holds these changes, which are further on in the log than those before."""
         recorded = self._history.recorded([change for change in changes if self._is_new(change.schema)])
-        if recorded is not self._history:
-            upto = consumers.minimum(self._root)
-            recorded = recorded if upto is None else recorded.pruned(upto)
-            recorded.store(self._root)
+        if recorded is self._history:
+            return
+        added = recorded.added_to(self._history)
+        if added is None or not self._is_there or recorded.size > self._most:
+            self._rewrite(recorded)
+        else:
+            storage.append_bytes(SpoolLayout(self._root).history, b"".join(map(_line, added)))
             self._history = recorded
+
+    def _rewrite(self, history: SchemaHistory) -> None:
+        self._history = self._pruned(history)
+        self._most = 2 * self._history.size + _SPARE_LINES
+        self._history.store(self._root)
+        self._is_there = True
+
+    def _pruned(self, history: SchemaHistory) -> SchemaHistory:
+        """Without what no consumer can meet any more."""
+        upto = consumers.minimum(self._root)
+        return history if upto is None else history.pruned(upto)
 
     def _is_new(self, schema: TableSchema) -> bool:
         """A decoder gives out the same object until the shape changes, so looking at every column would be in vain."""
@@ -160,6 +198,11 @@ def _needed(versions: tuple[SchemaVersion, ...], upto: Position) -> tuple[Schema
 
 def _begun(entry: tuple[int, tuple[SchemaVersion, ...]]) -> Position:
     return entry[1][0].position
+
+
+def _line(version: SchemaVersion) -> bytes:
+    document = {"position": str(version.position), **schema_document(version.schema)}
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
 
 
 def _parse_version(document: dict[str, Any]) -> SchemaVersion:

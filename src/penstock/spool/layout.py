@@ -3,15 +3,15 @@
 ```
 capture.json            who captures
 capture-status.json     how it is doing
-history.json            which shape each table had from which position on; outlives the segments
+history.jsonl           which shape each table had from which position on; outlives the segments
 lock                    held by the one writer
 segments/<end>/         manifest.json and Parquet files; a directory without manifest.json is not a segment
 open/<xid>/             pieces of transactions still open
 consumers/<name>.json   how far each reader has released
 ```
 
-The history is `{"format": 1, "versions": […]}`, the versions of each table in order; each has the `position` from which it holds, and
-`table`, `oid`, `key` and `columns` as in a manifest.
+The history has a line `{"format": 1}`, then a line for each version: the `position` from which it holds, and `table`, `oid`, `key` and
+`columns` as in a manifest. The versions of a table are in order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class SpoolLayout:
 
     @property
     def history(self) -> Path:
-        return self.root / "history.json"
+        return self.root / "history.jsonl"
 
     @property
     def lock(self) -> Path:

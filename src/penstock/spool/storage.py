@@ -91,6 +91,14 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
             os.fsync(file.fileno())
 
 
+def append_bytes(path: Path, data: bytes) -> None:
+    """Add to the end of a file that is there, durably. A crash may leave a part of it."""
+    with path.open("ab") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def rename(source: Path, target: Path) -> None:
     """Put `source` in the place of `target` in one step. Durable only after `sync_directory`."""
     source.replace(target)

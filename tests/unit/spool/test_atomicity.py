@@ -154,7 +154,7 @@ def test_a_crash_at_any_step_of_deleting_leaves_segments_whole_or_gone_and_the_n
 
 def test_a_reader_never_sees_a_segment_before_its_files_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, str]] = []
-    for name in ("sync_file", "sync_directory", "write_bytes", "rename"):
+    for name in ("sync_file", "sync_directory", "write_bytes", "append_bytes", "rename"):
         real = getattr(storage, name)
 
         def step(path: Path, *rest: Any, name: str = name, real: Callable[..., Any] = real, **options: Any) -> Any:
@@ -164,21 +164,23 @@ def test_a_reader_never_sees_a_segment_before_its_files_are_durable(tmp_path: Pa
         monkeypatch.setattr(storage, name, step)
     writer = SpoolWriter(tmp_path, at(0))
     calls.clear()
-    writer.append(transactions(Commit(10, (ORDERS, ITEMS))))
+    writer.append(transactions(Commit(10, (ORDERS, ORDERS))))
     writer.seal()
-    history = [("write_bytes", ".tmp"), ("rename", ".tmp"), ("sync_directory", tmp_path.suffix or tmp_path.name)]
-    assert calls == history + _sealing(10)
+    assert calls == [("write_bytes", ".tmp"), ("rename", ".tmp"), ("sync_directory", tmp_path.name), *_sealing(10, files=1)]
     calls.clear()
     writer.append(transactions(Commit(20, (ORDERS, ITEMS))))
     writer.seal()
-    assert calls == _sealing(20), "tables whose shape is known cost nothing more"
+    assert calls == [("append_bytes", ".jsonl"), *_sealing(20)]
+    calls.clear()
+    writer.append(transactions(Commit(30, (ORDERS, ITEMS))))
+    writer.seal()
+    assert calls == _sealing(30), "tables whose shape is known cost nothing more"
 
 
-def _sealing(end: int) -> list[tuple[str, str]]:
+def _sealing(end: int, *, files: int = 2) -> list[tuple[str, str]]:
     directory = f"{end:016X}"
     return [
-        ("sync_file", ".parquet"),
-        ("sync_file", ".parquet"),
+        *[("sync_file", ".parquet")] * files,
         ("write_bytes", ".tmp"),
         ("sync_directory", directory),
         ("rename", ".tmp"),

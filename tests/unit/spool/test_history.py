@@ -10,6 +10,7 @@ from penstock.change import Transactions
 from penstock.errors import SpoolCorruptError, SpoolFormatError
 from penstock.schema import Column, TableName, TableSchema
 from penstock.spool import SchemaHistory, SchemaVersion, SpoolReader, SpoolWriter, delete_released, release, storage
+from penstock.spool.history import HistoryRecorder
 from penstock.spool.layout import SpoolLayout
 from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, committed, piece, time_of, transactions
 
@@ -80,10 +81,11 @@ def test_the_history_outlives_the_segments_as_far_as_a_consumer_may_ask(tmp_path
     assert delete_released(SpoolReader(tmp_path)) == (at(10), at(20))
     assert versions(tmp_path) == [(10, ORDERS), (20, WIDER), (30, WIDEST)]
     capture(tmp_path, 30, [[Commit(40, (RENAMED,))]])
-    assert versions(tmp_path) == [(20, WIDER), (30, WIDEST), (40, RENAMED)], "what nobody can meet any more goes when something new comes"
+    assert versions(tmp_path) == [(20, WIDER), (30, WIDEST), (40, RENAMED)], "what nobody can meet any more goes when a writer starts"
     assert SchemaHistory.load(tmp_path).at(ORDERS.oid, at(25)) == WIDER
     release(tmp_path, "slow", at(1000))
     capture(tmp_path, 40, [[Commit(50, (WIDER,))]])
+    capture(tmp_path, 50, [])
     assert (versions(tmp_path), versions(tmp_path, ITEMS.oid)) == ([(50, WIDER)], [(30, ITEMS)]), "the current shape of a quiet table stays"
 
 
@@ -122,7 +124,36 @@ def test_recording_what_is_known_gives_the_same_history() -> None:
     assert history.recorded([]) is history
 
 
-@pytest.mark.parametrize("text", ["{", '{"format": 1}', '{"format": 1, "versions": [{"position": "0/1"}]}'])
+def test_a_line_that_a_crash_cut_short_does_not_count_and_does_not_stay(tmp_path: Path) -> None:
+    capture(tmp_path, 0, [[Commit(10)]])
+    whole = SpoolLayout(tmp_path).history.read_bytes()
+    SpoolLayout(tmp_path).history.write_bytes(whole + b'{"position":"0/14","table"')
+    assert versions(tmp_path) == [(10, ORDERS)]
+    capture(tmp_path, 10, [[Commit(20, (WIDER,))]])
+    assert versions(tmp_path) == [(10, ORDERS), (20, WIDER)]
+
+
+def test_a_new_shape_costs_a_line_and_not_the_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = SpoolWriter(tmp_path, at(0))
+    writer.append(transactions(Commit(10, (ORDERS, ITEMS))))
+    writer.seal()
+    before = SpoolLayout(tmp_path).history.read_bytes()
+    monkeypatch.setattr(SchemaHistory, "store", lambda *_: pytest.fail("the whole history was written"))
+    writer.append(transactions(Commit(20, (WIDER,))))
+    writer.seal()
+    assert SpoolLayout(tmp_path).history.read_bytes().startswith(before)
+    assert versions(tmp_path) == [(10, ORDERS), (20, WIDER)]
+
+
+def test_a_table_that_is_altered_without_end_does_not_fill_the_disk(tmp_path: Path) -> None:
+    release(tmp_path, "one", at(1000))
+    recorder = HistoryRecorder(tmp_path)
+    for position in range(1, 250):
+        recorder.record([SchemaVersion(at(position), ORDERS if position % 2 else WIDER)])
+    assert len(versions(tmp_path)) <= 102
+
+
+@pytest.mark.parametrize("text", ["", "{\n", '{"format": 1}\n{"position": "0/1"}\n', '{"format": 1}\n{\n'])
 def test_a_damaged_history_is_named(tmp_path: Path, text: str) -> None:
     SpoolLayout(tmp_path).history.write_text(text, encoding="utf-8")
     with pytest.raises(SpoolCorruptError, match="history"):
@@ -130,6 +161,6 @@ def test_a_damaged_history_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_a_history_of_a_newer_version_is_refused(tmp_path: Path) -> None:
-    SpoolLayout(tmp_path).history.write_text('{"format": 99, "versions": []}', encoding="utf-8")
+    SpoolLayout(tmp_path).history.write_text('{"format": 99}\n', encoding="utf-8")
     with pytest.raises(SpoolFormatError, match="format 99"):
         SchemaHistory.load(tmp_path)
