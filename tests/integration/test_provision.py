@@ -10,7 +10,7 @@ from penstock.capture.provision import ensure_capture
 from penstock.errors import AuthenticationError, ConnectionLostError, PrivilegeError, PublicationError, SlotBusyError, SlotForeignError
 from penstock.position import Position
 from penstock.postgres.catalog import inspect_schema, inspect_tables
-from penstock.postgres.chunks import plan_chunks, read_chunk
+from penstock.postgres.chunks import plan_chunks, probe_chunks, read_chunk
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.exported import export_snapshot
 from penstock.postgres.slot import check_idle, check_slot, current_position, inspect_slot
@@ -172,6 +172,20 @@ def test_a_rewrite_between_the_snapshot_and_the_plan_is_noticed(database: Databa
         chunks = plan_chunks(connection, table, inspect_schema(connection, table), 8192, None)
         with pytest.raises(SnapshotLostError):
             list(read_chunk(address, exported.name, chunks[0]))
+
+
+def test_a_probe_goes_on_after_a_table_that_cannot_be_read(database: Database, address: SourceAddress) -> None:
+    with export_snapshot(address) as exported, connect(address) as connection:
+        chunks = [
+            chunk
+            for table in inspect_tables(connection)
+            for chunk in plan_chunks(connection, table, inspect_schema(connection, table), 8192, None)
+        ]
+        assert [chunk.heap for chunk in chunks] == [ITEMS, ORDERS]
+        assert probe_chunks(address, exported.name, chunks) == {}
+        database.execute("TRUNCATE items")
+        assert probe_chunks(address, exported.name, chunks).keys() == {ITEMS}
+    assert probe_chunks(address, exported.name, chunks).keys() == {ITEMS}, "nothing can be read once the snapshot is gone"
 
 
 def test_included_columns_are_no_part_of_the_key(database: Database, address: SourceAddress) -> None:

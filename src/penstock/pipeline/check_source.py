@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.findings import Step
 from penstock.pipeline.tables import Selection, select_tables
 from penstock.postgres.catalog import inspect_outside
-from penstock.postgres.chunks import Chunk, plan_chunks, read_chunk
+from penstock.postgres.chunks import plan_chunks, probe_chunks
 from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
 from penstock.postgres.limits import Limits, check_room, check_version, inspect_limits
@@ -27,7 +26,6 @@ from penstock.schema import TableName
 PATIENCE_WAITS = 5
 """How many seconds, about, an open transaction may hold up the temporary slot."""
 
-_READERS = 4
 _ONE_CHUNK_BYTES = 1 << 40
 _SHORT_SENDER_TIMEOUT_MS = 5_000
 _SMALL_DECODING_MEMORY_KB = 4_096
@@ -164,23 +162,10 @@ class _SourceCheck:
         for table in wanted:
             planned = plan_chunks(self._connection, table, selection.schemas[table.name], _ONE_CHUNK_BYTES, self._config.publication)
             chunks += [replace(planned[0], last=1)] if planned and planned[0].heap not in refused else []
-        for chunk, failure in zip(chunks, self._read(chunks, snapshot.name), strict=True):
-            if failure is not None:
-                step.problem(failure, chunk.schema.name)
+        for heap, failure in probe_chunks(self._address, snapshot.name, chunks).items():
+            step.problem(failure, heap)
         step.detail = f"the first block of {len(chunks):,} tables"
         return step
-
-    def _read(self, chunks: list[Chunk], snapshot: str) -> list[PenstockError | None]:
-        def attempt(chunk: Chunk) -> PenstockError | None:
-            try:
-                for _ in read_chunk(self._address, snapshot, chunk):
-                    pass
-            except PenstockError as error:
-                return error
-            return None
-
-        with ThreadPoolExecutor(_READERS, "penstock-check") as pool:
-            return list(pool.map(attempt, chunks))
 
 
 class _Patience:

@@ -7,7 +7,8 @@ relation's filenode before and after its rows and fails if it is not the planned
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from penstock.change import EXACT, EXACT_TYPE
-from penstock.errors import SnapshotLostError, UnreadableTextError, UnrepresentableError
+from penstock.errors import PenstockError, SnapshotLostError, UnreadableTextError, UnrepresentableError
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, SourceAddress, classify
 from penstock.postgres.queries import query
@@ -81,23 +82,57 @@ def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, *, refuse_in
 
     With `refuse_inexact`, a value that its type cannot hold is an error.
     """
-    target = snapshot_schema(chunk.schema)
-    statement = chunk_statement(chunk)
     try:
-        with adbc.connect(address.conninfo("penstock snapshot")) as connection, connection.cursor() as cursor:
-            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            _import_snapshot(cursor, snapshot, chunk)
-            cursor.execute(_PASS_BYTES)
-            _check_filenode(cursor, chunk)
-            cursor.execute(statement)
-            with cursor.fetch_record_batch() as batches:
-                for batch in batches:
-                    rows = decode_rows(batch.columns, chunk.schema)
-                    _check_values(rows, chunk.schema, refuse_inexact=refuse_inexact)
-                    yield pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
-            _check_filenode(cursor, chunk)
+        with _open(address, snapshot, chunk) as cursor:
+            yield from _read(cursor, chunk, refuse_inexact=refuse_inexact)
     except adbc.Error as error:
         raise _translated(error, chunk) from error
+
+
+def probe_chunks(address: SourceAddress, snapshot: str, chunks: Sequence[Chunk]) -> dict[TableName, PenstockError]:
+    """Read the chunks only to see whether they can be read; gives back the heaps that cannot, each with its reason.
+
+    On one connection as far as that goes: the driver loads every type there is when it opens one, which takes long where tables are many.
+    """
+    failures: dict[TableName, PenstockError] = {}
+    waiting = list(chunks)
+    while waiting:
+        chunk = waiting[0]
+        try:
+            with _open(address, snapshot, chunk) as cursor:
+                while waiting:
+                    chunk = waiting.pop(0)
+                    for _ in _read(cursor, chunk, refuse_inexact=False):
+                        pass
+        except PenstockError as error:
+            failures[chunk.heap] = error
+        except adbc.Error as error:
+            failures[chunk.heap] = _translated(error, chunk)
+        if chunk in waiting:  # not even opened
+            return failures
+    return failures
+
+
+@contextmanager
+def _open(address: SourceAddress, snapshot: str, chunk: Chunk) -> Iterator[Any]:
+    """A cursor under the snapshot; `chunk` is for the message if that is gone."""
+    with adbc.connect(address.conninfo("penstock snapshot")) as connection, connection.cursor() as cursor:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        _import_snapshot(cursor, snapshot, chunk)
+        cursor.execute(_PASS_BYTES)
+        yield cursor
+
+
+def _read(cursor: Any, chunk: Chunk, *, refuse_inexact: bool) -> Generator[pa.RecordBatch]:
+    target = snapshot_schema(chunk.schema)
+    _check_filenode(cursor, chunk)
+    cursor.execute(chunk_statement(chunk))
+    with cursor.fetch_record_batch() as batches:
+        for batch in batches:
+            rows = decode_rows(batch.columns, chunk.schema)
+            _check_values(rows, chunk.schema, refuse_inexact=refuse_inexact)
+            yield pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
+    _check_filenode(cursor, chunk)
 
 
 def chunk_statement(chunk: Chunk) -> str:
@@ -149,5 +184,5 @@ def _check_filenode(cursor: Any, chunk: Chunk) -> None:
         raise SnapshotLostError(f"table {chunk.heap} was rewritten or emptied while it was being read; its snapshot starts again")
 
 
-def _translated(error: adbc.Error, chunk: Chunk) -> Exception:
+def _translated(error: adbc.Error, chunk: Chunk) -> PenstockError:
     return classify(getattr(error, "sqlstate", None) or "", str(error), f"reading {chunk.heap}")

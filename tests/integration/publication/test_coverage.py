@@ -73,6 +73,12 @@ def test_P01_a_gap_that_is_not_ours_to_manage_is_left(shop: Database, address: S
     assert published(shop) == []
 
 
+def test_P01_nothing_required_is_nothing_to_do(shop: Database, address: SourceAddress) -> None:
+    report = ensure_coverage(address, "pub", set(), manage=True)
+    assert (report.satisfied, report.manageable, report.remediation) == (True, False, ())
+    assert shop.query("SELECT 1 FROM pg_publication") == []
+
+
 def test_P02_a_publication_for_all_tables_satisfies_any_filter(shop: Database, address: SourceAddress) -> None:
     shop.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     assert ensure_coverage(address, "pub", {ORDERS}, manage=True).satisfied
@@ -166,10 +172,12 @@ def test_R18_what_never_enters_the_log_is_named_with_the_reason(shop: Database, 
     shop.execute("CREATE UNLOGGED TABLE fast (id int PRIMARY KEY); CREATE SEQUENCE numbers")
     shop.execute("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     shop.execute("CREATE UNLOGGED TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10)")
-    names = ("absent", "fast", "kept", "numbers", "parted", "seen")
+    shop.execute("CREATE FOREIGN DATA WRAPPER nowhere; CREATE SERVER far FOREIGN DATA WRAPPER nowhere")
+    shop.execute("CREATE FOREIGN TABLE distant (id int) SERVER far")
+    names = ("absent", "distant", "fast", "kept", "numbers", "parted", "seen")
     report = inspect_coverage(address, "pub", {TableName("public", name) for name in names})
     reasons = {blocker.tables[0].name: blocker.what for blocker in report.blockers}
-    words = ("no table", "unlogged", "a materialized view", "a sequence", "partition public.part", "a view")
+    words = ("no table", "a foreign table", "unlogged", "a materialized view", "a sequence", "partition public.part", "a view")
     assert {name: word in reasons[name] for name, word in zip(names, words, strict=True)} == dict.fromkeys(names, True)
     shop.execute(next(blocker.remedy for blocker in report.blockers if blocker.tables[0].name == "fast"))
     assert ensure_coverage(address, "pub", {TableName("public", "fast")}, manage=True).manageable

@@ -19,7 +19,7 @@ WITH published AS MATERIALIZED (
   FROM pg_catalog.pg_publication_tables t
   JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-  WHERE t.pubname = %(publication)s
+  WHERE t.pubname = %(publication)s AND c.oid = ANY (%(oids)s::oid[])
 )
 SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod
 FROM pg_catalog.pg_attribute a
@@ -77,6 +77,8 @@ FROM pg_catalog.pg_publication_tables t
 JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
 JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
 WHERE t.pubname = %(publication)s AND c.oid = %(oid)s
+  -- The view lists the whole publication; ask it only where there is something to learn.
+  AND EXISTS (SELECT 1 FROM pg_catalog.pg_publication_rel r WHERE r.prrelid = %(oid)s AND pg_catalog.to_jsonb(r) -> 'prqual' <> 'null')
 
 -- name: leaves
 SELECT c.oid, n.nspname, c.relname, pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_relation_filenode(c.oid)
