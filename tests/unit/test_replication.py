@@ -9,7 +9,8 @@ import pytest
 
 from penstock.position import Position
 from penstock.postgres import replication
-from penstock.postgres.replication import StreamRequest, parse_duration, plugin_options
+from penstock.postgres.connection import SourceAddress
+from penstock.postgres.replication import ReplicationStream, StreamRequest, parse_duration, plugin_options
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,13 @@ from penstock.postgres.replication import StreamRequest, parse_duration, plugin_
 )
 def test_a_duration_is_read_as_the_server_prints_it(text: str, seconds: float) -> None:
     assert parse_duration(text) == seconds
+
+
+def test_X02_what_is_taken_at_once_is_bounded_by_its_size_too() -> None:
+    stream = ReplicationStream(SourceAddress.parse("host=nowhere"), StreamRequest("slot", "p", Position.ZERO))
+    for _ in range(4):
+        stream._hand_over([b"x"] * 3, 6 << 20)
+    assert [len(stream.take(0.0)) for _ in range(3)] == [6, 6, 0]
 
 
 @pytest.mark.parametrize(("name", "quoted"), [("plain", '"plain"'), ("Two Words", '"Two Words"'), ('a"b', '"a""b"'), ("a,b", '"a,b"')])

@@ -124,13 +124,16 @@ class ReplicationStream:
         self._thread.start()
 
     def take(self, timeout_seconds: float) -> list[bytes]:
-        """The next messages in order, some ten thousand at most; an empty list if none came in time. Raises what ended the stream."""
+        """The next messages in order, some ten thousand or some megabytes at most; an empty list if none came in time.
+
+        Raises what ended the stream.
+        """
         with self._changed:
             if not self._gulps and self._failure is None:
                 self._changed.wait(timeout_seconds)
             if self._gulps:
                 messages, size = self._gulps.popleft()
-                while self._gulps and len(messages) + len(self._gulps[0][0]) <= _GULP_MESSAGES:
+                while self._gulps and size < _GULP_BYTES and len(messages) + len(self._gulps[0][0]) <= _GULP_MESSAGES:
                     more, more_bytes = self._gulps.popleft()
                     messages += more
                     size += more_bytes

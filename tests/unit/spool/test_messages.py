@@ -70,6 +70,7 @@ def test_X07_a_message_that_is_sent_again_after_a_restart_is_held_once(tmp_path:
         writer.append(again)
     writer.append(transactions(Commit(20)))
     writer.seal()
+    assert [segment.messages for segment in SpoolReader(tmp_path).segments()] == [(loose(5),), (loose(12),)]
     assert read(tmp_path, 0, 20) == (loose(5), loose(12))
 
 
