@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.capture.keys import KeyCatalog
 from tests.fix_captured import Captured, change
 
 pytestmark = pytest.mark.versions(14, 18)
@@ -142,3 +143,19 @@ def test_S11_a_unique_index_on_an_expression_is_no_key(captured: Captured) -> No
     )
     assert captured.rows("s11") == [change("insert", a="A", b="x"), change("delete", a="A", b="x"), change("insert", a="A", b="y")]
     assert keys(captured, "s11") == [()]
+
+
+def test_the_catalog_is_asked_again_over_a_new_connection_when_the_server_has_ended_the_old_one(captured: Captured) -> None:
+    captured.stop()
+    captured.execute("CREATE TABLE asked (b int, a int, PRIMARY KEY (a, b))")
+    with KeyCatalog(captured.settings.address) as catalog:
+        before = catalog.load(captured.oid("asked"))
+        assert before is not None
+        assert before.columns == ("b", "a")
+        ended = captured.query(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        assert (True,) in ended
+        assert catalog.load(captured.oid("asked")) == before
+        captured.execute("DROP TABLE asked")
+        assert catalog.load(4_000_000_000) is None
