@@ -61,10 +61,14 @@ def _find_odd(texts: Texts, quoting: Quoting | None, arrow_type: pa.DataType) ->
     """Values that are arrays, but not one-dimensional from 1."""
     if (texts.ends - texts.starts < 2).any():
         raise not_a_value(arrow_type)
-    opens, closes = texts.octets == ord("{"), texts.octets == ord("}")
+    opens, closes, escapes = (texts.octets == ord(mark) for mark in "{}\\")
     if quoting is not None:
         opens &= quoting.outside
         closes &= quoting.outside
+        escapes &= quoting.outside
+    # Postgres quotes whatever it has to escape.
+    if escapes.any():
+        raise not_a_value(arrow_type)
     has_bounds = texts.octets[texts.starts] == ord("[")
     depth = texts.count(opens)
     is_plain = opens[texts.starts] & (depth == 1)
