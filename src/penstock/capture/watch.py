@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from datetime import UTC, datetime, timedelta
+import time
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
@@ -32,6 +33,7 @@ class SourceWatch:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-watch", daemon=True)
         self._sample: SourceSample | None = None
+        self._sampled_at = 0.0
         self._level: SourceSample | None = None
 
     @property
@@ -63,8 +65,9 @@ class SourceWatch:
         """Since the last sealed commit, unless we were level with the server later than that: then nothing had committed in between."""
         if self._level is sample:
             return 0.0
-        known = [time for time in (commit_time, self._level.taken_at if self._level is not None else None) if time is not None]
-        now = max(sample.taken_at, datetime.now(UTC))
+        known = [at for at in (commit_time, self._level.taken_at if self._level is not None else None) if at is not None]
+        # By the server's clock, which commits are timed by: ours may go differently.
+        now = sample.taken_at + timedelta(seconds=time.monotonic() - self._sampled_at)
         return max(0.0, (now - max(known)) / timedelta(seconds=1)) if known else None
 
     def __enter__(self) -> Self:
@@ -80,7 +83,8 @@ class SourceWatch:
         while not self._stopping.is_set():
             try:
                 with connect(settings.address, "penstock watch") as connection:
-                    self._sample = inspect_health(connection, settings.slot, settings.limits.long_transaction_seconds)
+                    sample = inspect_health(connection, settings.slot, settings.limits.long_transaction_seconds)
+                self._sampled_at, self._sample = time.monotonic(), sample
             except PenstockError as error:
                 _log.info("the source could not be looked at", extra={"code": error.code})
             self._stopping.wait(settings.limits.watch_seconds)

@@ -41,16 +41,14 @@ def _facts(status: PipelineStatus) -> list[tuple[str, str]]:
     if status.lag_bytes is not None:
         seconds = f", {status.lag_seconds:.1f} s" if status.lag_seconds is not None else ""
         kept = f"the server keeps {_bytes(status.retained_bytes or 0)} of WAL"
-        room = status.slot.safe_wal_bytes if status.slot is not None else None
-        facts.append(
-            ("lag", f"{_bytes(status.lag_bytes)}{seconds}; {kept}{f' and has room for {_bytes(room)}' if room is not None else ''}")
-        )
+        safe_bytes = status.slot.safe_wal_bytes if status.slot is not None else None
+        room = f" and has room for {_bytes(max(0, safe_bytes))}" if safe_bytes is not None else ""
+        facts.append(("lag", f"{_bytes(status.lag_bytes)}{seconds}; {kept}{room}"))
     if status.capture is not None:
-        trouble = f" ({status.capture.failure.code}: {status.capture.failure.message})" if status.capture.failure else ""
         capture = status.capture
-        facts.append(
-            ("capture", f"{capture.state}{trouble}, sealed {capture.sealed}, {capture.rows_total:,} rows, confirms {capture.confirms}")
-        )
+        trouble = f" ({capture.failure.code}: {capture.failure.message})" if capture.failure else ""
+        rows = f"{capture.rows_total:,} rows, confirms what is {capture.confirms}"
+        facts.append(("capture", f"{capture.state}{trouble}, sealed {capture.sealed}, {rows}"))
         facts += [("fix", capture.failure.hint)] if capture.failure and capture.failure.hint else []
     facts.append(("spool", f"{_bytes(status.spool_bytes)} in {status.spool_segments} segments"))
     facts += [("warning", each) for each in status.warnings]

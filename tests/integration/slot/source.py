@@ -60,6 +60,11 @@ class Source:
         return Position.parse(self.database.query("SELECT pg_current_wal_insert_lsn()::text")[0][0])
 
     @property
+    def flushed(self) -> Position:
+        """Everything that has committed lies at or before it; unlike `position`, it is never inside a record."""
+        return Position.parse(self.database.query("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+
+    @property
     def confirmed(self) -> Position:
         rows = self.database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
         return Position.parse(rows[0][0])

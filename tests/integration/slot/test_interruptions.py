@@ -38,6 +38,43 @@ def test_C01_a_restarted_server_is_taken_up_again(rough: RoughServer, rough_sour
     assert source.ids() == list(range(1, 5001))
 
 
+def test_L02_whatever_the_log_ends_with_at_a_stop_nothing_is_lost_or_doubled(source: Source) -> None:
+    """A transaction still open, a rolled back one, a message, an empty commit, many rows with one LSN; each confirmed, and read on from."""
+    seen: list[int] = []
+    done: Position | None = None
+    with source.database.connect() as session:
+
+        def leave_open() -> None:
+            session.execute("INSERT INTO public.t VALUES (1, 'begun before the stop')")
+
+        def copy() -> None:
+            with session.cursor().copy("COPY public.t FROM STDIN") as rows:
+                for key in range(2, 502):
+                    rows.write_row((key, "x"))
+            session.commit()
+
+        endings: list[Callable[[], None]] = [
+            leave_open,
+            copy,
+            lambda: source.database.execute("SELECT pg_logical_emit_message(false, 'note', 'not of a transaction')"),
+            lambda: source.database.execute("SELECT pg_logical_emit_message(true, 'note', 'of one')"),
+            lambda: source.database.execute("BEGIN; SELECT txid_current(); COMMIT"),
+            lambda: source.database.execute("BEGIN; INSERT INTO public.t VALUES (-1, 'never'); ROLLBACK"),
+            lambda: source.database.execute("INSERT INTO public.t VALUES (502, 'the last')"),
+        ]
+        for leave in endings:
+            with source.capture() as capture:
+                leave()
+                assert capture.wait_until(source.flushed, DEADLINE_SECONDS), source.state()
+                end = capture.end
+                assert end is not None
+                seen += source.ids(done, end)
+                done = release(source.spool, "pipeline", end)
+                wait_for(lambda end=end: source.confirmed >= end, f"the slot at {end}", lambda: source.confirmed)  # type: ignore[misc]
+            source.wait_idle()
+    assert seen == list(range(1, 503))
+
+
 HARM: dict[str, Callable[[TcpProxy], None]] = {"cut": lambda network: network.cut(), "half open": lambda network: network.half_open()}
 
 

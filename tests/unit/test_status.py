@@ -1,0 +1,66 @@
+"""What `penstock status` says about a capture, for people and for programs."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from rich.console import Console
+
+from penstock.cli.status import print_status
+from penstock.errors import SlotBusyError
+from penstock.lag import CaptureLag, OpenTransaction
+from penstock.pipeline.status import PipelineStatus
+from penstock.position import Lsn, Position
+from penstock.postgres.slot import Slot
+from penstock.spool.status import CaptureFailure, CaptureStatus
+
+NOW = datetime(2025, 1, 2, tzinfo=UTC)
+REPORT = OpenTransaction(4711, "nightly report", "shop", "idle in transaction", 7200.0)
+LAG = CaptureLag(NOW, 5000, 1.5, 9000, 123, "extended", 10, 20, (REPORT,))
+CAPTURE = CaptureStatus("streaming", 1, Position.of(90), Position.of(80), 7, 8, NOW, confirms="spooled", confirmed=Position.of(80), lag=LAG)
+SLOT = Slot("penstock_shop", "pgoutput", "logical", "shop", Lsn(10), Position.of(70), "extended", 123)
+
+
+def status(capture: CaptureStatus) -> PipelineStatus:
+    return PipelineStatus("shop", "penstock_shop", None, capture, 0, 0, Position.of(80), SLOT, Position.of(100), None)
+
+
+def printed(capture: CaptureStatus) -> str:
+    out = io.StringIO()
+    print_status(status(capture), Console(file=out, width=200))
+    return out.getvalue()
+
+
+def test_H06_H07_warnings_and_what_is_confirmed_are_shown() -> None:
+    text = printed(CAPTURE)
+    assert "confirms what is spooled" in text
+    assert "wal_status is extended: the slot keeps more WAL than max_wal_size, 123 bytes may still be written" in text
+    assert "held up by process 4711 (nightly report) in shop, open for 7200 s, idle in transaction" in text
+
+
+def test_L08_an_error_that_is_waited_out_is_shown_with_its_fix() -> None:
+    text = printed(replace(CAPTURE, state="waiting", failure=CaptureFailure.of(SlotBusyError("taken by 7", hint="end process 7"))))
+    assert "waiting (PEN-1202: taken by 7)" in text
+    assert "fix        end process 7" in text
+
+
+def test_H07_a_slot_that_waits_to_be_created_says_for_whom() -> None:
+    text = printed(replace(CAPTURE, state="creating slot", waits_for=(REPORT,), lag=None))
+    assert "the slot is created once this has ended: process 4711 (nightly report) in shop" in text
+
+
+def test_H06_programs_get_the_same_as_people() -> None:
+    document = status(CAPTURE).as_document()
+    assert document["warnings"] == list(LAG.warnings)
+    capture = document["capture"]
+    assert isinstance(capture, dict)
+    assert (capture["lag_bytes"], capture["lag_seconds"], capture["retained_wal_bytes"], capture["safe_wal_bytes"]) == (
+        5000,
+        1.5,
+        9000,
+        123,
+    )
+    assert capture["open_transactions"][0]["pid"] == 4711
+    assert (capture["confirms"], capture["confirmed"]) == ("spooled", "0/50")
