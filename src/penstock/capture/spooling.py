@@ -231,6 +231,8 @@ class SpoolCapture:
                 self._seal_if_due(writer, caught_up=stream.buffered_bytes == 0)
             self._housekeeping_due = 0.0
             self._keep_house(stream, reader, budget)
+            # At once, before anything else is let go: this process may have little time left, and the last confirmation goes with it.
+            stream.close()
         finally:
             writer.close()
 
