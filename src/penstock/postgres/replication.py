@@ -83,6 +83,7 @@ class ReplicationStream:
         self._failure: BaseException | None = None
         self._stopping = False
         self._confirmed = 0  # the server ignores a zero: nothing is confirmed until `confirm` says so
+        self._told = 0
         self._received = 0
         self._status_due = 0.0
         self._status_seconds = _STATUS_SECONDS
@@ -200,8 +201,17 @@ class ReplicationStream:
             self._wait_for_room()
             if is_drained:
                 self._check_silence(has_heard=self._pace.wait(count, size) or count > 0)
-                pgconn.consume_input()
+                self._read(pgconn)
         self._take_leave(pgconn)
+
+    def _read(self, pgconn: PGconn) -> None:
+        """Have libpq read what has arrived. Over TLS a call brings one record, and the server makes one of each row."""
+        pgconn.consume_input()
+        if pgconn.ssl_in_use:
+            for _ in range(_GULP_MESSAGES):
+                if not self._pace.is_readable():
+                    return
+                pgconn.consume_input()
 
     def _take_leave(self, pgconn: PGconn) -> None:
         """Say what was confirmed last, and end the copy in order: once the server agrees, it has taken note, and the slot is free."""
@@ -276,12 +286,17 @@ class ReplicationStream:
         """Tell the server where we are; with `asks`, it answers at once."""
         if self._connection is None:
             return
+        # First, so that a confirmation that comes in meanwhile is not put off.
+        self._status_due = time.monotonic() + self._status_seconds
         confirmed = self._confirmed
+        # Told once: a server that shuts down waits until all it has sent is flushed, if it was told last what is, and that may be never as
+        # long as a target is behind. Of a zero it takes no note, and waits for what we have received.
+        flushed = confirmed if confirmed != self._told else 0
         clock = int((time.time() - _POSTGRES_EPOCH_SECONDS) * 1_000_000)
         pgconn = self._connection.pgconn
-        pgconn.put_copy_data(_STATUS.pack(b"r", max(self._received, confirmed), confirmed, confirmed, clock, asks))
+        pgconn.put_copy_data(_STATUS.pack(b"r", max(self._received, confirmed), flushed, flushed, clock, asks))
         pgconn.flush()
-        self._status_due = time.monotonic() + self._status_seconds
+        self._told = confirmed
 
     def _ended(self) -> None:
         """The server ended the copy: say why."""
@@ -333,6 +348,9 @@ class _Pace:
         if is_readable and self._pauses:
             time.sleep(_GATHER_SECONDS)
         return is_readable
+
+    def is_readable(self) -> bool:
+        return bool(self._readable.poll(0))
 
     def _next_pause_seconds(self, size: int) -> float:
         if not self._is_loopback:

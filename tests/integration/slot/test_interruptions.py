@@ -16,6 +16,9 @@ from tests.fix_proxy import ProxyFactory, TcpProxy
 from tests.integration.slot.conftest import RoughServer
 from tests.integration.slot.source import DEADLINE_SECONDS, QUICK, Source, through, wait_for
 
+SHUTDOWN_SECONDS = 15.0
+"""Half of what the embedded server is given before it is ended the hard way."""
+
 # --- the server goes away (C01) ---------------------------------------------------------------------------------------------------
 
 
@@ -36,6 +39,25 @@ def test_C01_a_restarted_server_is_taken_up_again(rough: RoughServer, rough_sour
         source.insert(4001, 5000)
         assert capture.wait_until(source.position, DEADLINE_SECONDS), source.state()
     assert source.ids() == list(range(1, 5001))
+
+
+def test_C01_a_server_shuts_down_although_a_target_is_behind(rough: RoughServer, rough_source: Source) -> None:
+    """It waits until what it has sent was received, not until that is applied, which may be never."""
+    source = rough_source
+    with source.capture() as capture:
+        assert capture.wait_until(source.insert(1, 1000), DEADLINE_SECONDS)
+        end = capture.end
+        assert end is not None
+        done = release(source.spool, "pipeline", end)
+        wait_for(lambda: source.confirmed >= end, f"the slot at {end}", lambda: source.confirmed)
+        assert capture.wait_until(source.insert(1001, 2000), DEADLINE_SECONDS)
+        source.database.close()
+        began = time.monotonic()
+        rough.postgres.stop("fast")
+        assert time.monotonic() - began < SHUTDOWN_SECONDS
+        rough.postgres.start()
+        assert capture.wait_until(source.insert(2001, 3000), DEADLINE_SECONDS), source.state()
+        assert source.ids(done, capture.end) == list(range(1001, 3001))
 
 
 def test_L02_whatever_the_log_ends_with_at_a_stop_nothing_is_lost_or_doubled(source: Source) -> None:
