@@ -2,38 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, XID
+from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, METADATA_FIELDS, XID
 from penstock.errors import SpoolCorruptError
 from penstock.spool.range import FileSlice
 
 _PLACES = {field.name: place for place, field in enumerate(METADATA_FIELDS)}
 
+ExactEntries: TypeAlias = Sequence[tuple[str, str]]
+"""The entries of an `_exact` map: column names, and exact texts."""
+
 
 def read_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
     """The wanted rows in order, in batches of at most so many rows, fewer of long ones; each has `change_schema` of the table."""
+    with _opened(slice) as file:
+        for batch in file.iter_batches(_batch_rows(slice, max_rows, max_bytes)):
+            kept = _within(_with_commit(batch, slice), slice)
+            if kept.num_rows:
+                yield kept
+
+
+def read_exact(slice: FileSlice) -> Iterator[tuple[int, ExactEntries]]:
+    """The commit and the `_exact` entries of each wanted row that has some, in order. Other columns are not read."""
+    after = slice.after.value if slice.after is not None else None
+    upto = slice.upto.value if slice.upto is not None else None
+    with _opened(slice) as file:
+        for batch in file.iter_batches(columns=[COMMIT_VERSION, EXACT]):
+            # Columns of the table that have these names are read too: of each name, the metadata is the last.
+            versions, exact = (batch.column(max(batch.schema.get_all_field_indices(name))) for name in (COMMIT_VERSION, EXACT))
+            if slice.file.commit_version is not None:
+                versions = pa.repeat(pa.scalar(slice.file.commit_version.value, pa.int64()), batch.num_rows)
+            held = exact.is_valid()
+            for version, entries in zip(versions.filter(held).to_pylist(), exact.filter(held).to_pylist(), strict=True):
+                if (after is None or version > after) and (upto is None or version <= upto):
+                    yield version, entries
+
+
+def metadata_column(batch: pa.RecordBatch, slice: FileSlice, name: str) -> pa.Array:
+    """By its place, since the table may have a column of the same name."""
+    return batch.column(_place(slice, name))
+
+
+@contextmanager
+def _opened(slice: FileSlice) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(slice.path) as file:
-            for batch in file.iter_batches(_batch_rows(slice, max_rows, max_bytes)):
-                kept = _within(_with_commit(batch, slice), slice)
-                if kept.num_rows:
-                    yield kept
+            yield file
     except (OSError, pa.ArrowException) as error:
         # Arrow may quote a value in its message.
         raise SpoolCorruptError(
             f"{slice.path.parent.name}/{slice.path.name} cannot be read: {type(error).__name__}",
             hint="restore the file, or delete the spool; what the slot still holds is captured again",
         ) from error
-
-
-def metadata_column(batch: pa.RecordBatch, slice: FileSlice, name: str) -> pa.Array:
-    """By its place, since the table may have a column of the same name."""
-    return batch.column(_place(slice, name))
 
 
 def _batch_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> int:

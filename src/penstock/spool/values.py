@@ -6,37 +6,50 @@ file is opened only if it has some.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from dataclasses import dataclass
 
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
-
-from penstock.change import COMMIT_VERSION, EXACT
-from penstock.errors import UnreadableTextError, UnrepresentableError
+from penstock.errors import PenstockError, UnreadableTextError, UnrepresentableError
 from penstock.schema import TableName
 from penstock.spool.range import FileSlice
+from penstock.spool.rows import ExactEntries, read_exact
 
 _REPLACED = "\ufffd"
 
 
+@dataclass(frozen=True, slots=True)
+class RefusedValue:
+    """A value that stops its table: the commit that it came with, and the error that names its column."""
+
+    version: int
+    error: PenstockError
+
+
 def check_values(table: TableName, slices: Iterable[FileSlice], *, refuse_inexact: bool) -> None:
     """Raise the error that names the first column whose value stops the table, if there is one."""
+    refused = first_refused(table, slices, refuse_inexact=refuse_inexact)
+    if refused is not None:
+        raise refused.error
+
+
+def first_refused(table: TableName, slices: Iterable[FileSlice], *, refuse_inexact: bool) -> RefusedValue | None:
+    """The first value in the order of the log that stops the table."""
     for each in slices:
         counts = each.file.counts
-        if counts.unreadable:
-            for column, text in _exact_entries(each):
-                if _REPLACED in text:
-                    raise UnreadableTextError.of(table, column)
-        if refuse_inexact and counts.inexact:
-            for column, _ in _exact_entries(each):
-                raise UnrepresentableError.of(table, column)
+        if not (counts.unreadable or (refuse_inexact and counts.inexact)):
+            continue
+        for version, entries in read_exact(each):
+            error = _refusal(table, entries, has_unreadable=counts.unreadable > 0, refuse_inexact=refuse_inexact)
+            if error is not None:
+                return RefusedValue(version, error)
+    return None
 
 
-def _exact_entries(slice: FileSlice) -> Iterator[tuple[str, str]]:
-    rows = pq.read_table(slice.path, columns=[COMMIT_VERSION, EXACT])
-    if slice.after is not None:
-        rows = rows.filter(pc.field(COMMIT_VERSION) > slice.after.value)
-    if slice.upto is not None:
-        rows = rows.filter(pc.field(COMMIT_VERSION) <= slice.upto.value)
-    for entries in rows.column(EXACT).drop_null().to_pylist():
-        yield from entries
+def _refusal(table: TableName, entries: ExactEntries, *, has_unreadable: bool, refuse_inexact: bool) -> PenstockError | None:
+    for column, text in entries:
+        if has_unreadable and _REPLACED in text:
+            return UnreadableTextError.of(table, column)
+    for column, _ in entries:
+        if refuse_inexact:
+            return UnrepresentableError.of(table, column)
+    return None

@@ -9,21 +9,29 @@ import pyarrow as pa
 import pytest
 
 from penstock.change import EXACT_TYPE, ChangeCounts
-from penstock.errors import UnreadableTextError, UnrepresentableError
+from penstock.errors import SpoolCorruptError, UnreadableTextError, UnrepresentableError
+from penstock.schema import Column, TableSchema
 from penstock.spool import SpoolReader, SpoolWriter
 from penstock.spool.range import FileSlice
-from penstock.spool.values import check_values
-from tests.unit.spool.builders import ORDERS, Commit, at, transactions
+from penstock.spool.values import check_values, first_refused
+from tests.unit.spool.builders import ORDERS, Commit, at, committed, piece, transactions
+
+NAMESAKE = replace(
+    ORDERS, columns=(*ORDERS.columns, Column("_commit_version", pa.string(), 25), Column("_exact", pa.list_(pa.string()), 1009))
+)
+"""A table with columns of its own that are called as metadata columns are."""
 
 
-def _spooled(root: Path, exact: list[dict[str, str] | None], counts: ChangeCounts) -> tuple[FileSlice, ...]:
+def _spooled(root: Path, exact: list[dict[str, str] | None], counts: ChangeCounts, table: TableSchema = ORDERS) -> tuple[FileSlice, ...]:
     """One row a transaction, at positions 10, 20, …, with these exact texts."""
     step = transactions(*(Commit(10 * number) for number in range(1, len(exact) + 1)))
     (batch,) = step.batches
     column = pa.array([None if each is None else list(each.items()) for each in exact], EXACT_TYPE)
     rows = batch.rows.set_column(batch.rows.num_columns - 1, batch.rows.schema.field("_exact"), column)
+    for place, own in enumerate(table.columns[len(ORDERS.columns) :], len(ORDERS.columns)):
+        rows = rows.add_column(place, pa.field(own.name, own.arrow_type), pa.nulls(len(exact), own.arrow_type))
     writer = SpoolWriter(root, at(1))
-    writer.append(replace(step, batches=(replace(batch, rows=rows, counts=batch.counts + counts),)))
+    writer.append(replace(step, batches=(replace(batch, table=table, rows=rows, counts=batch.counts + counts),)))
     writer.seal()
     writer.close()
     return SpoolReader(root).read(at(1), at(10 * len(exact))).tables[ORDERS.name].slices
@@ -53,3 +61,41 @@ def test_values_outside_of_the_wanted_range_do_not_count(tmp_path: Path) -> None
         check_values(ORDERS.name, [replace(whole, after=at(10))], refuse_inexact=True)
     with pytest.raises(UnrepresentableError):
         check_values(ORDERS.name, [replace(whole, upto=at(20))], refuse_inexact=True)
+
+
+def test_table_with_columns_called_as_the_metadata_is_checked_by_the_metadata(tmp_path: Path) -> None:
+    (whole,) = _spooled(tmp_path, [None, {"total": "NaN"}, None], ChangeCounts(inexact=1), NAMESAKE)
+    check_values(ORDERS.name, [replace(whole, after=at(20))], refuse_inexact=True)
+    with pytest.raises(UnrepresentableError, match="'total'"):
+        check_values(ORDERS.name, [replace(whole, after=at(10))], refuse_inexact=True)
+
+
+def test_first_refused_value_comes_with_its_commit(tmp_path: Path) -> None:
+    slices = _spooled(tmp_path, [None, {"total": "NaN"}, {"tags": "{\ufffd}"}], ChangeCounts(inexact=2, unreadable=1))
+    strict, lax = (first_refused(ORDERS.name, slices, refuse_inexact=refuses) for refuses in (True, False))
+    assert strict is not None
+    assert (strict.version, type(strict.error)) == (20, UnrepresentableError)
+    assert lax is not None
+    assert (lax.version, type(lax.error)) == (30, UnreadableTextError)
+
+
+def test_refused_value_of_a_transaction_that_was_written_while_open_comes_with_its_commit(tmp_path: Path) -> None:
+    step = piece(5, (ORDERS, 0))
+    (batch,) = step.batches
+    column = pa.array([[("total", "NaN")]], EXACT_TYPE)
+    rows = batch.rows.set_column(batch.rows.num_columns - 1, batch.rows.schema.field("_exact"), column)
+    writer = SpoolWriter(tmp_path, at(1))
+    writer.append(replace(step, batches=(replace(batch, rows=rows, counts=batch.counts + ChangeCounts(inexact=1)),)))
+    writer.append(committed(5, 40))
+    writer.seal()
+    writer.close()
+    refused = first_refused(ORDERS.name, SpoolReader(tmp_path).read(at(1), at(40)).tables[ORDERS.name].slices, refuse_inexact=True)
+    assert refused is not None
+    assert refused.version == 40
+
+
+def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (whole,) = _spooled(tmp_path, [{"total": "NaN"}], ChangeCounts(inexact=1))
+    whole.path.write_bytes(b"no parquet")
+    with pytest.raises(SpoolCorruptError):
+        check_values(ORDERS.name, [whole], refuse_inexact=True)
