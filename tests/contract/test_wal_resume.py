@@ -142,6 +142,20 @@ def test_close_from_another_thread_ends_a_next_that_waits(wal: WalHarness) -> No
     assert waiting.result(wal.deadline_seconds, "the end") is None
 
 
+def test_every_close_returns_only_when_the_stream_has_let_go(wal: WalHarness) -> None:
+    stream = wal.capture().live()
+    wait_for(lambda: "penstock-receive" in str(wal.open_resources()), "a running stream", wal.open_resources, wal.deadline_seconds)
+    together = threading.Barrier(4)
+
+    def close() -> set[str]:
+        together.wait(wal.deadline_seconds)
+        stream.close()
+        return {thread.name for thread in threading.enumerate()} & {"penstock-capture", "penstock-receive", "penstock-release"}
+
+    closing_threads = [Background(close) for _ in range(4)]
+    assert [each.result(wal.deadline_seconds, "the end of close") for each in closing_threads] == [set()] * 4
+
+
 def test_second_stream_waits_until_the_first_is_closed_and_goes_on_where_it_ended(wal: WalHarness) -> None:
     with closing(wal.capture().live()) as first:
         wal.commit(upsert(wal.table, 1, "x"))

@@ -13,8 +13,9 @@ import pytest
 
 from penstock.capture import spooling
 from penstock.capture.wal import WalCapture
-from penstock.contracts.capture import Change, Delete, Event, Truncate, Upsert
+from penstock.contracts.capture import Change, ChangeStream, Delete, Event, Truncate, Upsert
 from penstock.errors import NoTablesError, SnapshotLostError, UnrepresentableError
+from penstock.position import Position
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
@@ -208,3 +209,39 @@ def test_value_beyond_its_type_ends_the_stream_and_the_snapshot_where_the_policy
             take(stream, 1, wal.deadline_seconds)
     with pytest.raises(UnrepresentableError):
         next(capture.snapshot([wal.table]))
+
+
+def test_value_that_is_refused_ends_the_stream_at_its_transaction_after_all_before_it(wal: WalHarness) -> None:
+    strict = replace(wal.settings, types=TypePolicy(on_unrepresentable="error"))
+    wal.database.execute(f"ALTER TABLE {wal.other} ADD at timestamptz")
+    capture = WalCapture(strict).with_publication_management({wal.table, wal.other}, manage=True)
+    capture.live().close()
+    # All are there before anybody reads, so that one look at the spool may bring them all.
+    wal.database.execute(f"INSERT INTO {wal.table} VALUES (1, 'x'), (2, 'x')")
+    wal.database.execute(f"INSERT INTO {wal.other} VALUES (3, 'x', now())")
+    before = wal.database.query("SELECT pg_current_wal_insert_lsn()::text")[0][0]
+    wal.database.execute(f"BEGIN; INSERT INTO {wal.table} VALUES (4, 'x'); INSERT INTO {wal.other} VALUES (5, 'x', 'infinity'); COMMIT")
+    wal.database.execute(f"INSERT INTO {wal.table} VALUES (6, 'x')")
+
+    def read(*, confirm: bool) -> list[object]:
+        seen: list[object] = []
+
+        def follow(stream: ChangeStream) -> None:
+            while True:
+                (change,) = take(stream, 1, wal.deadline_seconds)
+                assert isinstance(change.event, Upsert)
+                seen.append(change.event.key["id"])
+                if confirm:
+                    change.ack.confirm()
+
+        with closing(capture.live()) as stream, pytest.raises(UnrepresentableError, match=f"column 'at' of {wal.other}"):
+            follow(stream)
+        return seen
+
+    assert read(confirm=False) == [1, 2, 3], "whole transactions before the bad one, whatever their table"
+    assert read(confirm=True) == [1, 2, 3], "nothing was confirmed"
+    assert read(confirm=True) == [], "and now everything that can be"
+    assert wal.confirmed <= Position.parse(before), "the bad transaction is still held"
+    with closing(wal.capture().live()) as stream:
+        changes = take(stream, 3, wal.deadline_seconds)
+    assert [change.event.key["id"] for change in changes if isinstance(change.event, Upsert)] == [4, 5, 6], "once the policy takes it"

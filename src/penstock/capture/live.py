@@ -12,6 +12,8 @@ import threading
 import weakref
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from itertools import takewhile
+from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,8 +26,8 @@ from penstock.contracts.capture import Change, Commit
 from penstock.errors import SpoolError
 from penstock.position import Position
 from penstock.spool.consumers import release, released
-from penstock.spool.reader import SpoolReader
-from penstock.spool.values import check_values
+from penstock.spool.reader import SpoolRange, SpoolReader
+from penstock.spool.values import RefusedValue, first_refused
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +56,8 @@ class LiveChanges:
         watermark = AckWatermark(Position.ZERO)
         releasing = _Releasing(settings.spool, watermark)
         self._is_closed = threading.Event()
+        # Entered again by its own thread when a signal handler closes what is being closed.
+        self._closing = threading.RLock()
         # Neither the threads nor the generator know this object: when the last reference to it goes, everything ends.
         self._changes = _follow(settings, capture, watermark, releasing, self._is_closed)
         self._end = weakref.finalize(self, _end, self._is_closed, self._changes, releasing, capture)
@@ -73,8 +77,12 @@ class LiveChanges:
             raise
 
     def close(self) -> None:
-        """Write down what has been confirmed, tell the server, and let go of slot and spool. Wakes a thread that waits for a change."""
-        self._end()
+        """Write down what has been confirmed, tell the server, and let go of slot and spool. Wakes a thread that waits for a change.
+
+        All that is done when this returns, also where another thread had begun it.
+        """
+        with self._closing:
+            self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -100,8 +108,11 @@ def _follow(
             # Nothing new although the capture says so: reading as far as it says tells what is missing.
             upto = upto if upto > at else capture.end or at
             spooled = reader.read(at, upto)
-            for table in spooled.tables.values():
-                check_values(table.table, table.slices, refuse_inexact=settings.types.refuses_inexact)
+            refused = _first_refused(spooled, settings)
+            if refused is not None:
+                # Nothing is settled beyond the last transaction that goes out, so this one comes again after a restart.
+                yield from _deliver(_before(refused.version, spooled_events(spooled)), at, watermark)
+                raise refused.error
             yield from _deliver(spooled_events(spooled), upto, watermark)
             at = upto
 
@@ -112,6 +123,17 @@ def _begin(reader: SpoolReader, capture: SpoolCapture) -> Position:
     end = capture.end or Position.ZERO
     # Asked after the end: while there is no segment, the end is the start.
     return begun if begun > Position.ZERO else reader.start or end
+
+
+def _first_refused(spooled: SpoolRange, settings: CaptureSettings) -> RefusedValue | None:
+    """The first value of any table that ends the stream."""
+    found = (first_refused(table.table, table.slices, refuse_inexact=settings.types.refuses_inexact) for table in spooled.tables.values())
+    return min(filter(None, found), key=attrgetter("version"), default=None)
+
+
+def _before(version: int, events: Iterator[PlacedEvent]) -> Iterator[PlacedEvent]:
+    """The whole transactions before the commit at `version`."""
+    return takewhile(lambda placed: placed.version < version, events)
 
 
 def _deliver(events: Iterator[PlacedEvent], upto: Position, watermark: AckWatermark) -> Iterator[Change]:

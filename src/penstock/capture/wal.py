@@ -65,6 +65,10 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         Raises at once what stands in the way before the stream exists, a server that cannot be reached among it. `next` raises what stops
         the stream later: a slot that is gone, lost or moved by others, a spool that is full of somebody else's changes, bytes that are not
         the protocol. Its `close` may be called from any thread and ends a `next` that waits.
+
+        A value that cannot be had, or that its type cannot hold where `types.on_unrepresentable` is `error`, ends the stream at its
+        transaction, since one stream carries all tables: every transaction before it is delivered, then `next` raises the error that
+        names table and column. So it does after each restart, until the policy takes the value.
         """
         self._ensure_coverage()
         settings = self.settings

@@ -20,7 +20,8 @@ A value is the same whether a snapshot or the stream brought it: both hand the t
 settings (UTC, ISO dates and intervals, hex bytea, UTF-8, `lc_monetary = C`). The server's own settings do not matter.
 
 What the typed column cannot hold is null there, and its exact text stands in the map column `_exact` of the same row, under the column's
-name. Nothing is rounded or clamped. With `types: {on_unrepresentable: error}` such a value stops its table instead, with `PEN-1411`.
+name. Nothing is rounded or clamped. With `types: {on_unrepresentable: error}` such a value stops its table instead, with `PEN-1411`;
+a `WalCapture` stream, which carries all tables, it stops at its transaction, after every one before it.
 """
 
 _OTHERS = """\

@@ -19,7 +19,7 @@ class TypePolicy:
     numeric: str = "decimal(38,18)"
     """What becomes of numeric without a precision, or with more than 38 digits: `decimal(p,s)`, or `string`."""
     on_unrepresentable: str = "null"
-    """`null`: a value beyond its type is null there and stands in `_exact`. `error`: it stops its table."""
+    """`null`: a value beyond its type is null there and stands in `_exact`. `error`: it stops its table, or a `WalCapture` stream."""
 
     DEFAULT: ClassVar[TypePolicy]
 
