@@ -43,8 +43,9 @@ def test_L06_an_invalidated_slot_is_refused_with_the_servers_reason(reason: str,
         f"the server has invalidated slot shop ({reason}): {words}; what committed after 0/C8 cannot be had any more"
     )
     assert caught.value.hint == (
-        "SELECT pg_drop_replication_slot('shop'); then remove the target tables, their penstock_epochs and the state directory, "
-        "and run again to copy them anew"
+        "SELECT pg_drop_replication_slot('shop'); then copy the tables anew: "
+        "for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "
+        "for a WalCapture, drop the slot, if it is there, remove the spool, and take a new snapshot"
     )
 
 

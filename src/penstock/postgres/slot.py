@@ -39,7 +39,10 @@ PLUGIN = "pgoutput"
 FAILOVER_VERSION = 17
 """The first one that copies slots to standbys."""
 
-COPY_ANEW = "remove the target tables, their penstock_epochs and the state directory, and run again to copy them anew"
+COPY_ANEW = (
+    "copy the tables anew: for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "
+    "for a WalCapture, drop the slot, if it is there, remove the spool, and take a new snapshot"
+)
 _OTHER_NAME = "choose another name under source.slot (the option slot of the Spark source)"
 _NAME = re.compile(r"[a-z0-9_]{1,63}")
 

@@ -26,7 +26,10 @@ from penstock.testing.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database
 from tests.integration.slot.source import DEADLINE_SECONDS, Source, wait_for
 
-COPY_ANEW = "remove the target tables, their penstock_epochs and the state directory, and run again to copy them anew"
+COPY_ANEW = (
+    "copy the tables anew: for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "
+    "for a WalCapture, drop the slot, if it is there, remove the spool, and take a new snapshot"
+)
 
 
 @dataclass

@@ -37,7 +37,10 @@ from tests.fix_postgres import Database, PostgresServer
 from tests.integration.slot.source import BEYOND, DEADLINE_SECONDS, Source, wait_for
 
 OTHER_NAME = "choose another name under source.slot (the option slot of the Spark source)"
-COPY_ANEW = "remove the target tables, their penstock_epochs and the state directory, and run again to copy them anew"
+COPY_ANEW = (
+    "copy the tables anew: for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "
+    "for a WalCapture, drop the slot, if it is there, remove the spool, and take a new snapshot"
+)
 
 
 # --- slots that are not ours (L09) -------------------------------------------------------------------------------------------------
