@@ -31,6 +31,14 @@ class OpenTransaction:
         age = f", open for {self.age_seconds:.0f} s" if self.age_seconds is not None else ""
         return f"{who} in {self.database}{age}, {self.state}"
 
+    @property
+    def remedy(self) -> str:
+        """The statement that ends it; a prepared one's in its own database."""
+        if self.pid is not None:
+            return f"SELECT pg_terminate_backend({self.pid});"
+        escaped = self.name.replace("'", "''")
+        return f"ROLLBACK PREPARED '{escaped}';"
+
 
 @dataclass(frozen=True, slots=True)
 class CaptureLag:

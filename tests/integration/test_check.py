@@ -16,7 +16,15 @@ from rich.console import Console
 
 from penstock.cli.check import print_check
 from penstock.pipeline.check import check_pipeline
+from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.findings import CheckReport, StepState
+from penstock.pipeline.membership import save_memberships
+from penstock.position import Position
+from penstock.postgres.connection import SourceAddress
+from penstock.postgres.slot import current_position
+from penstock.postgres.timeline import identify_system
+from penstock.schema import TableName
+from penstock.sinks.delta_log import KEY, OWNER, SOURCE_OID, application_id, record_position
 from tests.fix_postgres import Database
 from tests.integration.publication.conftest import Roles
 
@@ -120,6 +128,13 @@ def test_C04_a_role_subject_to_policies_never_reads_a_part_of_a_table(shop: Data
     assert "BYPASSRLS" in (caught.value.hint or "")
 
 
+def test_C04_a_role_that_may_not_connect_is_told_what_to_grant(shop: Database, roles: Roles, check: Checker) -> None:
+    plain = roles.create("replication_user")
+    shop.execute(f'REVOKE CONNECT ON DATABASE "{shop.name}" FROM PUBLIC')
+    problem = check(source=_as(shop, plain)).problems[0]
+    assert (problem.code, problem.fix) == ("PEN-1104", f'GRANT CONNECT ON DATABASE "{shop.name}" TO "{plain}";')
+
+
 def test_C04_services_name_their_own_roles(shop: Database, roles: Roles, check: Checker) -> None:
     plain = roles.create("plain")
     shop.execute("CREATE ROLE rds_replication")
@@ -195,6 +210,135 @@ def test_an_open_transaction_that_holds_up_the_slot_is_named_instead_of_waited_f
         assert report.problems[0].fix == f"SELECT pg_terminate_backend({holder.info.backend_pid});"
 
 
+def test_a_prepared_transaction_is_ended_by_the_statement_that_is_named(
+    shop: Database, check: Checker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.check_source.PATIENCE_WAITS", 1)
+    with shop.connect() as holder:
+        holder.execute("INSERT INTO items VALUES (1)")
+        holder.execute("PREPARE TRANSACTION 'it''s'")
+    try:
+        report = check()
+    finally:
+        shop.execute("ROLLBACK PREPARED 'it''s'")
+    assert report.problems[0].fix == "ROLLBACK PREPARED 'it''s';"
+    assert [record.getMessage() for record in caplog.records if "ignored in rollback" in record.getMessage()] == []
+
+
+# --- what earlier runs have left ------------------------------------------------------------------------------------------------
+
+
+class Lake:
+    """The table `orders` as an earlier run left it, with its slot and the record of its epoch."""
+
+    def __init__(self, database: Database, directory: Path) -> None:
+        import pyarrow as pa
+        from deltalake import write_deltalake
+
+        self.pipeline = f"check_{database.name.rsplit('_', 1)[-1]}"
+        self.slot = f"penstock_{self.pipeline}"
+        self._database = database
+        database.execute(f"CREATE PUBLICATION {self.slot} FOR ALL TABLES WITH (publish_via_partition_root = true)")
+        database.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", self.slot)
+        with database.connect() as connection:
+            self.position = current_position(connection)
+        root, oid = directory / "lake", database.query("SELECT 'orders'::regclass::oid")[0][0]
+        properties = {OWNER: self.pipeline, KEY: '["id"]', SOURCE_OID: str(oid)}
+        rows = pa.table({"id": pa.array([1], pa.int32()), "v": ["a"], "_exact": pa.array([None], pa.map_(pa.string(), pa.string()))})
+        write_deltalake(str(root / "public" / "orders"), rows)
+        _set_properties(root / "public" / "orders", properties)
+        name = TableName("public", "orders")
+        record_position(root / "public" / "orders", application_id(self.pipeline, name), self.position)
+        EpochLog(root, self.pipeline).record(Epoch(1, self.position, None, str(identify_system(SourceAddress.parse(database.dsn)))))
+
+    def drop_slot(self) -> None:
+        self._database.query("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", self.slot)
+
+
+def _set_properties(table: Path, properties: dict[str, str]) -> None:
+    """Spark lets a table have properties of its own; delta-rs writes none but Delta's."""
+    first = table / "_delta_log" / f"{0:020}.json"
+    actions = [json.loads(line) for line in first.read_text().splitlines()]
+    for action in actions:
+        if "metaData" in action:
+            action["metaData"]["configuration"] = properties
+    first.write_text("".join(json.dumps(action) + "\n" for action in actions))
+
+
+@pytest.fixture
+def lake(shop: Database, tmp_path: Path) -> Iterator[Lake]:
+    made = Lake(shop, tmp_path)
+    yield made
+    made.drop_slot()
+
+
+def test_a_run_that_can_go_on_is_ready(check: Checker, lake: Lake) -> None:
+    report = check()
+    assert report.problems == []
+    assert f"recorded up to {lake.position}" in {step.name: step for step in report.steps}["continuity"].detail
+
+
+def test_L01_a_slot_that_is_gone_under_filled_targets_is_a_problem(check: Checker, lake: Lake) -> None:
+    lake.drop_slot()
+    report = check()
+    assert (report.exit_code, [(finding.step, finding.code) for finding in report.problems]) == (3, [("continuity", "PEN-1201")])
+
+
+def test_a_slot_that_is_past_the_targets_is_a_problem(shop: Database, check: Checker, lake: Lake) -> None:
+    shop.execute("INSERT INTO items VALUES (7)")
+    shop.query("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", lake.slot)
+    assert [finding.code for finding in check().problems] == ["PEN-1205"]
+
+
+def test_a_table_that_changed_its_columns_since_it_was_copied_is_a_problem(shop: Database, check: Checker, lake: Lake) -> None:
+    shop.execute("ALTER TABLE orders ADD COLUMN extra int")
+    problem = check().problems[0]
+    assert (problem.code, [str(table) for table in problem.tables]) == ("PEN-1403", ["public.orders"])
+    assert "lake/public/orders" in (problem.fix or "")
+
+
+def test_P08_a_table_that_left_the_publication_since_it_was_copied_is_a_problem(
+    shop: Database, check: Checker, lake: Lake, tmp_path: Path
+) -> None:
+    for publication, recorded in (("items, parted", {}), ("orders, items, parted", {TableName("public", "orders"): "1/2"})):
+        save_memberships(tmp_path / "state", recorded)
+        shop.execute(f"DROP PUBLICATION {lake.slot}")
+        shop.execute(f"CREATE PUBLICATION {lake.slot} FOR TABLE {publication} WITH (publish_via_partition_root = true)")
+        found = [(finding.code, [str(table) for table in finding.tables]) for finding in check().problems]
+        assert found == [("PEN-3002", ["public.orders"])], publication
+
+
+def test_targets_of_another_system_are_a_problem(shop: Database, check: Checker, lake: Lake, tmp_path: Path) -> None:
+    EpochLog(tmp_path / "lake", lake.pipeline).record(Epoch(2, Position.of(lake.position.value + 1), None, "7/1"))
+    assert [finding.code for finding in check().problems] == ["PEN-1206"]
+
+
+@pytest.mark.versions(16)
+def test_failover_on_a_server_that_has_none_is_a_problem(shop: Database, check: Checker) -> None:
+    assert "PEN-1216" in {finding.code for finding in check(source={"dsn": shop.dsn, "failover": True}).problems}
+
+
+def test_a_catalog_view_that_may_not_be_read_stops_one_step_only(shop: Database, roles: Roles, check: Checker) -> None:
+    reader = roles.create("reader", "REPLICATION IN ROLE pg_read_all_data")
+    shop.execute("REVOKE SELECT ON pg_publication_tables FROM PUBLIC; REVOKE SELECT ON pg_publication_tables FROM pg_read_all_data")
+    report = check(source=_as(shop, reader))
+    assert report.exit_code == 3
+    assert "PEN-1104" in {finding.code for finding in report.problems}
+    assert {step.name: step.state for step in report.steps}["replication"] is StepState.OK
+
+
+def test_a_check_imports_no_spark(shop: Database, lake: Lake, tmp_path: Path) -> None:
+    path = _write(shop, tmp_path, {})
+    code = f"import sys; from pathlib import Path; from penstock.pipeline.check import check_pipeline as c; c(Path({str(path)!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; assert 'pyspark' not in sys.modules"],
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0
+
+
 def test_nothing_selected_is_a_matter_of_configuration(check: Checker) -> None:
     report = check(tables=["nothing.*"])
     assert (report.exit_code, [finding.code for finding in report.problems]) == (2, ["PEN-1401"])
@@ -209,9 +353,11 @@ def test_C02_a_source_that_cannot_be_reached_does_not_end_the_check(check: Check
 
 
 @pytest.mark.parametrize("broken", ["state", "sink"])
-def test_a_place_that_cannot_be_written_to_is_named(check: Checker, tmp_path: Path, broken: str) -> None:
+@pytest.mark.parametrize("below", ["file", "n" * 300])
+def test_a_place_that_cannot_be_written_to_is_named(check: Checker, tmp_path: Path, broken: str, below: str) -> None:
+    """A name too long for the disk is refused to the question whether it is there, as one below a directory that is closed to us is."""
     (tmp_path / "file").write_text("in the way")
-    place = str(tmp_path / "file" / "below")
+    place = str(tmp_path / below / "below")
     report = check(**({"state": place} if broken == "state" else {"sink": {"delta": {"path": place}}}))
     assert (report.exit_code, [finding.code for finding in report.problems]) == (3, ["PEN-1003"])
     assert place in report.problems[0].what

@@ -6,8 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.main import exit_code
-from penstock.errors import AuthenticationError, ConfigError, PenstockError, SlotLostError
+from penstock.errors import (
+    AuthenticationError,
+    ConfigError,
+    PenstockError,
+    PublicationError,
+    ServerUnfitError,
+    SlotFailoverError,
+    SlotLimitError,
+    SlotLostError,
+    SpoolCorruptError,
+    StandbyError,
+)
+from penstock.pipeline.findings import CheckReport, Step, exit_code
 
 
 def _penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -34,12 +45,21 @@ def test_a_missing_configuration_is_one_message_and_exit_2(tmp_path: Path, comma
     [
         (ConfigError("x"), 2),
         (AuthenticationError("x"), 3),
-        (SlotLostError("x"), 1),
+        (SlotLostError("x"), 3),
+        (PublicationError("x"), 3),
+        (ServerUnfitError("x"), 3),
+        (SlotLimitError("x"), 3),
+        (StandbyError("x"), 3),
+        (SlotFailoverError("x"), 3),
+        (SpoolCorruptError("x"), 1),
         (PenstockError("x"), 1),
     ],
 )
 def test_exit_codes_tell_configuration_environment_and_runtime_apart(error: PenstockError, code: int) -> None:
-    assert exit_code(error) == code
+    assert exit_code(error.code) == code
+    step = Step("any")
+    step.problem(error)
+    assert CheckReport("shop", [step]).exit_code == (2 if code == 2 else 3)
 
 
 def test_check_reports_a_missing_configuration_like_any_other_problem(tmp_path: Path) -> None:
@@ -47,3 +67,10 @@ def test_check_reports_a_missing_configuration_like_any_other_problem(tmp_path: 
     assert result.returncode == 2
     assert "PEN-1001" in result.stdout
     assert "Traceback" not in result.stderr
+
+
+def test_a_run_ends_with_the_same_code_as_the_check(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.yaml"
+    dsn = "postgresql://cdc@127.0.0.1:1/shop?connect_timeout=2"
+    path.write_text(f"pipeline: shop\nsource: {{dsn: '{dsn}', password: {{file: none}}}}\ntables: [a.b]\nsink: {{delta: {{path: lake}}}}\n")
+    assert _penstock("check", str(path)).returncode == _penstock("run", str(path)).returncode == 2

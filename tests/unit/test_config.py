@@ -157,3 +157,44 @@ def test_what_follows_a_value_beyond_its_type_reaches_the_capture(tmp_path: Path
 def test_a_policy_about_types_that_makes_no_sense_is_refused(tmp_path: Path, types: str) -> None:
     with pytest.raises(ConfigError, match="types"):
         _load(tmp_path, MINIMAL + f"types: {types}\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "source:\n  dsn: postgresql://u:s3cretpw@h/db: x\n",
+        'source:\n  dsn: "postgresql://u:s3cretpw@h/db\n  password: x\n',
+        "source:\n  dsn: {postgresql://u:s3cretpw@h/db\n",
+        "source:\n  password: *s3cretpw\n",
+        "source:\n  password: !s3cretpw\n",
+        "source:\n  password: !s3cretpw!x y\n",
+        'source:\n  password: {env: "\x00s3cretpw"}\n',
+        "source: {postgresql://u:s3cretpw@h/db: }\n",
+        "source: {password: {s3cretpw: x}}\n",
+        "source: {password: s3cretpw}\n",
+        "source: {dsn: {s3cretpw@: s3cretpw}}\n",
+    ],
+)
+def test_C03_a_file_that_cannot_be_read_shows_nothing_of_what_stands_in_it(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, "pipeline: t\n" + text)
+    assert "s3cretpw" not in str(caught.value)
+
+
+def test_a_fault_in_the_file_is_named_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="mapping values are not allowed here, line 3, column 36"):
+        _load(tmp_path, "pipeline: t\nsource:\n  dsn: postgresql://u:s3cretpw@h/db: x\n")
+
+
+def test_what_is_not_utf8_or_not_a_date_is_an_error_of_ours(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.yaml"
+    path.write_bytes(MINIMAL.encode() + b"state: caf\xe9\n")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        load_config(path)
+    with pytest.raises(ConfigError):
+        _load(tmp_path, MINIMAL + "state: 2020-99-99\n")
+    (tmp_path / "password").write_bytes(b"s3cret\xff")
+    config = _load(tmp_path, MINIMAL.replace('5433/shop"', '5433/shop", password: {file: password}'))
+    with pytest.raises(SecretError, match="is not UTF-8") as caught:
+        config.source.address()
+    assert "s3cret" not in str(caught.value)

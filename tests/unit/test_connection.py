@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import AuthenticationError, ConnectionLostError, PenstockError, SenderLimitError
+from penstock.errors import AuthenticationError, ConnectionLostError, PenstockError, PrivilegeError, SenderLimitError
 from penstock.postgres.connection import SourceAddress, connect, connect_replication
 
 STUB = Path(__file__).parents[1] / "refusing_server.py"
@@ -39,6 +39,12 @@ def refusal(severity: str, code: str, message: str) -> Iterator[SourceAddress]:
         ("ВАЖНО", "28P01", 'пользователь "cdc" не прошёл проверку подлинности', AuthenticationError),
         ("ÖLÜMCÜL (FATAL)", "28000", "rol yok", AuthenticationError),
         ("致命错误", "3D000", '数据库 "shop" 不存在', AuthenticationError),
+        ("FATAL", "28P01", 'password authentication failed for user "replication_user"', AuthenticationError),
+        ("FATAL", "3D000", 'database "REPLICATION" does not exist', AuthenticationError),
+        ("FATAL", "28P01", "Passwort-Authentifizierung für Benutzer »REPLICATION« fehlgeschlagen", AuthenticationError),
+        ("FATAL", "28000", 'no pg_hba.conf entry for replication connection from host "::1", user "cdc"', AuthenticationError),
+        ("FATAL", "42501", "must be superuser or replication role to start walsender", PrivilegeError),
+        ("FATAL", "42501", "permission denied to start WAL sender", PrivilegeError),
     ],
 )
 def test_C02_a_refusal_is_told_from_a_server_that_cannot_answer_yet(

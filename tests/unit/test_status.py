@@ -11,6 +11,7 @@ from rich.console import Console
 from penstock.cli.status import print_status
 from penstock.errors import SlotBusyError
 from penstock.lag import CaptureLag, OpenTransaction
+from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.status import PipelineStatus
 from penstock.position import Lsn, Position
 from penstock.postgres.slot import Slot
@@ -28,8 +29,12 @@ def status(capture: CaptureStatus) -> PipelineStatus:
 
 
 def printed(capture: CaptureStatus) -> str:
+    return shown(status(capture))
+
+
+def shown(found: PipelineStatus) -> str:
     out = io.StringIO()
-    print_status(status(capture), Console(file=out, width=200))
+    print_status(found, Console(file=out, width=200))
     return out.getvalue()
 
 
@@ -64,3 +69,19 @@ def test_H06_programs_get_the_same_as_people() -> None:
     )
     assert capture["open_transactions"][0]["pid"] == 4711
     assert (capture["confirms"], capture["confirmed"]) == ("spooled", "0/50")
+
+
+def test_a_capture_whose_process_is_gone_has_stopped_whatever_it_wrote_last() -> None:
+    dead = replace(status(replace(CAPTURE, waits_for=(REPORT,))), is_capturing=False)
+    assert "capture    stopped, sealed" in shown(dead)
+    assert "the slot is created once" not in shown(dead)
+    document = dead.as_document()["capture"]
+    assert isinstance(document, dict)
+    assert document["state"] == "stopped"
+
+
+def test_L01_a_slot_that_is_gone_under_recorded_epochs_is_a_warning() -> None:
+    gone = replace(status(CAPTURE), epoch=Epoch(3, Position.of(80), NOW, "7/1"), slot=None)
+    assert gone.warnings[0].startswith("slot penstock_shop is gone, and the targets hold only what committed up to 0/50")
+    assert "warning    slot penstock_shop is gone" in shown(gone)
+    assert replace(gone, epoch=None).warnings == replace(gone, source_error="no answer").warnings == LAG.warnings

@@ -16,7 +16,7 @@ from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.base import Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
-from penstock.sinks.names import folds_case
+from penstock.sinks.directories import folds_case
 
 GOOD, BAD = TableName("public", "good"), TableName("public", "bad")
 

@@ -1,6 +1,6 @@
 """`penstock`: check, run, status, verify, demo.
 
-Exit codes: 0 ok, 1 runtime, 2 configuration, 3 environment, 4 source and target differ, 130 interrupted.
+Exit codes: 0 ok, 1 runtime, 2 configuration, 3 source or machine, 4 source and target differ, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -15,17 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from penstock.errors import (
-    AuthenticationError,
-    ConfigError,
-    ConnectionLostError,
-    EnvironmentUnfitError,
-    NoTablesError,
-    PenstockError,
-    PrivilegeError,
-    SecretError,
-    WalLevelError,
-)
+from penstock.errors import PenstockError
 
 app = typer.Typer(
     add_completion=False,
@@ -33,9 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # it would print local variables, secrets among them
     help="Mirror Postgres tables into a lakehouse, on Spark.",
 )
-
-_CONFIGURATION = (ConfigError, SecretError, NoTablesError)
-_ENVIRONMENT = (EnvironmentUnfitError, AuthenticationError, ConnectionLostError, PrivilegeError, WalLevelError)
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="the pipeline's YAML file", show_default=False)]
 
@@ -53,7 +40,7 @@ def run(
 
 @app.command()
 def check(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
-    """Try everything that a run will do, leave nothing behind, and list all problems with their fixes. Exit 0 ready, 2 or 3 not."""
+    """Try what a run needs before its first row, leave nothing behind, and list all problems with their fixes. Exit 0 ready, 2 or 3 not."""
     from penstock.cli.check import print_check
     from penstock.pipeline.check import check_pipeline
 
@@ -105,13 +92,9 @@ def main() -> None:
         app(standalone_mode=True)
     except PenstockError as error:
         Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        sys.exit(exit_code(error))
+        from penstock.pipeline.findings import exit_code
 
-
-def exit_code(error: PenstockError) -> int:
-    if isinstance(error, _CONFIGURATION):
-        return 2
-    return 3 if isinstance(error, _ENVIRONMENT) else 1
+        sys.exit(exit_code(error.code))
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def _facts(status: PipelineStatus) -> list[tuple[str, str]]:
         capture = status.capture
         trouble = f" ({capture.failure.code}: {capture.failure.message})" if capture.failure else ""
         rows = f"{capture.rows_total:,} rows, confirms what is {capture.confirms}"
-        facts.append(("capture", f"{capture.state}{trouble}, sealed {capture.sealed}, {rows}"))
+        facts.append(("capture", f"{status.capture_state}{trouble}, sealed {capture.sealed}, {rows}"))
         facts += [("fix", capture.failure.hint)] if capture.failure and capture.failure.hint else []
     facts.append(("spool", f"{_bytes(status.spool_bytes)} in {status.spool_segments} segments"))
     facts += [("warning", each) for each in status.warnings]

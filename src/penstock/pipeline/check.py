@@ -1,8 +1,8 @@
-"""`check_pipeline`: tries everything that a run will do, and names all that is in its way at once.
+"""`check_pipeline`: tries what a run needs before its first row, and names all that is in its way at once.
 
 It takes the real actions where that is possible without a trace: connections are opened, a temporary slot is made, the publication is
-created and rolled back, a block of each table is read as a snapshot reads it, files and a table are written and removed again. No Spark
-session is started, and nothing is left behind.
+created and rolled back, a block of each table is read as a snapshot reads it, files and a table are written and removed again; what earlier
+runs have left is looked at as a run would. No Spark session is started, and nothing is left behind.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def _write_table(path: Path) -> None:
 @contextmanager
 def _place(path: Path) -> Iterator[Path]:
     """The directory, for the length of the block; what had to be created for it is removed again."""
-    created = [each for each in (path, *path.parents) if not each.exists()]
     try:
+        created = [each for each in (path, *path.parents) if not each.exists()]
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentUnfitError(

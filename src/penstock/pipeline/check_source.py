@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -11,16 +11,17 @@ from penstock.capture.blockers import outside_kind
 from penstock.capture.provision import plan_coverage
 from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError
 from penstock.lag import OpenTransaction
+from penstock.pipeline.check_targets import check_continuing
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.findings import Step
 from penstock.pipeline.tables import Selection, select_tables
 from penstock.postgres.catalog import inspect_outside
 from penstock.postgres.chunks import plan_chunks, probe_chunks
-from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command
+from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command, source_errors
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
 from penstock.postgres.limits import Limits, check_room, check_version, inspect_limits
 from penstock.postgres.privileges import Role, inspect_role, inspect_unreadable
-from penstock.postgres.slot import check_server, check_slot, inspect_server, inspect_slot
+from penstock.postgres.slot import check_failover, check_server, check_slot, inspect_server, inspect_slot
 from penstock.schema import TableName
 
 PATIENCE_WAITS = 5
@@ -29,17 +30,16 @@ PATIENCE_WAITS = 5
 _ONE_CHUNK_BYTES = 1 << 40
 _SHORT_SENDER_TIMEOUT_MS = 5_000
 _SMALL_DECODING_MEMORY_KB = 4_096
-_STEPS = ("server", "replication", "slot", "tables", "publication", "reading")
+_STEPS = ("server", "replication", "slot", "tables", "publication", "reading", "continuity")
 
 
 def check_source(config: PipelineConfig, address: SourceAddress) -> list[Step]:
     connection_step = Step("connection", address.describe())
-    with ExitStack() as stack:
-        try:
-            connection = stack.enter_context(connect(address, "penstock check"))
+    try:
+        with connect(address, "penstock check") as connection:
             return [connection_step, *_SourceCheck(config, address, connection).run()]
-        except PenstockError as error:
-            connection_step.problem(error)
+    except PenstockError as error:
+        connection_step.problem(error)
     return [connection_step, *(Step(name, is_skipped=True) for name in _STEPS)]
 
 
@@ -51,44 +51,69 @@ class _SourceCheck:
         self._address = address
         self._connection = connection
         self._role: Role = inspect_role(connection)
+        self._snapshot: ExportedSnapshot | None = None
+        self._selection: Selection | None = None
+        self._can_replicate = False
+        self._can_decode = False
+        self._is_slot_sound = False
 
     def run(self) -> list[Step]:
-        server, replication = self._server(), self._replication()
         with ExitStack() as stack:
-            slot, snapshot = self._slot(stack, can_decode=not replication.problems and not server.problems)
-            tables, selection = self._tables()
-            publication = self._publication(selection)
-            reading = self._reading(selection, snapshot)
-        return [server, replication, slot, tables, publication, reading]
+            return [
+                self._try("server", self._server),
+                self._try("replication", self._replication),
+                self._try("slot", lambda step: self._slot(step, stack)),
+                self._try("tables", self._tables),
+                self._try("publication", self._with_selection(self._publication)),
+                self._try("reading", self._with_selection(self._reading)),
+                self._try("continuity", self._with_selection(self._continuity)),
+            ]
 
-    def _server(self) -> Step:
+    def _try(self, name: str, action: Callable[[Step], None]) -> Step:
+        """Whatever stops one step, a view that may not be read too, the others are still tried."""
+        step = Step(name)
+        with step.catching(), source_errors(f"checking {name}"):
+            action(step)
+        return step
+
+    def _with_selection(self, action: Callable[[Step, Selection], None]) -> Callable[[Step], None]:
+        def run(step: Step) -> None:
+            if self._selection is None:
+                step.is_skipped = True
+            else:
+                action(step, self._selection)
+
+        return run
+
+    def _server(self, step: Step) -> None:
         limits = inspect_limits(self._connection)
-        step = Step("server", f"Postgres {limits.version}")
+        step.detail = f"Postgres {limits.version}"
         with step.catching():
             check_version(limits.version_number)
         with step.catching():
             check_server(inspect_server(self._connection))
         with step.catching():
             check_room(limits, has_slot=inspect_slot(self._connection, self._config.slot) is not None)
+        with step.catching():
+            check_failover(self._config.source.failover, limits.version_number)
         _warn_of_settings(step, limits)
-        return step
+        self._can_decode = not step.problems
 
-    def _replication(self) -> Step:
-        step = Step("replication")
+    def _replication(self, step: Step) -> None:
         try:
             with connect_replication(self._address, "penstock check") as connection:
                 identifier, timeline, *_ = replication_command(connection, "IDENTIFY_SYSTEM", "identifying the server")
             step.detail = f"system {identifier}, timeline {timeline}"
+            self._can_replicate = True
         except PrivilegeError as error:
             step.problem(PrivilegeError(error.message, hint=self._role.replication_grant()))
         except PenstockError as error:
             step.problem(error)
-        return step
 
-    def _slot(self, stack: ExitStack, *, can_decode: bool) -> tuple[Step, ExportedSnapshot | None]:
+    def _slot(self, step: Step, stack: ExitStack) -> None:
         """The slot that is there, and a temporary one such as every snapshot needs; that one lasts as long as `stack`."""
         name = self._config.slot
-        step = Step("slot", f"{name} will be created")
+        step.detail = f"{name} will be created"
         with step.catching():
             slot = inspect_slot(self._connection, name)
             if slot is not None:
@@ -96,17 +121,15 @@ class _SourceCheck:
                 check_slot(slot, self._role.database)
                 if slot.active_pid is not None:
                     step.warn("slot-in-use", f"slot {name} is being read by server process {slot.active_pid}: a run may be under way")
-        snapshot: ExportedSnapshot | None = None
-        if not can_decode:
+            self._is_slot_sound = True
+        if not (self._can_replicate and self._can_decode):
             step.is_skipped = True
         else:
             with step.catching():
-                snapshot = stack.enter_context(export_snapshot(self._address, _Patience()))
-        return step, snapshot
+                self._snapshot = stack.enter_context(export_snapshot(self._address, _Patience()))
 
-    def _tables(self) -> tuple[Step, Selection]:
+    def _tables(self, step: Step) -> None:
         config = self._config
-        step = Step("tables")
         selection = select_tables(self._connection, config)
         step.detail = f"{len(selection.tables):,} selected"
         if not selection.tables:
@@ -114,9 +137,9 @@ class _SourceCheck:
             step.problem(NoTablesError(reason, hint="check tables: in the configuration"))
         for name, error in selection.refused.items():
             step.problem(error, name)
+        self._selection = selection
         self._warn_of_ignored(step)
         _warn_of_twins(step, selection.tables)
-        return step, selection
 
     def _warn_of_ignored(self, step: Step) -> None:
         named = set(self._config.named_tables)
@@ -129,13 +152,12 @@ class _SourceCheck:
             verb = "are" if len(names) > 1 else "is"
             step.warn("ignored", f"{listed} {verb} ignored: {what}, whose changes do not enter the log", "exclude by pattern", names)
 
-    def _publication(self, selection: Selection) -> Step:
-        name = self._config.publication
-        step = Step("publication", name)
+    def _publication(self, step: Step, selection: Selection) -> None:
+        name = step.detail = self._config.publication
         wanted = [table for table in selection.tables if table not in selection.refused]
         if not wanted:
             step.is_skipped = True
-            return step
+            return
         plan = plan_coverage(self._connection, name, wanted)
         for blocker in plan.report.blockers:
             step.problem(blocker)
@@ -145,10 +167,9 @@ class _SourceCheck:
                 plan.addition.run(self._connection, keep=False)
         elif plan.report.satisfied:
             step.detail = f"{name} holds every table"
-        return step
 
-    def _reading(self, selection: Selection, snapshot: ExportedSnapshot | None) -> Step:
-        step = Step("reading")
+    def _reading(self, step: Step, selection: Selection) -> None:
+        snapshot = self._snapshot
         wanted = [table for name, table in selection.tables.items() if name not in selection.refused]
         unreadable = inspect_unreadable(self._connection, {table.oid: selection.schemas[table.name].column_names for table in wanted})
         for each in unreadable:
@@ -156,7 +177,7 @@ class _SourceCheck:
                 step.problem(error, each.table)
         if snapshot is None:
             step.is_skipped = True
-            return step
+            return
         refused = {each.table for each in unreadable}
         chunks = []
         for table in wanted:
@@ -165,7 +186,12 @@ class _SourceCheck:
         for heap, failure in probe_chunks(self._address, snapshot.name, chunks).items():
             step.problem(failure, heap)
         step.detail = f"the first block of {len(chunks):,} tables"
-        return step
+
+    def _continuity(self, step: Step, selection: Selection) -> None:
+        if self._can_replicate and self._is_slot_sound:
+            check_continuing(step, self._config, self._address, self._connection, selection)
+        else:
+            step.is_skipped = True
 
 
 class _Patience:
@@ -178,10 +204,7 @@ class _Patience:
         self._waits += 1
         if self._waits >= PATIENCE_WAITS:
             who = "; ".join(each.describe() for each in transactions) or "a transaction"
-            fixes = " ".join(
-                f"ROLLBACK PREPARED '{each.name}';" if each.pid is None else f"SELECT pg_terminate_backend({each.pid});"
-                for each in transactions
-            )
+            fixes = " ".join(each.remedy for each in transactions)
             raise LockWaitError(f"a slot cannot be made while a transaction stays open: {who}", hint=fixes or None)
 
 

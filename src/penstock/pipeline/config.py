@@ -26,6 +26,8 @@ from penstock.secret import Secret
 
 _PIPELINE = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|millisecond|s|second|min|minute|h|hour)s?\s*")
+_KEY = re.compile(r"\w{1,40}")
+_YAML_NAME = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 _SECONDS = {"ms": 0.001, "millisecond": 0.001, "s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
 
 
@@ -56,6 +58,8 @@ class FileReference(_Model):
         except OSError as error:
             reason = f"the secret file {self.file} cannot be read: {error.strerror}"
             raise SecretError(reason, hint="check the path and its permissions") from error
+        except UnicodeDecodeError as error:
+            raise SecretError(f"the secret file {self.file} is not UTF-8", hint="write the secret as text in UTF-8") from error
 
 
 class TlsConfig(_Model):
@@ -97,8 +101,11 @@ class SourceConfig(_Model):
 class TableRule(_Model):
     """Which tables are mirrored: one by name, or all that match a pattern."""
 
-    table: str | None = Field(None, description="schema.table, quoted as in SQL where need be")
-    match: str | None = Field(None, description="pattern over schema.table, with * and ?; case counts")
+    table: str | None = Field(
+        None,
+        description="schema.table, quoted as in SQL where need be; a rule of plain text is this, or `match` if it has `*`, `?` or `[`",
+    )
+    match: str | None = Field(None, description="pattern over schema.table, with `*`, `?` and `[…]`; case counts")
     exclude: tuple[str, ...] = Field((), description="patterns that take tables out again")
 
     @model_validator(mode="before")
@@ -272,15 +279,32 @@ def load_config(path: Path) -> PipelineConfig:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", hint="give the path of the pipeline's YAML file") from error
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path} is not YAML: {reason}", hint="check the indentation at the place it names") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8: byte {error.start + 1} belongs to no character", hint="save the file as UTF-8") from error
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a plain ValueError
+        raise ConfigError(f"{path} is not YAML: {_yaml_problem(error)}", hint="check quotes and indentation there") from error
     try:
         config = PipelineConfig.model_validate(document)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, each['loc'])) or 'file'}: {each['msg']}" for each in error.errors(include_input=False))
+        problems = "; ".join(f"{_place(each['loc'])}: {each['msg']}" for each in error.errors(include_input=False))
         raise ConfigError(f"{path} is not a pipeline configuration: {problems}", hint="mend the keys named above") from error
     return _resolved(config, path.absolute().parent)
+
+
+def _yaml_problem(error: Exception) -> str:
+    """What is wrong and where, without the text itself: a line that cannot be read may well be the one with the password."""
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return "a character or a value in it cannot be read"
+    problem = _YAML_NAME.sub(r"\1", error.problem or error.context or "it cannot be read")
+    mark = error.problem_mark or error.context_mark
+    return problem if mark is None else f"{problem}, line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _place(location: tuple[str | int, ...]) -> str:
+    """A key of ours by its name. What stands where a key should be may be anything, a password too."""
+    if "password" in location:
+        location = location[: location.index("password") + 1]
+    return ".".join(str(part) if isinstance(part, int) or _KEY.fullmatch(part) else "…" for part in location) or "file"
 
 
 def _resolved(config: PipelineConfig, base: Path) -> PipelineConfig:

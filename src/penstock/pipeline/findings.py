@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from penstock.contracts.provisioning import Blocker
-from penstock.errors import ConfigError, NoTablesError, PenstockError, SecretError
+from penstock.errors import ConfigError, EnvironmentUnfitError, NoTablesError, PenstockError, SecretError
 from penstock.schema import TableName
 
 _CONFIGURATION = frozenset({ConfigError.code, SecretError.code, NoTablesError.code})
+_SOURCE = ("PEN-11", "PEN-12", "PEN-14")  # connection and server, slot, tables
+
+
+def exit_code(code: str) -> int:
+    """Of the process that ends with this error: 2 the configuration is to be mended, 3 the source or this machine, 1 all else."""
+    if code in _CONFIGURATION:
+        return 2
+    return 3 if code == EnvironmentUnfitError.code or code.startswith(_SOURCE) else 1
 
 
 class StepState(StrEnum):
@@ -93,8 +101,8 @@ class CheckReport:
     @property
     def exit_code(self) -> int:
         """0 ready to run, 2 the configuration is to be mended, 3 the source or this machine."""
-        codes = {finding.code for finding in self.problems}
-        if codes & _CONFIGURATION:
+        codes = {exit_code(finding.code) for finding in self.problems}
+        if 2 in codes:
             return 2
         return 3 if codes else 0
 

@@ -21,9 +21,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.capture.continuity import check_system
 from penstock.capture.provision import ensure_capture, inspect_coverage
-from penstock.errors import NoTablesError, PenstockError, Recovery, SlotMissingError, SpoolLockedError, SystemChangedError, parse_error
+from penstock.errors import NoTablesError, PenstockError, Recovery, SpoolLockedError, parse_error
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.config import PipelineConfig
@@ -31,8 +30,9 @@ from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot import SnapshotCoordinator
+from penstock.pipeline.standing import check_log, check_origin
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished, inspect_pipeline, select_tables
+from penstock.pipeline.tables import Tables, fail_blocked, fail_unpublished, inspect_pipeline, select_tables
 from penstock.pipeline.verify import Comparison, compare_tables
 from penstock.position import Position
 from penstock.postgres.connection import connect
@@ -44,7 +44,6 @@ from penstock.sinks.delta import DeltaSink
 from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
 from penstock.spool.lock import SpoolLock
-from penstock.spool.reader import SpoolReader
 from penstock.spool.status import load_status
 
 _log = logging.getLogger(__name__)
@@ -148,13 +147,9 @@ class Pipeline:
             check_server(inspect_server(connection))
             tables = inspect_pipeline(select_tables(connection, config), self._sink, last)
             slot = inspect_slot(connection, config.slot)
-            if last is not None:
-                held = max(last.position, *tables.filled.values(), Position.ZERO)
-                check_system(self._address, system, SystemIdentity.parse(last.system), held, slot=slot, name=config.slot)
+            check_origin(self._address, config, tables, last, system=system, slot=slot)
             if not tables.sources:
                 raise NoTablesError(f"no table of {self._address.describe()} is selected", hint="check tables: in the configuration")
-            if tables.filled and slot is None:
-                raise self._slot_missing()
         if tables.capturable:
             fail_blocked(tables, inspect_coverage(self._address, config.publication, tables.capturable))
             _, added = ensure_capture(
@@ -181,23 +176,9 @@ class Pipeline:
         save_memberships(self._config.state, fail_rejoined(tables, recorded, found, self._sink.describe))
 
     def _check_log(self, tables: Tables) -> None:
-        """Everything after what each table holds must still be there to be had. A snapshot takes long: it is asked again afterwards."""
-        config = self._config
+        """A snapshot takes long: it is asked again afterwards."""
         with connect(self._address) as connection:
-            slot = inspect_slot(connection, config.slot)
-            server = current_position(connection)
-        if slot is None:
-            raise self._slot_missing()
-        ahead = [name for name, applied in tables.filled.items() if applied > server]
-        if ahead:
-            raise SystemChangedError(
-                f"{self._sink.describe(ahead[0])} holds changes up to {tables.filled[ahead[0]]}, and the server is only at {server}",
-                hint="the server was restored to an earlier time: remove the targets and the state directory to start anew",
-            )
-        reader = SpoolReader(config.spool)
-        start, end = reader.start, reader.end
-        ground = (start, end) if start is not None and end is not None else None
-        fail_over_holes(tables, ground, slot.confirmed, config.slot, self._sink.describe)
+            check_log(connection, self._config, tables, self._sink.describe)
 
     def _tell_wait(self, blockers: Sequence[OpenTransaction]) -> None:
         """The slot's creation waits for transactions that were open before it."""
@@ -205,12 +186,6 @@ class Pipeline:
         if blockers and reason.partition(",")[0] != (self._trouble or "").partition(",")[0]:
             self._observer.interrupted(reason, 0.0)
             self._trouble = reason
-
-    def _slot_missing(self) -> SlotMissingError:
-        return SlotMissingError(
-            f"slot {self._config.slot} is gone: what committed since the targets were last updated cannot be had any more",
-            hint=f"remove {self._root} and {self._config.state}, and run again to copy the tables anew",
-        )
 
     def _copy(self, tables: Tables) -> None:
         """Snapshot what has none. Its changes wait in the slot meanwhile."""

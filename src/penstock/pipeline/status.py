@@ -10,7 +10,8 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.position import Position
 from penstock.postgres.connection import connect
-from penstock.postgres.slot import Slot, current_position, inspect_slot
+from penstock.postgres.slot import COPY_ANEW, Slot, current_position, inspect_slot
+from penstock.spool.lock import is_locked
 from penstock.spool.reader import SpoolReader
 from penstock.spool.retention import spool_bytes
 from penstock.spool.status import CaptureStatus, load_status
@@ -31,6 +32,15 @@ class PipelineStatus:
     server: Position | None
     source_error: str | None
     """Why the server could not be asked; all else is still told."""
+    is_capturing: bool = True
+    """Whether the process that wrote `capture` still holds the spool."""
+
+    @property
+    def capture_state(self) -> str | None:
+        """The heartbeat's word, as long as the heart beats."""
+        if self.capture is None:
+            return None
+        return self.capture.state if self.is_capturing else "stopped"
 
     @property
     def lag_bytes(self) -> int | None:
@@ -57,10 +67,14 @@ class PipelineStatus:
     def warnings(self) -> tuple[str, ...]:
         """What an operator should look at before it becomes an error."""
         capture = self.capture
+        gone = []
+        if self.epoch is not None and self.slot is None and self.source_error is None:
+            gone = [f"slot {self.slot_name} is gone, and the targets hold only what committed up to {self.epoch.position}: {COPY_ANEW}"]
         if capture is None:
-            return ()
-        waiting = [f"the slot is created once this has ended: {each.describe()}" for each in capture.waits_for]
-        return (*waiting, *(capture.lag.warnings if capture.lag is not None else ()))
+            return tuple(gone)
+        waits_for = capture.waits_for if self.is_capturing else ()
+        waiting = [f"the slot is created once this has ended: {each.describe()}" for each in waits_for]
+        return (*gone, *waiting, *(capture.lag.warnings if capture.lag is not None else ()))
 
     def as_document(self) -> dict[str, object]:
         """For programs: plain, stable names."""
@@ -86,7 +100,7 @@ class PipelineStatus:
             "capture": None
             if capture is None
             else {
-                "state": capture.state,
+                "state": self.capture_state,
                 "sealed": str(capture.sealed),
                 "received": str(capture.received),
                 "rows_total": capture.rows_total,
@@ -143,4 +157,5 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
         slot,
         server,
         source_error,
+        is_locked(config.spool),
     )

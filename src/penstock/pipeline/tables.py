@@ -29,7 +29,7 @@ from penstock.postgres.catalog import CatalogTable, check_mirrorable, inspect_sc
 from penstock.postgres.connection import Connection
 from penstock.postgres.publication import inspect_relations
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import Sink, Target
+from penstock.sinks.base import Target, Targets
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
     return selection
 
 
-def inspect_pipeline(selection: Selection, sink: Sink, last: Epoch | None) -> Tables:
+def inspect_pipeline(selection: Selection, sink: Targets, last: Epoch | None) -> Tables:
     """Look at the target too. What one table cannot do fails that table alone."""
     tables = Tables(dict(selection.tables))
     refused = {**_indistinct(selection.tables, sink), **selection.refused}
@@ -106,7 +106,7 @@ def inspect_pipeline(selection: Selection, sink: Sink, last: Epoch | None) -> Ta
     return tables
 
 
-def _indistinct(names: Iterable[TableName], sink: Sink) -> dict[TableName, PenstockError]:
+def _indistinct(names: Iterable[TableName], sink: Targets) -> dict[TableName, PenstockError]:
     """Tables whose names differ only in case, where the target has but one place for them: whichever came last would win."""
     folded: dict[str, list[TableName]] = {}
     for name in names:

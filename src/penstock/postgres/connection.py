@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import LiteralString, TypeAlias
 
 import psycopg
+from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import ExecStatus, PGconn, Ping
 
@@ -58,7 +59,10 @@ _OWN_REFUSAL = re.compile(r"no password supplied|certificate|private key file|do
 """What libpq itself finds wanting, or a pooler, which is nobody to ping."""
 _REFUSAL = re.compile(rf"failed: (?:\S+: |[^:]{{1,40}}:  )|FATAL:|{_OWN_REFUSAL.pattern}")
 _PASSING = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many", "remaining connection slots")
+_DENIED = re.compile(r"permission denied|replication role|\bREPLICATION\b")  # the attribute's name is the same in every language
+_QUOTED = re.compile('"[^"]*"|«[^»]*»|»[^«]*«|„[^“”]*[“”]|“[^”]*”')
 _WAIT_SECONDS = 1.0
+_CANCEL_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +161,7 @@ def _refusal_state(words: str) -> str:
     """What libpq does not tell: the class of a refusal, or nothing if there was none, or if it passes."""
     if not _REFUSAL.search(words) or any(sign in words for sign in _PASSING):
         return ""
-    return "42501" if "permission denied" in words or "replication" in words else "28000"
+    return "42501" if _DENIED.search(_QUOTED.sub("", words)) else "28000"  # what stands in quotes is named by others: a role, a database
 
 
 @contextmanager
@@ -192,11 +196,21 @@ def _connect(conninfo: str, doing: str) -> Connection:
     try:
         connection = psycopg.connect(conninfo, autocommit=True)
     except psycopg.Error as error:
-        raise _refused(conninfo, translate(error, doing), doing) from error
+        raise _refused(conninfo, _unconnected(conninfo, translate(error, doing)), doing) from error
     for version, setting in _NEWER_SETTINGS.items():
         if connection.info.server_version >= version:
             connection.pgconn.exec_(setting)
     return connection
+
+
+def _unconnected(conninfo: str, error: PenstockError) -> PenstockError:
+    """A role that may not even connect is told what to grant, by name."""
+    if not isinstance(error, PrivilegeError) or "CONNECT" not in _QUOTED.sub("", error.message):
+        return error
+    parameters = conninfo_to_dict(conninfo)
+    role = str(parameters.get("user") or "")
+    names = (sql.Identifier(str(parameters.get("dbname") or role)), sql.Identifier(role))
+    return PrivilegeError(error.message, hint=sql.SQL("GRANT CONNECT ON DATABASE {} TO {};").format(*names).as_string(None))
 
 
 def _refused(conninfo: str, error: PenstockError, doing: str) -> PenstockError:
@@ -242,12 +256,25 @@ def _execute(connection: Connection, command: bytes, on_wait: Callable[[], None]
                 on_wait()
     except BaseException:
         connection.cancel()  # the server would go on by itself, and leave a slot behind
+        _await_end(connection)
         raise
     result = pgconn.get_result()
     while pgconn.get_result() is not None:
         pass
     assert result is not None
     return result
+
+
+def _await_end(connection: Connection) -> None:
+    """Take in the end of a cancelled command, so that the connection is fit to be closed in order; else close it as it is."""
+    pgconn = connection.pgconn
+    while pgconn.is_busy():
+        if not select.select([pgconn.socket], [], [], _CANCEL_SECONDS)[0]:
+            connection.close()
+            return
+        pgconn.consume_input()
+    while pgconn.get_result() is not None:
+        pass
 
 
 def _command_error(error: psycopg.Error, doing: str) -> PenstockError:

@@ -65,11 +65,23 @@ class TableChanges:
         return list(dict.fromkeys(slice.file.schema for slice in self.slices))
 
 
-class Sink(ABC):
+class Targets(ABC):
+    """What can be asked of a sink before anything is written, and without Spark."""
+
     @abstractmethod
     def load_target(self, table: TableName) -> Target | None:
         """Read how the table stands. None if there is nothing. Raises `TargetForeignError` for what another pipeline wrote."""
 
+    @abstractmethod
+    def describe(self, table: TableName) -> str:
+        """How to find the table, for people."""
+
+    @abstractmethod
+    def tells_apart(self, one: TableName, other: TableName) -> bool:
+        """Whether these two tables, whose names differ only in case, have a place each. Asked at start, before anything is written."""
+
+
+class Sink(Targets):
     @abstractmethod
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
         """Make room for a snapshot: create the table if need be, drop what an unfinished one left. Idempotent."""
@@ -81,11 +93,3 @@ class Sink(ABC):
     @abstractmethod
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         """Apply one epoch and set the applied position to `end`, in one commit. A repeated or older epoch changes nothing."""
-
-    @abstractmethod
-    def describe(self, table: TableName) -> str:
-        """How to find the table, for people."""
-
-    @abstractmethod
-    def tells_apart(self, one: TableName, other: TableName) -> bool:
-        """Whether these two tables, whose names differ only in case, have a place each. Asked at start, before anything is written."""

@@ -38,43 +38,30 @@ from penstock.sinks.delta_log import (
     adopt_files,
     application_id,
     load_applied,
-    load_target,
     open_log,
     physical_names,
     record_position,
 )
 from penstock.sinks.delta_merge import merge_statement
-from penstock.sinks.names import directory_name, folds_case, quoted, sql_type, text_literal
+from penstock.sinks.delta_targets import DeltaTargets
+from penstock.sinks.names import quoted, sql_type, text_literal
 from penstock.sinks.slices import load_changes, slices_after
 
 _UNMAPPED = frozenset(" ,;{}()\n\t=")
 _VIEW = "penstock_changes"
 
 
-class DeltaSink(Sink):
+class DeltaSink(DeltaTargets, Sink):
     def __init__(self, spark: SparkSession, root: Path, pipeline: str) -> None:
+        super().__init__(root, pipeline)
         self._spark = spark
-        self._root = root
-        self._pipeline = pipeline
         self._sessions: dict[TableName, SparkSession] = {}
         self._sessions_lock = threading.Lock()
         self._reached: dict[TableName, Position] = {}
 
-    def path(self, table: TableName) -> Path:
-        return self._root / directory_name(table.schema) / directory_name(table.name)
-
-    @override
-    def describe(self, table: TableName) -> str:
-        return str(self.path(table))
-
-    @override
-    def tells_apart(self, one: TableName, other: TableName) -> bool:
-        self._root.mkdir(parents=True, exist_ok=True)
-        return not folds_case(self._root)
-
     @override
     def load_target(self, table: TableName) -> Target | None:
-        target = load_target(self.path(table), self._pipeline, table)
+        target = super().load_target(table)
         self._remember(table, target.applied if target is not None else None)
         return target
 

@@ -14,7 +14,7 @@ from penstock.errors import SchemaChangedError, TargetForeignError, TargetRewoun
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.delta import DeltaSink
-from penstock.sinks.names import directory_name
+from penstock.sinks.directories import directory_name
 from tests.integration.sinks.mirror import PIPELINE, Mirror
 from tests.integration.sinks.source import Source, Value
 from tests.integration.sinks.test_delta_cases import ITEMS, at, item
