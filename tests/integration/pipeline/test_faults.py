@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.errors import NoTablesError, PositionGapError, SlotMissingError, SystemChangedError
+from penstock.pipeline.check import check_pipeline
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.pipeline import RunResult
@@ -259,6 +260,11 @@ def test_status_tells_where_everything_stands(database: Database, mirror: Mirror
     assert document["tables"]["public.good"]["state"] == "streaming"  # type: ignore[index]
     assert document["slot"]["wal_status"] == "reserved"  # type: ignore[index]
     assert status.lag_bytes is not None
+    assert (status.capture_state, status.warnings) == ("stopped", ())
+    assert check_pipeline(both.path).problems == []
+    database.query("SELECT pg_drop_replication_slot(%s)", both.slot)
+    assert "is gone" in inspect_status(both.config).warnings[0]
+    assert [finding.code for finding in check_pipeline(both.path).problems] == ["PEN-1201"]
 
 
 def _assert_only_bad_failed(result: RunResult, code: str) -> None:
