@@ -26,11 +26,14 @@ COLUMNS = ("a", "b", "c")
 FULL = Table(TABLE, "t", tuple(TableColumn(name, is_key=True) for name in COLUMNS), "f")
 
 
+ROW = insert(TABLE, [b"1", b"2", b"3"])
+
+
 class Catalog:
     """The catalog of now, as a test sets it."""
 
-    def __init__(self, columns: tuple[str, ...] = (), xid: int | None = None) -> None:
-        self.now: CatalogKey | None = CatalogKey(columns, xid)
+    def __init__(self, columns: tuple[str, ...] = (), asked_at: int = 0) -> None:
+        self.now: CatalogKey | None = CatalogKey(columns, asked_at)
         self.asked = 0
 
     def load(self, oid: int) -> CatalogKey | None:
@@ -40,76 +43,117 @@ class Catalog:
 
 
 def test_the_first_answer_is_taken_as_it_is() -> None:
-    keys = FullKeys({}, Catalog(("a",), 50).load)
-    assert keys.key(TABLE, COLUMNS, 10) == ("a",)
+    assert FullKeys({}, Catalog(("a",), 50).load).describe(TABLE, COLUMNS, 10) == (("a",), None)
 
 
 def test_a_key_stands_in_table_order() -> None:
-    assert FullKeys({}, Catalog(("c", "a"), 5).load).key(TABLE, COLUMNS, 10) == ("a", "c")
+    assert FullKeys({}, Catalog(("c", "a"), 50).load).describe(TABLE, COLUMNS, 10) == (("a", "c"), None)
+    assert FullKeys({TABLE: ("a", "c")}, Catalog(("c", "a"), 50).load).describe(TABLE, COLUMNS, 10) == (("a", "c"), None)
 
 
-@pytest.mark.parametrize(("made", "reading", "key"), [(50, 49, ("a",)), (50, 50, ("b",)), (50, 51, ("b",)), (3, (1 << 32) - 3, ("a",))])
-def test_S06_a_key_from_the_future_waits_for_its_transaction(made: int, reading: int, key: tuple[str, ...]) -> None:
-    keys = FullKeys({TABLE: ("a",)}, Catalog(("b",), made).load)
-    assert keys.key(TABLE, COLUMNS, reading) == key
-    assert keys.ripe(reading) == []
-    if key == ("a",):
-        assert keys.ripe(made) == [TABLE]
-        assert keys.settle(TABLE, COLUMNS) == ("b",)
-        assert keys.ripe(made) == []
+def test_S06_the_key_known_holds_as_long_as_the_catalog_gives_it() -> None:
+    assert FullKeys({TABLE: ("a",)}, Catalog(("a",), 50).load).describe(TABLE, COLUMNS, 10) == (("a",), None)
+
+
+@pytest.mark.parametrize("known", [("a",), ()])
+def test_S06_between_two_keys_there_is_none_until_the_log_has_passed_where_the_catalog_was_asked(known: tuple[str, ...]) -> None:
+    keys = FullKeys({TABLE: known}, Catalog(("b",), 50).load)
+    assert keys.describe(TABLE, COLUMNS, 50) == ((), CatalogKey(("b",), 50))
+    assert keys.describe(TABLE, COLUMNS, 51) == (("b",), None)
+
+
+def test_S06_the_same_answer_again_holds_from_where_it_was_first_given() -> None:
+    catalog = Catalog(("b",), 50)
+    keys = FullKeys({TABLE: ("a",)}, catalog.load)
+    keys.describe(TABLE, COLUMNS, 10)
+    catalog.now = CatalogKey(("b",), 90)
+    assert keys.describe(TABLE, COLUMNS, 20) == ((), CatalogKey(("b",), 50))
+    assert keys.describe(TABLE, COLUMNS, 60) == (("b",), None)
+
+
+def test_S06_a_key_that_is_back_does_not_hold_before_the_log_has_passed_the_one_between() -> None:
+    catalog = Catalog(("b",), 50)
+    keys = FullKeys({TABLE: ("a",)}, catalog.load)
+    keys.describe(TABLE, COLUMNS, 10)
+    catalog.now = CatalogKey(("a",), 90)
+    assert keys.describe(TABLE, COLUMNS, 60) == ((), CatalogKey(("a",), 90))
 
 
 def test_S06_the_key_of_a_table_that_is_gone_by_now_is_the_last_one_known() -> None:
     catalog = Catalog()
     catalog.now = None
-    assert FullKeys({TABLE: ("a",)}, catalog.load).key(TABLE, COLUMNS, 10) == ("a",)
+    assert FullKeys({TABLE: ("a",)}, catalog.load).describe(TABLE, COLUMNS, 10) == (("a",), None)
+
+
+def test_S06_a_table_that_is_gone_while_its_key_was_changing_has_none() -> None:
+    catalog = Catalog(("b",), 50)
+    keys = FullKeys({TABLE: ("a",)}, catalog.load)
+    keys.describe(TABLE, COLUMNS, 10)
+    catalog.now = None
+    assert keys.describe(TABLE, COLUMNS, 60) == ((), None)
 
 
 def test_S03_a_key_of_columns_that_the_table_does_not_have_yet_is_not_taken() -> None:
-    assert FullKeys({TABLE: ("a",)}, Catalog(("renamed",), 5).load).key(TABLE, COLUMNS, 10) == ("a",)
-    assert FullKeys({TABLE: ("gone",)}, Catalog(("renamed",), 5).load).key(TABLE, COLUMNS, 10) == ()
+    for known in ({}, {TABLE: ("a",)}, {TABLE: ("gone",)}):
+        keys = FullKeys(known, Catalog(("renamed",), 50).load)
+        assert keys.describe(TABLE, COLUMNS, 10).columns == ()
+        assert keys.describe(TABLE, ("renamed", "b"), 60) == (("renamed",), None)
 
 
 def test_S09_a_key_that_was_dropped_is_no_key_any_more() -> None:
-    assert FullKeys({TABLE: ("a",)}, Catalog().load).key(TABLE, COLUMNS, 10) == ()
+    assert FullKeys({TABLE: ("a",)}, Catalog((), 50).load).describe(TABLE, COLUMNS, 10).columns == ()
 
 
-def key_of(step: LogStep) -> tuple[str, ...]:
-    assert isinstance(step, Transactions | TransactionPiece)
-    return step.batches[-1].table.key
+def keys_of(*steps: LogStep) -> list[tuple[str, ...]]:
+    return [batch.table.key for step in steps if isinstance(step, Transactions | TransactionPiece) for batch in step.batches]
 
 
 def test_S09_the_catalog_is_asked_again_when_a_table_is_described_again() -> None:
-    catalog = Catalog(("a",), 1)
+    catalog = Catalog(("a",), 99)
     decoder = PgOutputDecoder(load_key=catalog.load)
-    row = insert(TABLE, [b"1", b"2", b"3"])
-    (first,) = decoder.decode([begin(10), relation(FULL), row, commit(100)])
-    (second,) = decoder.decode([begin(11), row, commit(200)])
-    catalog.now = CatalogKey(("b",), 12)
-    (third,) = decoder.decode([begin(13), relation(FULL), row, commit(300)])
-    assert [key_of(step) for step in (first, second, third)] == [("a",), ("a",), ("b",)]
+    first = decoder.decode([begin(10), relation(FULL), ROW, commit(100)])
+    second = decoder.decode([begin(11), ROW, commit(200)])
+    catalog.now = CatalogKey(("b",), 299)
+    third = decoder.decode([begin(13), relation(FULL), ROW, commit(300)])
+    assert keys_of(*first, *second, *third) == [("a",), ("a",), ("b",)]
     assert catalog.asked == 2, "only a description asks"
 
 
-def test_S09_a_key_made_by_part_of_the_transaction_that_is_being_read_holds_from_the_next_one_on() -> None:
-    catalog = Catalog(("a",), 1)
-    decoder = PgOutputDecoder(load_key=catalog.load)
-    row = insert(TABLE, [b"1", b"2", b"3"])
-    (first,) = decoder.decode([begin(10), relation(FULL), row, commit(100)])
-    catalog.now = CatalogKey(("b",), 21)
-    (second,) = decoder.decode([begin(20), relation(FULL), row, commit(200)])
-    (third,) = decoder.decode([begin(22), row, commit(300)])
-    assert [key_of(step) for step in (first, second, third)] == [("a",), ("a",), ("b",)]
+@pytest.mark.parametrize("together", [True, False])
+def test_S09_a_new_key_holds_from_the_first_transaction_that_commits_after_the_catalog_was_asked(together: bool) -> None:
+    decoder = PgOutputDecoder({TABLE: ("a",)}, load_key=Catalog(("b",), 200).load)
+    # The xids go down: they say nothing about the order of commits.
+    messages = [[begin(40 - at), *([relation(FULL)] if at == 0 else []), ROW, commit(end)] for at, end in enumerate((100, 200, 210, 220))]
+    runs = [[message for each in messages for message in each]] if together else messages
+    steps = [step for run in runs for step in decoder.decode(run)]
+    assert keys_of(*steps) == ([(), ("b",)] if together else [(), (), ("b",), ("b",)])
+    assert [batch.rows.num_rows for step in steps if isinstance(step, Transactions) for batch in step.batches] == (
+        [2, 2] if together else [1] * 4
+    )
 
 
-def test_S09_a_key_made_in_an_open_transaction_holds_once_it_has_committed() -> None:
-    catalog = Catalog(("a",), 1)
+def test_S09_an_open_transaction_has_the_new_key_once_its_own_changes_are_past_the_place() -> None:
+    decoder = PgOutputDecoder({TABLE: ("a",)}, load_key=Catalog(("b",), 200).load)
+
+    def block(lsn: int, *before: bytes) -> list[bytes]:
+        return [streamed(message, 20) for message in (*before, ROW[:1] + lsn.to_bytes(8, "big") + ROW[9:])]
+
+    steps = decoder.decode([stream_start(20), *block(100, relation(FULL)), stream_stop()])
+    # A transaction that commits meanwhile, after the place, settles it for itself alone.
+    steps += decoder.decode([begin(21), relation(FULL), ROW, commit(190), begin(22), ROW, commit(210)])
+    steps += decoder.decode(
+        [stream_start(20, is_first=False), *block(150), *block(205), *block(206), stream_stop(), stream_commit(20, 300)]
+    )
+    steps += decoder.decode([begin(23), ROW, commit(400)])
+    assert keys_of(*steps) == [(), (), ("b",), (), ("b",), ("b",)]
+
+
+def test_S09_a_key_made_in_an_open_transaction_holds_once_the_log_is_past_its_commit() -> None:
+    catalog = Catalog(("a",), 50)
     decoder = PgOutputDecoder(load_key=catalog.load)
-    row = insert(TABLE, [b"1", b"2", b"3"])
-    changed = update(TABLE, [b"1", b"2", b"4"], [b"1", b"2", b"3"], b"O")
-    opened = decoder.decode([stream_start(20), streamed(relation(FULL), 20), streamed(row, 20), stream_stop()])
-    assert key_of(opened[-1]) == ("a",)
-    catalog.now = CatalogKey(("b",), 20)
+    opened = decoder.decode([stream_start(20), streamed(relation(FULL), 20), streamed(ROW, 20), stream_stop()])
+    catalog.now = CatalogKey(("b",), 150)
     decoder.decode([stream_commit(20, 100)])
-    (after,) = decoder.decode([begin(21), row, changed, commit(200)])
-    assert key_of(after) == ("b",)
+    changed = update(TABLE, [b"1", b"2", b"4"], [b"1", b"2", b"3"], b"O")
+    after = decoder.decode([begin(21), ROW, changed, commit(140), begin(22), ROW, changed, commit(200)])
+    assert keys_of(*opened, *after) == [("a",), (), ("b",)]

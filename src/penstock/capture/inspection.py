@@ -43,7 +43,7 @@ class Source(NamedTuple):
     system: SystemIdentity
     slot: Slot
     keys: dict[int, tuple[str, ...]]
-    """Those that tables had when they were last captured."""
+    """Those that tables had where the capture goes on."""
     types: TypeResolver
 
 
@@ -63,7 +63,8 @@ def inspect_source(settings: CaptureSettings, reader: SpoolReader, on_wait: OnWa
         if settings.failover and not slot.failover:
             slot = ensure_slot(settings.address, connection, settings.slot, failover=True)
         types = TypeResolver(settings.types, inspect_types(connection), partial(load_types, settings.address))
-        return Source(system, slot, SchemaHistory.load(settings.spool).keys(), types)
+        start = max(reader.end or Position.ZERO, slot.confirmed)
+        return Source(system, slot, SchemaHistory.load(settings.spool).keys(start), types)
 
 
 def _check_history(

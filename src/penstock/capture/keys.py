@@ -21,7 +21,7 @@ class KeyCatalog(AbstractContextManager["KeyCatalog"]):
         self._connection: Connection | None = None
 
     def load(self, oid: int) -> CatalogKey | None:
-        """None if there is no such table any more."""
+        """None if there is no such table, any more or for anybody but the transaction that makes it."""
         if self._connection is not None:
             try:
                 return self._ask(self._connection, oid)

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from penstock.change import METADATA_NAMES
 from penstock.errors import TableWithoutKeyError, UnsupportedTableError
+from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.pgoutput.keys import CatalogKey
 from penstock.postgres.queries import identifier, query
@@ -53,9 +54,9 @@ def inspect_keys(connection: Connection, oids: Collection[int] | None = None) ->
 
 
 def inspect_primary_key(connection: Connection, oid: int) -> CatalogKey | None:
-    """A table's primary key, in table order, and the transaction that made it; None if the table is gone."""
+    """A table's primary key, in table order, and where the log is by now; None if the table is gone."""
     row: Any = connection.execute(query("catalog", "primary_key"), {"oid": oid}).fetchone()
-    return None if row is None else CatalogKey(tuple(row[0]), row[1])
+    return None if row is None else CatalogKey(tuple(row[0]), Position.parse(row[1]).value)
 
 
 def inspect_types(connection: Connection, oids: Sequence[int] | None = None) -> list[TypeFact]:

@@ -17,12 +17,13 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
 from penstock.errors import SpoolCorruptError
 from penstock.position import Position
-from penstock.schema import TableSchema
+from penstock.schema import TableName, TableSchema
 from penstock.spool import consumers, storage
 from penstock.spool.layout import FORMAT, SpoolLayout
 from penstock.spool.manifest import parse_document, parse_schema, schema_document
@@ -76,9 +77,10 @@ class SchemaHistory:
         versions = self.versions(oid)
         return versions[-1].schema if versions else None
 
-    def keys(self) -> dict[int, tuple[str, ...]]:
-        """By OID, of every table as it is now."""
-        return {oid: versions[-1].schema.key for oid, versions in self.tables.items()}
+    def keys(self, position: Position) -> dict[int, tuple[str, ...]]:
+        """By OID, of every table that had changes by then. A crash may have left later ones, of a segment that was never sealed."""
+        schemas = {oid: self.at(oid, position) for oid in self.tables}
+        return {oid: schema.key for oid, schema in schemas.items() if schema is not None}
 
     def recorded(self, changes: Iterable[SchemaVersion]) -> SchemaHistory:
         """This history with what `changes` adds to it; itself, if that is nothing.
@@ -97,13 +99,15 @@ class SchemaHistory:
 
     def pruned(self, upto: Position) -> SchemaHistory:
         """Without the versions that only changes up to `upto` have, and without tables whose name another table has had since then."""
-        kept = {oid: _needed(versions, upto) for oid, versions in self.tables.items()}
-        names = {versions[-1].schema.name: (versions[0].position, oid) for oid, versions in sorted(kept.items(), key=_begun)}
+        taken: dict[TableName, Position] = {}
+        for versions in self.tables.values():
+            name = versions[-1].schema.name
+            taken[name] = max(taken.get(name, Position.ZERO), _named_at(versions))
         return SchemaHistory(
             {
-                oid: versions
-                for oid, versions in kept.items()
-                if names[versions[-1].schema.name][1] == oid or names[versions[-1].schema.name][0] > upto
+                oid: _needed(versions, upto)
+                for oid, versions in self.tables.items()
+                if taken[versions[-1].schema.name] > upto or taken[versions[-1].schema.name] == _named_at(versions)
             }
         )
 
@@ -196,8 +200,11 @@ def _needed(versions: tuple[SchemaVersion, ...], upto: Position) -> tuple[Schema
     return versions[max(0, first - 1) :]
 
 
-def _begun(entry: tuple[int, tuple[SchemaVersion, ...]]) -> Position:
-    return entry[1][0].position
+def _named_at(versions: tuple[SchemaVersion, ...]) -> Position:
+    """From where on the table has had the name that it has now."""
+    name = versions[-1].schema.name
+    own = takewhile(lambda version: version.schema.name == name, reversed(versions))
+    return min(version.position for version in own)
 
 
 def _line(version: SchemaVersion) -> bytes:

@@ -10,7 +10,7 @@ open/<xid>/             pieces of transactions still open
 consumers/<name>.json   how far each reader has released
 ```
 
-The history has a line `{"format": 1}`, then a line for each version: the `position` from which it holds, and `table`, `oid`, `key` and
+The history has a line `{"format": 2}`, then a line for each version: the `position` from which it holds, and `table`, `oid`, `key` and
 `columns` as in a manifest. The versions of a table are in order.
 """
 

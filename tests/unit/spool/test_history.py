@@ -99,6 +99,27 @@ def test_S07_a_table_that_was_dropped_and_made_anew_leaves_the_history_once_ever
     assert versions(tmp_path, RECREATED.oid) == [(30, RECREATED)]
 
 
+@pytest.mark.parametrize("first", [100, 250])
+def test_S07_a_table_that_took_the_name_of_another_stays_in_the_history_whichever_was_captured_first(first: int) -> None:
+    staging = replace(RECREATED, name=TableName("public", "staging"))
+    changes = [SchemaVersion(at(first), staging), SchemaVersion(at(200), ORDERS), SchemaVersion(at(300), RECREATED)]
+    history = SchemaHistory().recorded(sorted(changes, key=lambda change: change.position))
+    assert set(history.pruned(at(260)).tables) == {ORDERS.oid, RECREATED.oid}, "changes of both are still to come"
+    assert set(history.pruned(at(300)).tables) == {RECREATED.oid}
+
+
+def test_tables_that_had_one_name_within_one_transaction_all_stay() -> None:
+    history = SchemaHistory().recorded([SchemaVersion(at(20), RECREATED), SchemaVersion(at(20), ORDERS)])
+    assert history.pruned(at(30)) == history
+
+
+def test_keys_are_those_at_a_position_and_not_of_a_segment_that_was_never_sealed() -> None:
+    keyless = replace(ORDERS, key=())
+    history = SchemaHistory().recorded([SchemaVersion(at(20), ORDERS), SchemaVersion(at(30), keyless), SchemaVersion(at(30), ITEMS)])
+    assert history.keys(at(29)) == {ORDERS.oid: ORDERS.key}
+    assert history.keys(at(30)) == {ORDERS.oid: (), ITEMS.oid: ITEMS.key}
+
+
 def test_a_shape_is_in_the_history_before_its_segment_can_be_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(transactions(Commit(10)))

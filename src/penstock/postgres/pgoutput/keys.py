@@ -1,8 +1,10 @@
 """The keys of tables with replica identity FULL, whose Relation messages flag every column and so tell nothing.
 
 They come from the catalog, which knows the key of now, while the log may be far behind. So the catalog is asked whenever a table is
-described, that is, at its first change and after everything that was altered; and a key that a later transaction made than the one being
-decoded waits until the log has come to that transaction. Until then the last key known holds.
+described, that is, at its first change and after everything that was altered. If it gives the key known already, that holds. If it gives
+another one, somewhere between here and the place at which it was asked the key has changed, and nobody can tell where: the order of
+transaction ids is not that of commits. Until the log has passed that place the table counts as one without a key, whose changes are given
+as whole rows, which is right under any key; from then on it has the new one.
 
 Pure: whoever owns a connection gives the function that asks.
 """
@@ -11,21 +13,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-
-_XIDS = 1 << 32
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogKey:
-    """A table's key as the catalog has it now; no columns if it has none."""
+    """A table's key as the catalog has it when asked; no columns if it has none."""
 
     columns: tuple[str, ...]
-    xid: int | None = None
-    """The transaction that made it so, as far as the catalog tells."""
+    asked_at: int
+    """The place in the log that all transactions which the catalog showed had committed by."""
 
 
 LoadKey = Callable[[int], CatalogKey | None]
-"""Asks the catalog for the key of the table with this OID; None if the table is gone."""
+"""Asks the catalog for the key of the table with this OID; None if the table is gone, or not there yet."""
+
+
+class FullKey(NamedTuple):
+    """The key of a table from its description on."""
+
+    columns: tuple[str, ...]
+    later: CatalogKey | None = None
+    """What takes its place once the log has passed where the catalog was asked. Tell `settle`."""
 
 
 class FullKeys:
@@ -37,34 +46,35 @@ class FullKeys:
         self._load = load
         self._waiting: dict[int, CatalogKey] = {}
 
-    def key(self, oid: int, columns: Collection[str], xid: int) -> tuple[str, ...]:
-        """The key of a table that has just been described with these columns, to the transaction `xid`."""
-        self._waiting.pop(oid, None)
-        if self._load is not None:
-            found = self._load(oid)
-            if found is not None and oid in self._known and _is_later(found.xid, xid):
-                self._waiting[oid] = found
-            elif found is not None and set(found.columns) <= set(columns):
-                self._known[oid] = found.columns
-        return self._holding(oid, columns)
-
-    def ripe(self, xid: int) -> list[int]:
-        """Tables whose key has been waiting for the transaction `xid`, or one before it. Ask `settle` about them."""
-        return [oid for oid, found in self._waiting.items() if not _is_later(found.xid, xid)]
-
-    def settle(self, oid: int, columns: Collection[str]) -> tuple[str, ...]:
-        found = self._waiting.pop(oid)
-        if set(found.columns) <= set(columns):
+    def describe(self, oid: int, columns: Collection[str], place: int) -> FullKey:
+        """The key of a table that has just been described with these columns, for changes which the log has from `place` on."""
+        found = None if self._load is None else self._load(oid)
+        if found is None:
+            return FullKey(() if oid in self._waiting else _in_order(self._known.get(oid, ()), columns))
+        if self._holds(oid, found, columns):
             self._known[oid] = found.columns
-        return self._holding(oid, columns)
+            return FullKey(_in_order(found.columns, columns))
+        waiting = self._waiting.get(oid)
+        # The same answer again: it is the earlier place from which it holds, or a table that is altered all the time would wait for good.
+        later = waiting if waiting is not None and set(waiting.columns) == set(found.columns) else found
+        self._waiting[oid] = later
+        return FullKey(self.settle(oid, later, columns)) if place > later.asked_at else FullKey((), later)
 
-    def _holding(self, oid: int, columns: Collection[str]) -> tuple[str, ...]:
-        known = self._known.get(oid, ())
-        names = tuple(name for name in columns if name in known)
-        # A key of which a column is gone, by a rename or a drop, tells nothing apart any more.
-        return names if len(names) == len(known) else ()
+    def settle(self, oid: int, later: CatalogKey, columns: Collection[str]) -> tuple[str, ...]:
+        """The log has passed the place at which `later` was asked for."""
+        if self._waiting.get(oid) is later:
+            del self._waiting[oid]
+            self._known[oid] = later.columns
+        return _in_order(later.columns, columns)
+
+    def _holds(self, oid: int, found: CatalogKey, columns: Collection[str]) -> bool:
+        """Whether the catalog's key is the one known. The first answer is taken as it is, if it can be the key of these columns."""
+        if oid in self._waiting:
+            return False
+        return set(self._known[oid]) == set(found.columns) if oid in self._known else set(found.columns) <= set(columns)
 
 
-def _is_later(xid: int | None, other: int) -> bool:
-    """Transaction ids go round."""
-    return xid is not None and 0 < (xid - other) % _XIDS < _XIDS // 2
+def _in_order(key: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
+    names = tuple(name for name in columns if name in key)
+    # A key of which a column is gone, by a rename or a drop, tells nothing apart any more.
+    return names if len(names) == len(key) else ()

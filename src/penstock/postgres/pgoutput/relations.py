@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.postgres.pgoutput.framing import RELATION, TYPE, Frames
-from penstock.postgres.pgoutput.keys import FullKeys
+from penstock.postgres.pgoutput.keys import CatalogKey, FullKey, FullKeys
 from penstock.postgres.pgoutput.messages import Relation, decode_relation, decode_type
 from penstock.postgres.pgoutput.transactions import Timeline
 from penstock.postgres.types.resolver import TypeResolver
@@ -38,6 +38,8 @@ class _Described:
     number: int
     is_full: bool
     """Under replica identity FULL: the same message may stand for another key."""
+    later: CatalogKey | None = None
+    """The key that it has once the log has passed the place at which this one was asked for."""
 
 
 class RelationHistory:
@@ -56,8 +58,6 @@ class RelationHistory:
         `stream` is the xid of the open transaction whose block the messages are from.
         """
         known = self._current if stream is None else self._streams.setdefault(stream, {})
-        if len(timeline.xids):
-            self._settle_keys(known, int(timeline.xids[0]))
         versions: Versions = {oid: [(BEFORE_ALL, each.schema)] for oid, each in known.items()}
         for index in map(int, np.flatnonzero((frames.kinds == RELATION) | (frames.kinds == TYPE))):
             if frames.kinds[index] == TYPE:
@@ -71,10 +71,11 @@ class RelationHistory:
                 known[oid] = replace(before, number=self._number)
                 continue
             relation = decode_relation(frames, index)
-            schema = self._schema(relation, timeline.xid_at(index))
-            known[oid] = _Described(body, schema, self._number, relation.is_full)
-            if before is None or before.schema != schema:
-                versions.setdefault(oid, []).append((index, schema))
+            described = self._describe(body, relation, timeline.place_at(frames, index))
+            known[oid] = described
+            if before is None or before.schema != described.schema:
+                versions.setdefault(oid, []).append((index, described.schema))
+        self._settle_keys(frames, timeline, known, versions)
         return versions
 
     def commit(self, stream: int) -> None:
@@ -83,25 +84,33 @@ class RelationHistory:
             current = self._current.get(oid)
             if current is None or current.number < described.number:
                 # The catalog did not show what the transaction did to the key as long as it was open.
-                self._current[oid] = self._rekeyed(described, stream) if described.is_full else described
+                self._current[oid] = self._rekeyed(described) if described.is_full else described
 
     def forget(self, stream: int) -> None:
         """A transaction, or a part of it, was rolled back: whatever it still has to say, it is told all tables anew."""
         self._streams.pop(stream, None)
 
-    def _settle_keys(self, known: dict[int, _Described], xid: int) -> None:
-        for oid in self._keys.ripe(xid):
-            if oid in known:
-                schema = known[oid].schema
-                known[oid] = replace(known[oid], schema=replace(schema, key=self._keys.settle(oid, schema.column_names)))
+    def _settle_keys(self, frames: Frames, timeline: Timeline, known: dict[int, _Described], versions: Versions) -> None:
+        """Give tables the keys that waited for a place which the log passes among `frames`."""
+        for oid, described in known.items():
+            if described.later is None:
+                continue
+            index = timeline.first_past(frames, described.later.asked_at)
+            if index is not None:
+                key = self._keys.settle(oid, described.later, described.schema.column_names)
+                schema = replace(described.schema, key=key)
+                known[oid] = replace(described, schema=schema, later=None)
+                versions[oid].append((max(index, versions[oid][-1][0]), schema))
 
-    def _rekeyed(self, described: _Described, xid: int) -> _Described:
+    def _rekeyed(self, described: _Described) -> _Described:
         schema = described.schema
-        return replace(described, schema=replace(schema, key=self._keys.key(schema.oid, schema.column_names, xid)))
+        key = self._keys.describe(schema.oid, schema.column_names, 0)
+        return replace(described, schema=replace(schema, key=key.columns), later=key.later)
 
-    def _schema(self, relation: Relation, xid: int) -> TableSchema:
+    def _describe(self, body: bytes, relation: Relation, place: int) -> _Described:
         columns = tuple(self._types.column(column.name, column.type_oid, column.type_modifier) for column in relation.columns)
         names = tuple(column.name for column in relation.columns)
         flagged = tuple(column.name for column in relation.columns if column.is_key)
-        key = self._keys.key(relation.oid, names, xid) if relation.is_full else flagged
-        return TableSchema(relation.oid, TableName(relation.namespace, relation.name), columns, key)
+        key = self._keys.describe(relation.oid, names, place) if relation.is_full else FullKey(flagged)
+        schema = TableSchema(relation.oid, TableName(relation.namespace, relation.name), columns, key.columns)
+        return _Described(body, schema, self._number, relation.is_full, key.later)

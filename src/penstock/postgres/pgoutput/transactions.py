@@ -47,6 +47,9 @@ _MAY_FOLLOW[STREAM_STOP] = 1 << IN_BLOCK
 _MAY_FOLLOW[[ORIGIN, RELATION, TYPE, INSERT, UPDATE, DELETE, TRUNCATE]] = 1 << IN_TRANSACTION | 1 << IN_BLOCK
 _MAY_FOLLOW[[MESSAGE, KEEPALIVE]] = 1 << BETWEEN | 1 << IN_TRANSACTION | 1 << IN_BLOCK
 
+_CHANGES = np.zeros(256, np.bool_)
+_CHANGES[[INSERT, UPDATE, DELETE, TRUNCATE]] = True
+
 _BEGIN_BYTES = HEADER_BYTES + 21
 _COMMIT_BYTES = 25
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -95,12 +98,32 @@ class Timeline:
         """Of messages that all belong to one transaction, which began before them and has not ended."""
         return cls(np.array([-1]), np.array([transaction.xid]), None, transaction.ordinal)
 
-    def xid_at(self, message: int) -> int:
-        return int(self.xids[np.searchsorted(self.begins, message, side="right") - 1])
+    def place_at(self, frames: Frames, message: int) -> int:
+        """A place that all changes from this message on have in the log, or one before it.
+
+        For whole transactions it is where they commit: whatever a transaction changed, it did after all that committed before it and
+        had a lock in its way. One that is open has only the places of its changes.
+        """
+        if self.commits is not None:
+            return int(self.commits.positions[np.searchsorted(self.begins, message, side="right") - 1])
+        lsns = _change_lsns(frames[message:])[1]
+        return int(lsns[0]) if len(lsns) else 0
+
+    def first_past(self, frames: Frames, place: int) -> int | None:
+        """The message from which on all changes have a place after this one."""
+        messages, places = (self.begins, self.commits.positions) if self.commits is not None else _change_lsns(frames)
+        at = int(np.searchsorted(places, place, side="right"))
+        return int(messages[at]) if at < len(messages) else None
 
     def of(self, messages: IntArray) -> IntArray:
         """Which transaction each message belongs to."""
         return np.searchsorted(self.begins, messages, side="right") - 1
+
+
+def _change_lsns(frames: Frames) -> tuple[IntArray, IntArray]:
+    """The changes, which a transaction has in the order of the log, and their LSNs. The server gives none with what it puts before them."""
+    changes = np.flatnonzero(_CHANGES[frames.kinds])
+    return changes, frames.i64(frames.starts[changes] + 1)
 
 
 def check_order(frames: Frames, place: int) -> ByteArray:

@@ -63,7 +63,9 @@ WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELS
 GROUP BY i.indrelid
 
 -- name: primary_key
-SELECT coalesce(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attnum IS NOT NULL), '{}'), max(i.xmin::text::int8)
+-- The place is read after the statement's snapshot was taken: all that the snapshot shows had committed by then.
+SELECT coalesce(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attnum IS NOT NULL), '{}'),
+       pg_catalog.pg_current_wal_insert_lsn()::text
 FROM pg_catalog.pg_class c
 LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary AND i.indimmediate
 LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
