@@ -344,6 +344,53 @@ def test_nothing_selected_is_a_matter_of_configuration(check: Checker) -> None:
     assert (report.exit_code, [finding.code for finding in report.problems]) == (2, ["PEN-1401"])
 
 
+def test_R18_only_a_table_that_never_enters_the_log_is_refused_for_that_reason_alone(shop: Database, check: Checker) -> None:
+    shop.execute("CREATE UNLOGGED TABLE fast (id int PRIMARY KEY)")
+    report = check(tables=["public.fast"])
+    assert (report.exit_code, [finding.code for finding in report.problems]) == (3, ["PEN-1404"])
+    assert {step.name: step.state for step in report.steps}["reading"] is StepState.SKIPPED
+
+
+def test_a_pattern_that_matches_nothing_beside_one_that_does_is_a_warning(check: Checker) -> None:
+    report = check(tables=["public.*", "nothing.*"])
+    assert report.problems == []
+    assert [finding.what for finding in report.warnings if finding.code == "no-match"] == ["pattern nothing.* matches no table"]
+
+
+def test_a_secret_that_is_not_set_leaves_the_steps_at_the_source_untried(check: Checker) -> None:
+    report = check(source={"dsn": "postgresql://cdc@127.0.0.1/shop", "password": {"env": "PENSTOCK_TEST_UNSET"}})
+    assert report.exit_code == 2
+    states = {step.name: step.state for step in report.steps}
+    assert {states[name] for name in ("connection", "server", "tables", "reading")} == {StepState.SKIPPED}
+
+
+def test_C04_a_schema_that_may_not_be_used_is_named_once_and_grants_on_columns_are_not_enough(
+    shop: Database, roles: Roles, check: Checker
+) -> None:
+    plain = roles.create("plain", "REPLICATION")
+    shop.execute("CREATE SCHEMA shut; CREATE TABLE shut.a (id int PRIMARY KEY); CREATE TABLE shut.b (id int PRIMARY KEY)")
+    shop.execute(f"GRANT SELECT ON shut.a TO {plain}; GRANT SELECT (id, v) ON orders TO {plain}")
+    report = check(source=_as(shop, plain), tables=["shut.*", "public.orders"])
+    fixes = [finding.fix or "" for finding in report.problems]
+    assert fixes.count(f'GRANT USAGE ON SCHEMA "shut" TO "{plain}";') == 1
+    assert f'GRANT SELECT ON "public"."orders" TO "{plain}";' in fixes
+    for fix in fixes:
+        shop.execute(fix.rpartition("as postgres: ")[2])
+    assert check(source=_as(shop, plain), tables=["shut.*", "public.orders"]).problems == []
+
+
+def test_R04_why_a_table_has_no_key_is_said(shop: Database, check: Checker) -> None:
+    shop.execute("CREATE TABLE deferred (id int PRIMARY KEY DEFERRABLE)")
+    shop.execute("CREATE TABLE nothing (id int PRIMARY KEY); ALTER TABLE nothing REPLICA IDENTITY NOTHING")
+    found = {str(finding.tables[0]): finding for finding in check().problems}
+    assert {finding.code for finding in found.values()} == {"PEN-1402"}
+    assert "deferrable primary key" in found["public.deferred"].what
+    assert "USING INDEX" in (found["public.deferred"].fix or "")
+    assert "REPLICA IDENTITY NOTHING" in found["public.nothing"].what
+    shop.execute((found["public.nothing"].fix or "").partition(" or ")[0])
+    assert [str(finding.tables[0]) for finding in check().problems] == ["public.deferred"]
+
+
 def test_C02_a_source_that_cannot_be_reached_does_not_end_the_check(check: Checker) -> None:
     report = check(source={"dsn": "postgresql://cdc:hunter2@127.0.0.1:1/shop?connect_timeout=2"})
     assert report.exit_code == 3

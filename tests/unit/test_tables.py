@@ -117,6 +117,16 @@ def test_P08_a_table_that_left_the_publication_and_came_back_fails_until_it_is_c
     assert load_memberships(tmp_path) == {GOOD: "1/10", BAD: "1/12"}
 
 
+def test_P08_a_record_of_a_former_version_learns_which_act_published_the_schema() -> None:
+    tables = _filled()
+    kept = fail_rejoined(tables, {GOOD: "1/all", BAD: "1/all"}, {GOOD: "1/schema-7", BAD: "2/schema-7"}, str)
+    assert tables.capturable == [GOOD]
+    assert kept == {GOOD: "1/schema-7", BAD: "1/all"}
+    again = _filled()
+    fail_rejoined(again, {GOOD: "1/schema-7", BAD: "1/schema-7"}, {GOOD: "1/schema-7", BAD: "1/schema-8"}, str)
+    assert again.capturable == [GOOD]
+
+
 def test_a_record_of_memberships_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     (tmp_path / "membership.json").write_text("{")
     with pytest.raises(SpoolCorruptError, match=r"membership\.json"):

@@ -19,8 +19,8 @@ from penstock.errors import (
     StandbyError,
     UnsupportedTableError,
 )
-from penstock.postgres.privileges import Role
-from penstock.postgres.publication import OPERATIONS, Publication, Relation
+from penstock.postgres.privileges import Role, Unreadable
+from penstock.postgres.publication import OPERATIONS, Listing, Publication, Relation, Unidentified
 from penstock.postgres.queries import identifier
 from penstock.schema import TableName
 
@@ -54,14 +54,20 @@ def publication_blockers(name: str, publication: Publication | None, relations: 
             partitioned,
         )
     for relation in relations:
-        if relation.leaves_key_out:
+        if relation.listing is not None:
             table = table_sql(relation.name)
+            listed = f"{table} {_listing_sql(relation.listing)}"
             yield Blocker(
                 PublicationError.code,
                 f"publication {name} lists columns of table {relation.name}, and its key is not among them",
-                f"BEGIN; ALTER PUBLICATION {own} DROP TABLE ONLY {table}; ALTER PUBLICATION {own} ADD TABLE ONLY {table}; COMMIT;",
+                f"BEGIN; ALTER PUBLICATION {own} DROP TABLE ONLY {table}; ALTER PUBLICATION {own} ADD TABLE ONLY {listed}; COMMIT;",
                 (relation.name,),
             )
+
+
+def _listing_sql(listing: Listing) -> str:
+    columns = f"({', '.join(map(identifier, listing.columns))})"
+    return columns if listing.row_filter is None else f"{columns} WHERE ({listing.row_filter})"
 
 
 def relation_blockers(publication: Publication | None, relations: Iterable[Relation]) -> Iterator[Blocker]:
@@ -94,17 +100,76 @@ def _relation_blockers(publication: Publication | None, relation: Relation) -> I
             f"ALTER TABLE {partition} SET LOGGED; or, if it is foreign: ALTER TABLE {table} DETACH PARTITION {partition};",
             (name,),
         )
-    if not relation.has_identity and not relation.is_published and (publication is None or publication.update or publication.delete):
+    if not relation.is_published and (publication is None or publication.update or publication.delete):
+        yield from _identity_blockers(relation)
+
+
+def _identity_blockers(relation: Relation) -> Iterator[Blocker]:
+    """One for each kind of fault; it names the partitions that have it."""
+    faults: dict[str, list[Unidentified]] = defaultdict(list)
+    for heap in relation.unidentified:
+        faults[_identity_fault(heap)].append(heap)
+    for fault, heaps in faults.items():
+        who = f"table {relation.name}"
+        if heaps[0].name != relation.name:
+            who = f"partition {', '.join(str(heap.name) for heap in heaps)} of {who}"
+        fixes = " ".join(dict.fromkeys(_identity_fix(heap, relation.name) for heap in heaps))
+        full = " ".join(f"ALTER TABLE {table_sql(heap.name)} REPLICA IDENTITY FULL;" for heap in heaps)
         yield Blocker(
             ReplicaIdentityError.code,
-            f"table {name} has neither a primary key nor another replica identity: once published, UPDATE and DELETE on it would fail",
-            f"ALTER TABLE {table} ADD PRIMARY KEY (…); or else: ALTER TABLE {table} REPLICA IDENTITY FULL;",
-            (name,),
+            f"{who} has {fault}: once published, UPDATE and DELETE on it would fail",
+            f"{fixes} or else: {full}" if fixes else full,
+            (relation.name,),
         )
 
 
-def role_blockers(name: str, publication: Publication | None, missing: Sequence[Relation], role: Role, statement: str) -> Iterator[Blocker]:
-    """What the role may not do that the gap needs. `statement` is what closes the gap."""
+def _identity_fault(heap: Unidentified) -> str:
+    if heap.identity == "n":
+        return "REPLICA IDENTITY NOTHING"
+    if heap.identity == "i":
+        return "an index as replica identity that is gone or not valid"
+    return (
+        "a deferrable primary key, which is no replica identity"
+        if heap.has_primary
+        else "neither a primary key nor another replica identity"
+    )
+
+
+def _identity_fix(heap: Unidentified, table: TableName) -> str:
+    """The better way than REPLICA IDENTITY FULL, which always works; empty if there is none."""
+    own = table_sql(heap.name)
+    if heap.is_immediate:
+        return f"ALTER TABLE {own} REPLICA IDENTITY DEFAULT;"
+    if heap.has_primary:
+        return f"ALTER TABLE {own} REPLICA IDENTITY USING INDEX …; with another unique index, which is not deferrable;"
+    return "" if heap.identity != "d" else f"ALTER TABLE {table_sql(table)} ADD PRIMARY KEY (…);"
+
+
+def reading_blockers(unreadable: Sequence[Unreadable], role: Role) -> Iterator[Blocker]:
+    """Why the role cannot read tables whole; a schema is named once for all of its tables."""
+    yield from _schema_rights((each.table for each in unreadable if not each.has_usage), role)
+    for each in unreadable:
+        if each.refused_columns:
+            what = f"role {role.name} may not read table {each.table} (columns {', '.join(each.refused_columns)})"
+            yield Blocker(PrivilegeError.code, what, f"GRANT SELECT ON {table_sql(each.table)} TO {role.identifier};", (each.table,))
+        if each.row_security:
+            what = f"policies hide rows of table {each.table} from role {role.name}"
+            yield Blocker(PrivilegeError.code, what, f"ALTER ROLE {role.identifier} BYPASSRLS;", (each.table,))
+
+
+def _schema_rights(tables: Iterable[TableName], role: Role) -> Iterator[Blocker]:
+    schemas: dict[str, list[TableName]] = defaultdict(list)
+    for table in tables:
+        schemas[table.schema].append(table)
+    for schema, names in sorted(schemas.items()):
+        grant = f"GRANT USAGE ON SCHEMA {identifier(schema)} TO {role.identifier};"
+        yield Blocker(PrivilegeError.code, f"role {role.name} may not use schema {schema}", grant, tuple(names))
+
+
+def role_blockers(
+    name: str, publication: Publication | None, missing: Sequence[Relation], role: Role, *, statement: str, publisher: str | None
+) -> Iterator[Blocker]:
+    """What the role may not do that the gap needs. `statement` closes the gap, and `publisher` may run it; None: a superuser."""
     if role.is_on_standby:
         yield Blocker(StandbyError.code, "the server is a standby, on which nothing can be created", f"on the primary: {statement}")
         return
@@ -122,33 +187,26 @@ def role_blockers(name: str, publication: Publication | None, missing: Sequence[
     if publication is None and not role.may_create:
         what = f"role {role.name} may not create publications in database {role.database}"
         yield Blocker(PrivilegeError.code, what, role.creation_grant())
-    if publication is not None and not publication.is_ours:
-        yield Blocker(
-            PrivilegeError.code,
-            f"publication {name} belongs to {publication.owner}, and only its owner may add tables to it",
-            f"as {publication.owner}: {statement}",
-        )
-    yield from _table_rights(missing, role, statement)
+    yield from _schema_rights((relation.name for relation in missing if not relation.is_reachable), role)
+    yield from _ownership(name, publication, missing, f"{f'as {publisher}' if publisher else 'as a superuser'}: {statement}")
 
 
-def _table_rights(missing: Sequence[Relation], role: Role, statement: str) -> Iterator[Blocker]:
-    for schema in sorted({relation.name.schema for relation in missing if not relation.is_reachable}):
-        yield Blocker(
-            PrivilegeError.code,
-            f"role {role.name} may not use schema {schema}",
-            f"GRANT USAGE ON SCHEMA {identifier(schema)} TO {role.identifier};",
-            _names(relation for relation in missing if relation.name.schema == schema),
-        )
-    foreign: dict[str, list[Relation]] = defaultdict(list)
+def _ownership(name: str, publication: Publication | None, missing: Sequence[Relation], remedy: str) -> Iterator[Blocker]:
+    """One reason, since one statement mends it. Not a GRANT of an owner's role: it would give away far more than is needed."""
+    foreign: dict[str, list[TableName]] = defaultdict(list)
     for relation in missing:
         if not relation.is_ours and relation.owner is not None:
-            foreign[relation.owner].append(relation)
-    for owner, relations in foreign.items():
-        names = _names(relations)
-        what = f"only {owner}, who owns {', '.join(map(str, names))}, may publish {'them' if len(names) > 1 else 'it'}"
-        # Not a GRANT of the owner's role: it would give away far more than is needed.
-        who = f"as {owner}" if len(foreign) == 1 else "as a superuser"
-        yield Blocker(PrivilegeError.code, what, f"{who}: {statement}", names)
+            foreign[relation.owner].append(relation.name)
+    reasons = [
+        f"only {owner}, who owns {', '.join(map(str, names))}, may publish {'them' if len(names) > 1 else 'it'}"
+        for owner, names in foreign.items()
+    ]
+    tables = tuple(sorted(table for names in foreign.values() for table in names))
+    if publication is not None and not publication.is_ours:
+        reasons.insert(0, f"publication {name} belongs to {publication.owner}, and only its owner may add tables to it")
+        tables = ()
+    if reasons:
+        yield Blocker(PrivilegeError.code, "; ".join(reasons), remedy, tables)
 
 
 def table_sql(table: TableName) -> str:

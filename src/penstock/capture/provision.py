@@ -12,16 +12,18 @@ from dataclasses import dataclass
 
 from penstock.capture.blockers import publication_blockers, relation_blockers, role_blockers
 from penstock.contracts.provisioning import Blocker, CoverageReport
-from penstock.errors import PenstockError, SourceError, find_error
+from penstock.errors import LockWaitError, PenstockError, SourceError, find_error
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.health import log_wait
 from penstock.postgres.limits import check_version
 from penstock.postgres.privileges import inspect_role
-from penstock.postgres.publication import Addition, inspect_publication, inspect_relations
+from penstock.postgres.publication import Addition, inspect_publication, inspect_publisher, inspect_relations
 from penstock.postgres.slot import OnWait, Slot, check_server, check_slot, ensure_slot, inspect_server
 from penstock.schema import TableName
 
 _log = logging.getLogger(__name__)
+
+_ATTEMPTS = 5
 
 
 def inspect_coverage(address: SourceAddress, publication: str, required: Collection[TableName]) -> CoverageReport:
@@ -33,10 +35,15 @@ def inspect_coverage(address: SourceAddress, publication: str, required: Collect
 def ensure_coverage(address: SourceAddress, publication: str, required: Collection[TableName], manage: bool) -> CoverageReport:
     """Close the gap if `manage` is set and this role may; gives back what was observed before acting."""
     with connect(address) as connection:
-        plan = plan_coverage(connection, publication, required)
-        if manage and plan.report.manageable:
-            plan.run(connection)
-        return plan.report
+        first = plan = plan_coverage(connection, publication, required)
+        for _ in range(_ATTEMPTS):
+            if not manage or not plan.report.manageable or plan.run(connection):
+                break
+            # Somebody else made the publication, or added a table, just now: perhaps nothing is left to do, or something is in the way.
+            plan = plan_coverage(connection, publication, required)
+        else:
+            raise LockWaitError(f"publication {publication} is being changed by somebody else, again and again")
+        return plan.report if plan.report.blockers else first.report
 
 
 def ensure_capture(
@@ -85,24 +92,30 @@ class CoveragePlan:
     report: CoverageReport
     addition: Addition | None
 
-    def run(self, connection: Connection) -> None:
-        if self.addition is not None:
-            self.addition.run(connection)
-            _log.info("publication extended", extra={"publication": self.publication, "tables": len(self.report.missing)})
+    def run(self, connection: Connection) -> bool:
+        """Gives back whether it was done, as `Addition.run` does."""
+        if self.addition is None:
+            return True
+        if not self.addition.run(connection):
+            return False
+        _log.info("publication extended", extra={"publication": self.publication, "tables": len(self.report.missing)})
+        return True
 
 
 def plan_coverage(connection: Connection, name: str, required: Collection[TableName]) -> CoveragePlan:
-    """Look at the publication, the relations and the role; three statements, however many tables there are."""
+    """Look at the publication, the relations and the role; a few statements, however many tables there are."""
     publication = inspect_publication(connection, name)
     relations = inspect_relations(connection, name, required)
     missing = [relation for relation in relations if not relation.is_published]
-    addition = Addition.plan(connection, name, missing, exists=publication is not None) if missing else None
-    blockers = [*publication_blockers(name, publication, relations), *relation_blockers(publication, relations)]
-    # What cannot be published at all has been named; who owns it is of no interest then.
-    hopeless = {table for blocker in blockers for table in blocker.tables}
+    unfit = list(relation_blockers(publication, relations))
+    # What cannot be published, or must not be, has been named: it is in no statement of ours, and who owns it is of no interest.
+    hopeless = {table for blocker in unfit for table in blocker.tables}
     wanting = [relation for relation in missing if relation.name not in hopeless]
-    if wanting and addition is not None:
-        blockers += role_blockers(name, publication, wanting, inspect_role(connection), addition.text)
+    addition = Addition.plan(connection, name, wanting, exists=publication is not None) if wanting else None
+    blockers = [*publication_blockers(name, publication, relations), *unfit]
+    if addition is not None:
+        publisher = inspect_publisher(connection, name, wanting)
+        blockers += role_blockers(name, publication, wanting, inspect_role(connection), statement=addition.text, publisher=publisher)
     report = CoverageReport(
         satisfied=not missing and not blockers,
         present=frozenset(relation.name for relation in relations if relation.is_published),

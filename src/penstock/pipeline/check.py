@@ -11,7 +11,7 @@ from pathlib import Path
 
 from penstock.errors import PenstockError
 from penstock.pipeline.check_places import check_places
-from penstock.pipeline.check_source import check_source
+from penstock.pipeline.check_source import SOURCE_STEPS, check_source
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.pipeline.findings import CheckReport, Step
 
@@ -32,5 +32,5 @@ def _steps(config: PipelineConfig, configuration: Step) -> list[Step]:
         address = config.source.address()
     except PenstockError as error:
         configuration.problem(error)
-        return check_places(config)
+        return [*(Step(name, is_skipped=True) for name in SOURCE_STEPS), *check_places(config)]
     return [*check_source(config, address), *check_places(config)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from penstock.capture.blockers import outside_kind
+from penstock.capture.blockers import outside_kind, reading_blockers
 from penstock.capture.provision import plan_coverage
 from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError
 from penstock.lag import OpenTransaction
@@ -31,6 +31,7 @@ _ONE_CHUNK_BYTES = 1 << 40
 _SHORT_SENDER_TIMEOUT_MS = 5_000
 _SMALL_DECODING_MEMORY_KB = 4_096
 _STEPS = ("server", "replication", "slot", "tables", "publication", "reading", "continuity")
+SOURCE_STEPS = ("connection", *_STEPS)
 
 
 def check_source(config: PipelineConfig, address: SourceAddress) -> list[Step]:
@@ -56,6 +57,7 @@ class _SourceCheck:
         self._can_replicate = False
         self._can_decode = False
         self._is_slot_sound = False
+        self._told: set[str] = set()
 
     def run(self) -> list[Step]:
         with ExitStack() as stack:
@@ -132,13 +134,14 @@ class _SourceCheck:
         config = self._config
         selection = select_tables(self._connection, config)
         step.detail = f"{len(selection.tables):,} selected"
-        if not selection.tables:
+        if not selection.tables and not selection.refused:
             reason = f"no table of {self._address.describe()} is selected"
             step.problem(NoTablesError(reason, hint="check tables: in the configuration"))
         for name, error in selection.refused.items():
             step.problem(error, name)
         self._selection = selection
         self._warn_of_ignored(step)
+        self._warn_of_idle_patterns(step, selection)
         _warn_of_twins(step, selection.tables)
 
     def _warn_of_ignored(self, step: Step) -> None:
@@ -152,6 +155,11 @@ class _SourceCheck:
             verb = "are" if len(names) > 1 else "is"
             step.warn("ignored", f"{listed} {verb} ignored: {what}, whose changes do not enter the log", "exclude by pattern", names)
 
+    def _warn_of_idle_patterns(self, step: Step, selection: Selection) -> None:
+        for rule in self._config.tables:
+            if rule.match is not None and selection.tables and not any(rule.selects(name) for name in selection.tables):
+                step.warn("no-match", f"pattern {rule.match} matches no table", "check tables: in the configuration; case counts")
+
     def _publication(self, step: Step, selection: Selection) -> None:
         name = step.detail = self._config.publication
         wanted = [table for table in selection.tables if table not in selection.refused]
@@ -161,6 +169,7 @@ class _SourceCheck:
         plan = plan_coverage(self._connection, name, wanted)
         for blocker in plan.report.blockers:
             step.problem(blocker)
+            self._told.add(blocker.what)
         if plan.report.manageable and plan.addition is not None:
             step.detail = f"{name} may be created or extended by {len(plan.report.missing):,} tables"
             with step.catching():
@@ -172,10 +181,10 @@ class _SourceCheck:
         snapshot = self._snapshot
         wanted = [table for name, table in selection.tables.items() if name not in selection.refused]
         unreadable = inspect_unreadable(self._connection, {table.oid: selection.schemas[table.name].column_names for table in wanted})
-        for each in unreadable:
-            for error in each.errors(self._role):
-                step.problem(error, each.table)
-        if snapshot is None:
+        for blocker in reading_blockers(unreadable, self._role):
+            if blocker.what not in self._told:
+                step.problem(blocker)
+        if snapshot is None or not wanted:
             step.is_skipped = True
             return
         refused = {each.table for each in unreadable}

@@ -45,7 +45,7 @@ def fail_rejoined(
     What has failed keeps its old entry, so that it fails again if this run ends before anybody has written that down.
     """
     for name in tables.filled:
-        if name in recorded and found.get(name) != recorded[name]:
+        if name in recorded and not _is_same(recorded[name], found.get(name)):
             error = TargetRewoundError(
                 f"table {name} was taken out of the publication and put in again, so changes of it may be missing",
                 hint=f"remove {describe(name)} and run again to copy the table anew",
@@ -54,3 +54,9 @@ def fail_rejoined(
     capturable = set(tables.capturable)
     kept = {name: token for name, token in recorded.items() if name in tables.statuses and name not in capturable}
     return kept | {name: token for name, token in found.items() if name in capturable}
+
+
+def _is_same(recorded: str, found: str | None) -> bool:
+    """Former versions recorded `all` for a table that is published by its schema; which act that was is learnt now."""
+    publication, _, act = recorded.partition("/")
+    return found == recorded or (act == "all" and found is not None and found.startswith(f"{publication}/schema-"))

@@ -145,11 +145,13 @@ class Pipeline:
         config, last = self._config, applier.last
         with connect(self._address) as connection:
             check_server(inspect_server(connection))
-            tables = inspect_pipeline(select_tables(connection, config), self._sink, last)
+            selection = select_tables(connection, config)
+            tables = inspect_pipeline(selection, self._sink, last)
             slot = inspect_slot(connection, config.slot)
             check_origin(self._address, config, tables, last, system=system, slot=slot)
             if not tables.sources:
-                raise NoTablesError(f"no table of {self._address.describe()} is selected", hint="check tables: in the configuration")
+                nothing = NoTablesError(f"no table of {self._address.describe()} is selected", hint="check tables: in the configuration")
+                raise next(iter(selection.refused.values()), nothing)
         if tables.capturable:
             fail_blocked(tables, inspect_coverage(self._address, config.publication, tables.capturable))
             _, added = ensure_capture(

@@ -25,7 +25,7 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
-from penstock.postgres.catalog import CatalogTable, check_mirrorable, inspect_schemas, inspect_tables
+from penstock.postgres.catalog import CatalogTable, KeyFault, check_mirrorable, inspect_key_faults, inspect_schemas, inspect_tables
 from penstock.postgres.connection import Connection
 from penstock.postgres.publication import inspect_relations
 from penstock.schema import TableName, TableSchema
@@ -72,9 +72,10 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
     """Look at the source. A table that is named and is not there is refused; one that no pattern matches is not missed."""
     tables = {table.name: table for table in inspect_tables(connection) if config.selects(table.name)}
     selection = Selection(tables, inspect_schemas(connection, tables.values(), config.types.policy, config.publication), {})
+    faults = inspect_key_faults(connection, selection.schemas.values())
     for name, schema in selection.schemas.items():
         try:
-            check_mirrorable(schema)
+            check_mirrorable(schema, faults.get(name, KeyFault.MISSING))
         except TableError as error:
             selection.refused[name] = error
     unknown = [name for name in config.named_tables if name not in tables]

@@ -5,8 +5,9 @@ It chooses tables and plans snapshots. It never decodes the log: the log's own R
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
@@ -93,13 +94,38 @@ def inspect_schema(
     return inspect_schemas(connection, [table], policy, publication)[table.name]
 
 
-def check_mirrorable(schema: TableSchema) -> None:
-    """Raise the error that names why `schema` cannot be mirrored, if there is a reason."""
+class KeyFault(StrEnum):
+    """Why a table has no key: without any of these, because nobody made one."""
+
+    MISSING = "missing"
+    NOTHING = "nothing"
+    DEFERRABLE = "deferrable"
+
+    def error(self, name: TableName) -> TableWithoutKeyError:
+        what, fix = {
+            KeyFault.MISSING: ("has no primary key", "ADD PRIMARY KEY (…);"),
+            KeyFault.NOTHING: ("has REPLICA IDENTITY NOTHING, which puts no key into the log", "REPLICA IDENTITY DEFAULT;"),
+            KeyFault.DEFERRABLE: (
+                "has a deferrable primary key, which does not go into the log",
+                "REPLICA IDENTITY USING INDEX …; with another unique index, which is not deferrable;",
+            ),
+        }[self]
+        hint = f"ALTER TABLE {identifier(name.schema, name.name)} {fix} or exclude the table"
+        return TableWithoutKeyError(f"table {name} {what}, so its rows cannot be told apart", hint=hint)
+
+
+def inspect_key_faults(connection: Connection, schemas: Iterable[TableSchema]) -> dict[TableName, KeyFault]:
+    """Of the tables among `schemas` that have no key: why."""
+    names = {schema.oid: schema.name for schema in schemas if not schema.key}
+    rows: list[Any] = connection.execute(query("catalog", "key_faults"), {"oids": list(names)}).fetchall() if names else []
+    known = {oid: KeyFault.NOTHING if is_nothing else KeyFault.DEFERRABLE for oid, is_nothing in rows}
+    return {name: known.get(oid, KeyFault.MISSING) for oid, name in names.items()}
+
+
+def check_mirrorable(schema: TableSchema, fault: KeyFault = KeyFault.MISSING) -> None:
+    """Raise the error that names why `schema` cannot be mirrored, if there is a reason. `fault` is why it has no key, if it has none."""
     if not schema.key:
-        raise TableWithoutKeyError(
-            f"table {schema.name} has no primary key (or its replica identity is NOTHING), so its rows cannot be told apart",
-            hint=f"ALTER TABLE {identifier(schema.name.schema, schema.name.name)} ADD PRIMARY KEY (…); or exclude the table",
-        )
+        raise fault.error(schema.name)
     seen: dict[str, str] = {}
     for name in schema.column_names:
         other = seen.setdefault(name.casefold(), name)

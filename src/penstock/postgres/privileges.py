@@ -5,11 +5,10 @@ Managed services give their administrators roles of their own instead of superus
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import PrivilegeError
 from penstock.postgres.connection import Connection
 from penstock.postgres.queries import identifier, query
 from penstock.schema import TableName
@@ -50,20 +49,6 @@ class Unreadable:
     refused_columns: tuple[str, ...]
     row_security: bool
 
-    def errors(self, role: Role) -> Iterator[PrivilegeError]:
-        """What is wrong, each with the statement that mends it."""
-        table, schema = identifier(self.table.schema, self.table.name), identifier(self.table.schema)
-        if not self.has_usage:
-            hint = f"GRANT USAGE ON SCHEMA {schema} TO {role.identifier};"
-            yield PrivilegeError(f"role {role.name} may not use schema {self.table.schema}", hint=hint)
-        if self.refused_columns:
-            hint = f"GRANT SELECT ON {table} TO {role.identifier};"
-            columns = ", ".join(self.refused_columns)
-            yield PrivilegeError(f"role {role.name} may not read table {self.table} (columns {columns})", hint=hint)
-        if self.row_security:
-            hint = f"ALTER ROLE {role.identifier} BYPASSRLS;"
-            yield PrivilegeError(f"policies hide rows of table {self.table} from role {role.name}", hint=hint)
-
 
 def inspect_role(connection: Connection) -> Role:
     row: Any = connection.execute(query("privileges", "role")).fetchone()
@@ -75,9 +60,9 @@ def inspect_unreadable(connection: Connection, wanted: Mapping[int, Collection[s
     """Of some tables, by OID, each with the columns that are wanted of it: the heaps that the role cannot read. One statement for all."""
     rows: list[Any] = connection.execute(query("privileges", "unreadable"), {"oids": list(wanted)}).fetchall()
     found = []
-    for oid, schema, name, has_usage, has_select, columns, row_security in rows:
-        # A grant on every single column is as good as one on the table.
-        refused = () if has_select else tuple(column for column in columns if column in wanted[oid])
+    for oid, schema, name, has_usage, columns, row_security in rows:
+        # Grants on every single column of the table leave out ctid, by which a snapshot reads: it takes a grant on the table.
+        refused = tuple(column for column in columns if column == "ctid" or column in wanted[oid])
         if refused or row_security or not has_usage:
             found.append(Unreadable(TableName(schema, name), has_usage, refused, row_security))
     return found

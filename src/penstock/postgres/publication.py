@@ -20,9 +20,13 @@ from penstock.schema import TableName
 
 LOCK_SECONDS = 10.0
 
+_SCHEMAS_VERSION = 150_000
 _GENERATED_VERSION = 180_000
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
+
+# Where these stand in a row of the statement `relations`.
+_OID, _KEYLESS = 2, 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,26 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True)
+class Unidentified:
+    """A heap whose rows the log does not tell apart: UPDATE and DELETE on it fail once it is published."""
+
+    name: TableName
+    identity: str
+    """As in pg_class.relreplident."""
+    has_primary: bool
+    is_immediate: bool
+    """Whether there is a primary key that is not deferrable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What a publication should list of a table: the columns that it lists now and those of the key, under the same row filter."""
+
+    columns: tuple[str, ...]
+    row_filter: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Relation:
     """A table that somebody asks for, beside one publication. `oid` and all after it are None or false if there is no such relation."""
 
@@ -56,14 +80,14 @@ class Relation:
     root: TableName | None
     """Of a partition: the table that it is a part of."""
     is_published: bool
-    has_identity: bool
-    """Whether UPDATE and DELETE go on working once it is published; of a partitioned table, in every partition."""
+    unidentified: tuple[Unidentified, ...]
+    """Where UPDATE and DELETE would fail once it is published: the table itself, or partitions of it."""
     apart: tuple[str, ...]
     """Partitions whose changes never enter the log: unlogged or foreign ones."""
     membership: int | None
     """Which act put it into the publication by name: taken out and put in again, or put in with another filter, it is another one."""
-    leaves_key_out: bool
-    """Whether the publication lists columns, and not all that tell rows apart are among them."""
+    listing: Listing | None
+    """If the publication lists columns, and not all that tell rows apart are among them: what it should list instead."""
     owner: str | None
     is_ours: bool
     is_reachable: bool
@@ -84,7 +108,21 @@ def inspect_relations(connection: Connection, publication: str, tables: Iterable
         "names": [table.name for table in wanted],
     }
     rows: list[Any] = connection.execute(query("publication", "relations"), parameters).fetchall()
-    return [_relation(row) for row in rows]
+    keyless = [row[_OID] for row in rows if row[_KEYLESS]]
+    listings = _inspect_listings(connection, publication, keyless) if keyless else {}
+    return [_relation(row, listings.get(row[_OID])) for row in rows]
+
+
+def _inspect_listings(connection: Connection, publication: str, oids: list[int]) -> dict[int, Listing]:
+    rows: list[Any] = connection.execute(query("publication", "listings"), {"publication": publication, "oids": oids}).fetchall()
+    return {oid: Listing(tuple(columns), row_filter) for oid, columns, row_filter in rows}
+
+
+def inspect_publisher(connection: Connection, publication: str, relations: Iterable[Relation]) -> str | None:
+    """Of those who own something here: a role that may publish all `relations` in one statement. None if only a superuser may."""
+    parameters = {"publication": publication, "oids": [relation.oid for relation in relations]}
+    row: Any = connection.execute(query("publication", "publishers"), parameters).fetchone()
+    return None if row is None else row[0]
 
 
 def inspect_memberships(connection: Connection, publication: str, tables: Iterable[TableName]) -> dict[TableName, str]:
@@ -92,12 +130,19 @@ def inspect_memberships(connection: Connection, publication: str, tables: Iterab
     found = inspect_publication(connection, publication)
     if found is None:
         return {}
-    relations = inspect_relations(connection, publication, tables)
-    return {each.name: f"{found.oid}/{each.membership or 'all'}" for each in relations if each.is_published}
+    acts: dict[str, int] = {}
+    if connection.info.server_version >= _SCHEMAS_VERSION:
+        rows: list[Any] = connection.execute(query("publication", "schemas"), {"publication": found.oid}).fetchall()
+        acts = dict(rows)
+
+    def act(each: Relation) -> object:
+        return each.membership or (f"schema-{acts[each.name.schema]}" if each.name.schema in acts else "all")
+
+    return {each.name: f"{found.oid}/{act(each)}" for each in inspect_relations(connection, publication, tables) if each.is_published}
 
 
-def _relation(row: Any) -> Relation:
-    schema, name, oid, kind, persistence, root_schema, root_name, published, identified, apart, member, keyless, owner, ours, usable = row
+def _relation(row: Any, listing: Listing | None) -> Relation:
+    schema, name, oid, kind, persistence, root_schema, root_name, published, unidentified, apart, member, _, owner, ours, usable = row
     return Relation(
         TableName(schema, name),
         oid,
@@ -105,10 +150,10 @@ def _relation(row: Any) -> Relation:
         persistence,
         None if root_schema is None else TableName(root_schema, root_name),
         bool(published),
-        identified,
+        tuple(Unidentified(TableName(schema, name), *facts) for schema, name, *facts in unidentified or ()),
         tuple(apart or ()),
         member,
-        bool(keyless),
+        listing,
         owner,
         bool(ours),
         bool(usable),
@@ -141,8 +186,11 @@ class Addition:
         """To be pasted."""
         return f"{self.statement.as_string()};"
 
-    def run(self, connection: Connection, *, keep: bool = True) -> None:
-        """Run it, and give up if a relation stays locked: an application must not queue up behind us. Without `keep` it is only tried."""
+    def run(self, connection: Connection, *, keep: bool = True) -> bool:
+        """Run it, and give up if a relation stays locked: an application must not queue up behind us. Without `keep` it is only tried.
+
+        Gives back whether it was done; not if somebody else was faster, so that there is something new to look at.
+        """
         doing = f"adding tables to publication {self.publication}"
         with source_errors(doing):
             try:
@@ -151,10 +199,15 @@ class Addition:
                     connection.execute(self.statement)
             except psycopg.errors.LockNotAvailable as error:
                 raise self._lock_wait(connection, doing) from error
+            except (psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
+                return False
+        return True
 
     def _lock_wait(self, connection: Connection, doing: str) -> LockWaitError:
         rows: list[Any] = connection.execute(query("publication", "lock_holders"), {"oids": list(self.oids)}).fetchall()
-        who = " and ".join(f"process {pid} ({application or user}, {state})" for pid, user, application, state in rows) or "another session"
+        # Of other roles' sessions one may not see the state.
+        people = [(pid, ", ".join(filter(None, (application or user, state)))) for pid, user, application, state in rows]
+        who = " and ".join(f"process {pid} ({person})" if person else f"process {pid}" for pid, person in people) or "another session"
         return LockWaitError(
             f"{doing}: {who} has held a lock on a table for more than {LOCK_SECONDS:.0f} seconds",
             hint=" ".join(f"SELECT pg_terminate_backend({pid});" for pid, *_ in rows) or None,

@@ -149,9 +149,11 @@ def test_R04_a_table_whose_updates_would_fail_once_published_is_refused(shop: Da
     required = {TableName("public", name) for name in names}
     report = ensure_coverage(address, "pub", required | {ORDERS}, manage=True)
     assert codes(report) == ["PEN-1405"] * 4
-    for blocker in report.blockers:
-        assert "ADD PRIMARY KEY" in blocker.remedy
-        assert "REPLICA IDENTITY FULL" in blocker.remedy
+    assert all("REPLICA IDENTITY FULL" in blocker.remedy for blocker in report.blockers)
+    better = {"deferred": "USING INDEX", "keyless": "ADD PRIMARY KEY", "nothing": "REPLICA IDENTITY DEFAULT", "parted": "ADD PRIMARY KEY"}
+    assert {blocker.tables[0].name: better[blocker.tables[0].name] in blocker.remedy for blocker in report.blockers} == dict.fromkeys(
+        names, True
+    )
     for name in names:
         shop.execute(f"UPDATE {name} SET id = id + 1; DELETE FROM {name} WHERE id = 3")
     # The claim itself: publishing them does break the application.
@@ -293,7 +295,7 @@ def test_C04_every_right_that_is_missing_is_named_with_its_grant(shop: Database,
     for grant in grants:
         shop.execute(grant)
     left = ensure_coverage(address, "pub", required, manage=True)
-    assert [blocker.remedy for blocker in left.blockers] == [f"as {owner}: {left.remediation[0]}"]
+    assert [blocker.remedy for blocker in left.blockers] == [f"as a superuser: {left.remediation[0]}"]
     shop.execute(left.remediation[0])
     assert inspect_coverage(address, "pub", required).satisfied
 

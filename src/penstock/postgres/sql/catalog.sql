@@ -62,6 +62,13 @@ WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELS
   AND (%(oids)s::oid[] IS NULL OR i.indrelid = ANY (%(oids)s::oid[]))
 GROUP BY i.indrelid
 
+-- name: key_faults
+-- Why tables that look as if they had a key have none: their replica identity is NOTHING, or the primary key is deferrable.
+SELECT c.oid, c.relreplident = 'n'
+FROM pg_catalog.pg_class c
+WHERE c.oid = ANY (%(oids)s::oid[])
+  AND EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND (c.relreplident = 'n' OR NOT i.indimmediate))
+
 -- name: primary_key
 -- The place is read after the statement's snapshot was taken: all that the snapshot shows had committed by then.
 SELECT coalesce(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attnum IS NOT NULL), '{}'),

@@ -13,15 +13,15 @@ SELECT current_user::text, pg_catalog.current_database()::text,
 
 -- name: unreadable
 -- The heaps of some tables that this role cannot read whole, and why: the schema, the table, single columns, or policies on rows.
--- A snapshot reads partitions one by one, so that a grant on their root is not enough.
+-- A snapshot reads partitions one by one, so that a grant on their root is not enough; and it reads by ctid, which is a column too.
 SELECT t.oid, n.nspname, c.relname,
        pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
-       pg_catalog.has_table_privilege(c.oid, 'SELECT'),
        ARRAY(
          SELECT a.attname::text
          FROM pg_catalog.pg_attribute a
-         WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')
-         ORDER BY a.attnum
+         WHERE a.attrelid = c.oid AND (a.attnum > 0 OR a.attname = 'ctid') AND NOT a.attisdropped
+           AND NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')
+         ORDER BY a.attnum < 0, a.attnum
        ),
        pg_catalog.row_security_active(c.oid)
 FROM pg_catalog.pg_class t

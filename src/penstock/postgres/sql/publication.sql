@@ -9,7 +9,8 @@ WHERE p.pubname = %(publication)s
 
 -- name: relations
 -- What is asked for, each with what decides whether the publication holds it, could hold it, and may be made to by this role. A partitioned
--- table is published under its own name, or else leaf by leaf. UPDATE fails on a leaf without identity, whatever its root has.
+-- table is published under its own name, or else leaf by leaf. UPDATE fails on a leaf without identity, whatever its root has; where there is
+-- no leaf yet, the root says what the first one will have.
 WITH published AS MATERIALIZED (
   SELECT c.oid
   FROM pg_catalog.pg_publication_tables t
@@ -20,7 +21,7 @@ WITH published AS MATERIALIZED (
 SELECT r.nspname, r.relname, c.oid, c.relkind::text, c.relpersistence::text,
        CASE WHEN c.relispartition THEN root.nspname END, CASE WHEN c.relispartition THEN root.relname END,
        c.oid IN (SELECT oid FROM published) OR pr.oid IS NOT NULL AND c.relkind = 'p' OR COALESCE(leaves.published, false),
-       COALESCE(leaves.identified, false),
+       leaves.unidentified,
        leaves.apart,
        pr.oid,
        pg_catalog.jsonb_typeof(pg_catalog.to_jsonb(pr) -> 'prattrs') = 'array' AND EXISTS (
@@ -45,21 +46,75 @@ LEFT JOIN LATERAL (
 ) root ON true
 LEFT JOIN LATERAL (
   SELECT pg_catalog.bool_and(l.oid IN (SELECT oid FROM published)) AS published,
-         pg_catalog.array_agg(l.oid::pg_catalog.regclass::text) FILTER (WHERE l.relkind <> 'r' OR l.relpersistence <> 'p') AS apart,
-         pg_catalog.bool_and(CASE l.relreplident WHEN 'f' THEN true WHEN 'n' THEN false ELSE EXISTS (
-           SELECT 1
-           FROM pg_catalog.pg_index i
-           WHERE i.indrelid = l.oid AND i.indisvalid AND i.indimmediate
-             AND CASE l.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
-         ) END) AS identified
+         pg_catalog.array_agg(l.oid::pg_catalog.regclass::text) FILTER (WHERE l.relkind = 'f' OR l.relpersistence <> 'p') AS apart,
+         pg_catalog.jsonb_agg(
+           pg_catalog.jsonb_build_array(ln.nspname, l.relname, l.relreplident, COALESCE(key.has_primary, false), COALESCE(key.is_immediate, false))
+           ORDER BY ln.nspname, l.relname
+         ) FILTER (WHERE l.relkind <> 'f' AND CASE l.relreplident WHEN 'f' THEN false WHEN 'n' THEN true WHEN 'i' THEN key.has_chosen IS NOT TRUE
+           ELSE key.is_immediate IS NOT TRUE END) AS unidentified
   FROM (
-    SELECT c.oid WHERE c.relkind = 'r'
+    SELECT c.oid
+    WHERE c.relkind = 'r'
+      OR c.relkind = 'p' AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_partition_tree(c.oid) t WHERE t.isleaf AND t.relid <> c.oid)
     UNION ALL
     SELECT t.relid FROM pg_catalog.pg_partition_tree(CASE WHEN c.relkind = 'p' THEN c.oid END) t WHERE t.isleaf AND t.relid <> c.oid
   ) leaf
   JOIN pg_catalog.pg_class l ON l.oid = leaf.oid
+  JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace
+  LEFT JOIN LATERAL (
+    SELECT pg_catalog.bool_or(i.indisprimary) AS has_primary, pg_catalog.bool_or(i.indisprimary AND i.indimmediate) AS is_immediate,
+           pg_catalog.bool_or(i.indisreplident AND i.indimmediate) AS has_chosen
+    FROM pg_catalog.pg_index i
+    WHERE i.indrelid = l.oid AND i.indisvalid
+  ) key ON true
 ) leaves ON true
 ORDER BY r.nspname, r.relname
+
+-- name: listings
+-- Tables of which the publication lists columns: those, with the ones of the key, and the row filter. Needs Postgres 15.
+SELECT pr.prrelid,
+       ARRAY(
+         SELECT a.attname::text
+         FROM pg_catalog.pg_attribute a
+         WHERE a.attrelid = pr.prrelid AND NOT a.attisdropped AND (a.attnum = ANY (pr.prattrs) OR EXISTS (
+           SELECT 1
+           FROM pg_catalog.pg_index i
+           WHERE i.indrelid = pr.prrelid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+             AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+         ))
+         ORDER BY a.attnum
+       ),
+       pg_catalog.pg_get_expr(pr.prqual, pr.prrelid)
+FROM pg_catalog.pg_publication_rel pr
+JOIN pg_catalog.pg_publication p ON p.oid = pr.prpubid AND p.pubname = %(publication)s
+JOIN pg_catalog.pg_class c ON c.oid = pr.prrelid
+WHERE pr.prrelid = ANY (%(oids)s::oid[])
+
+-- name: schemas
+-- Which act put each schema into the publication. Needs Postgres 15.
+SELECT n.nspname, s.oid
+FROM pg_catalog.pg_publication_namespace s
+JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid
+WHERE s.pnpubid = %(publication)s::oid
+
+-- name: publishers
+-- Of the owners of some tables and of the publication: who may add all of these tables, or create it with them if it is not there.
+WITH publication AS (SELECT p.pubowner FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s)
+SELECT r.rolname::text
+FROM pg_catalog.pg_roles r
+WHERE (r.oid IN (SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[])) OR r.oid IN (SELECT pubowner FROM publication))
+  AND NOT EXISTS (
+    SELECT 1
+    FROM pg_catalog.pg_class c
+    WHERE c.oid = ANY (%(oids)s::oid[])
+      AND NOT (pg_catalog.pg_has_role(r.oid, c.relowner, 'USAGE') AND pg_catalog.has_schema_privilege(r.oid, c.relnamespace, 'USAGE'))
+  )
+  AND COALESCE(
+    (SELECT pg_catalog.pg_has_role(r.oid, pubowner, 'USAGE') FROM publication),
+    pg_catalog.has_database_privilege(r.oid, pg_catalog.current_database(), 'CREATE')
+  )
+ORDER BY r.rolsuper, r.rolname
+LIMIT 1
 
 -- name: lock_holders
 SELECT DISTINCT a.pid, a.usename::text, a.application_name, a.state
