@@ -8,10 +8,10 @@ import pytest
 from typing_extensions import override
 
 from penstock.contracts.provisioning import Blocker, CoverageReport
-from penstock.errors import PrivilegeError, SpoolCorruptError
+from penstock.errors import NoTablesError, PrivilegeError, SpoolCorruptError, UnsupportedTableError
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Selection, Tables, fail_blocked, inspect_pipeline
+from penstock.pipeline.tables import Selection, Tables, check_selected, fail_blocked, inspect_pipeline
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.schema import Column, TableName, TableSchema
@@ -95,6 +95,13 @@ def test_R15_a_directory_says_whether_it_folds_case(tmp_path: Path) -> None:
     (tmp_path / "probe").touch()
     assert folds_case(tmp_path) is (tmp_path / "PROBE").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["probe"]
+
+
+def test_R18_nothing_to_mirror_is_told_with_the_reason_of_what_was_named() -> None:
+    with pytest.raises(NoTablesError, match="no table of shop is selected"):
+        check_selected(Selection({}, {}, {}), "shop")
+    with pytest.raises(UnsupportedTableError, match="unlogged"):
+        check_selected(Selection({}, {}, {GOOD: UnsupportedTableError("unlogged")}), "shop")
 
 
 def _filled() -> Tables:

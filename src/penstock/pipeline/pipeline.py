@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.capture.provision import ensure_capture, inspect_coverage
-from penstock.errors import NoTablesError, PenstockError, Recovery, SpoolLockedError, parse_error
+from penstock.errors import PenstockError, Recovery, SpoolLockedError, parse_error
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.config import PipelineConfig
@@ -32,7 +32,7 @@ from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot import SnapshotCoordinator
 from penstock.pipeline.standing import check_log, check_origin
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Tables, fail_blocked, fail_unpublished, inspect_pipeline, select_tables
+from penstock.pipeline.tables import Tables, check_selected, fail_blocked, fail_unpublished, inspect_pipeline, select_tables
 from penstock.pipeline.verify import Comparison, compare_tables
 from penstock.position import Position
 from penstock.postgres.connection import connect
@@ -149,9 +149,7 @@ class Pipeline:
             tables = inspect_pipeline(selection, self._sink, last)
             slot = inspect_slot(connection, config.slot)
             check_origin(self._address, config, tables, last, system=system, slot=slot)
-            if not tables.sources:
-                nothing = NoTablesError(f"no table of {self._address.describe()} is selected", hint="check tables: in the configuration")
-                raise next(iter(selection.refused.values()), nothing)
+            check_selected(selection, self._address.describe())
         if tables.capturable:
             fail_blocked(tables, inspect_coverage(self._address, config.publication, tables.capturable))
             _, added = ensure_capture(

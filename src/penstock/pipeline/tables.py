@@ -12,6 +12,7 @@ from penstock.capture.continuity import check_continuity
 from penstock.capture.provision import blocked
 from penstock.contracts.provisioning import CoverageReport
 from penstock.errors import (
+    NoTablesError,
     PenstockError,
     PositionGapError,
     Recovery,
@@ -82,6 +83,13 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
     for blocker in relation_blockers(None, inspect_relations(connection, "", unknown) if unknown else ()):
         selection.refused.setdefault(blocker.tables[0], blocked([blocker]))
     return selection
+
+
+def check_selected(selection: Selection, source: str) -> None:
+    """Raise if there is nothing to mirror: for the reason that what is named was refused for, if something is."""
+    if not selection.tables:
+        nothing = NoTablesError(f"no table of {source} is selected", hint="check tables: in the configuration")
+        raise next(iter(selection.refused.values()), nothing)
 
 
 def inspect_pipeline(selection: Selection, sink: Targets, last: Epoch | None) -> Tables:
