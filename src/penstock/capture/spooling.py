@@ -37,8 +37,8 @@ from penstock.spool.identity import CaptureIdentity, ensure_identity
 from penstock.spool.lock import SpoolLock
 from penstock.spool.manifest import Manifest
 from penstock.spool.reader import SpoolReader
-from penstock.spool.retention import SpoolBudget, delete_released
 from penstock.spool.status import CaptureFailure, CaptureStatus, write_status
+from penstock.spool.stock import SpoolBudget, SpoolStock
 from penstock.spool.writer import SpoolWriter
 
 _log = logging.getLogger(__name__)
@@ -48,6 +48,9 @@ _STATUS_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _LOCK_PAUSE_SECONDS = 1.0
+_FEW_SEGMENTS = 100
+_SHORTEST_SEAL_SECONDS = 0.001
+_LONGEST_SEAL_SECONDS = 30.0
 
 
 class SpoolCapture:
@@ -68,8 +71,9 @@ class SpoolCapture:
         self._received = Position.ZERO
         self._rows_total = 0
         self._bytes_total = 0
-        self._segments_total = 0
-        self._segments_discarded = 0
+        self._reader = SpoolReader(settings.spool)
+        self._stock = SpoolStock(self._reader)
+        self._released: Position | None = None
         self._last_seal = 0.0
         self._housekeeping_due = 0.0
         self._status_due = 0.0
@@ -172,9 +176,8 @@ class SpoolCapture:
 
     def _capture(self) -> None:
         settings = self._settings
-        reader = SpoolReader(settings.spool)
-        system, slot, keys, types = inspect_source(settings, reader, self._wait_for_slot)
-        start = max(reader.end or Position.ZERO, slot.confirmed)
+        system, slot, keys, types = inspect_source(settings, self._reader, self._wait_for_slot)
+        start = max(self._reader.end or Position.ZERO, slot.confirmed)
         limits = settings.limits
         request = StreamRequest(
             settings.slot,
@@ -190,11 +193,12 @@ class SpoolCapture:
                 raise ConnectionLostError("another server answers at this address than a moment ago")
             ensure_identity(settings.spool, CaptureIdentity(settings.slot, settings.publication, system.identifier, system.timeline))
             writer = SpoolWriter(settings.spool, start, max_segment_bytes=limits.segment_bytes * 4)
+            self._stock.look()
             self._confirmed = slot.confirmed
             self._advance(start)
             stream.start()
             prefixes = frozenset(settings.message_prefixes)
-            self._follow(stream, PgOutputDecoder(keys, types, load_key=catalog.load, prefixes=prefixes), writer, reader)
+            self._follow(stream, PgOutputDecoder(keys, types, load_key=catalog.load, prefixes=prefixes), writer)
 
     def _wait_for_slot(self, blockers: Sequence[OpenTransaction]) -> None:
         """Called once a second while the slot's creation waits."""
@@ -212,12 +216,12 @@ class SpoolCapture:
         finally:
             stream.close()
 
-    def _follow(self, stream: ReplicationStream, decoder: PgOutputDecoder, writer: SpoolWriter, reader: SpoolReader) -> None:
-        budget = SpoolBudget(reader, self._settings.limits.spool_bytes)
+    def _follow(self, stream: ReplicationStream, decoder: PgOutputDecoder, writer: SpoolWriter) -> None:
+        budget = SpoolBudget(self._stock, self._settings.limits.spool_bytes)
         bytes_before = self._bytes_total
         try:
             while not self._stopping.is_set():
-                self._keep_house(stream, reader, budget)
+                self._keep_house(stream, budget)
                 if budget.must_pause():
                     self._stopping.wait(_HOUSEKEEPING_SECONDS)
                     continue
@@ -230,37 +234,39 @@ class SpoolCapture:
                 self._received = Position(stream.received)
                 self._seal_if_due(writer, caught_up=stream.buffered_bytes == 0)
             self._housekeeping_due = 0.0
-            self._keep_house(stream, reader, budget)
+            self._keep_house(stream, budget)
             # At once, before anything else is let go: this process may have little time left, and the last confirmation goes with it.
             stream.close()
         finally:
             writer.close()
 
     def _patience_seconds(self, writer: SpoolWriter) -> float:
-        return self._settings.limits.seal_seconds if writer.pending_rows else _HOUSEKEEPING_SECONDS
+        if not writer.pending_rows:
+            return _HOUSEKEEPING_SECONDS
+        rest = self._last_seal + self._seal_pause_seconds() - time.monotonic()
+        return max(self._settings.limits.seal_seconds, min(rest, _HOUSEKEEPING_SECONDS))
 
     def _seal_if_due(self, writer: SpoolWriter, *, caught_up: bool) -> None:
         limits = self._settings.limits
         now = time.monotonic()
         rested = now - self._last_seal
+        pause = self._seal_pause_seconds()
         full = writer.pending_rows >= limits.segment_rows or writer.pending_bytes >= limits.segment_bytes
         old = writer.oldest_pending_age_seconds >= limits.segment_seconds
         manifest = None
-        if full or (rested >= self._seal_pause_seconds() and writer.pending_rows and (caught_up or old)):
+        if full or (rested >= pause and writer.pending_rows and (caught_up or old)):
             manifest = writer.seal()
-        elif rested >= limits.quiet_seconds:
+        elif rested >= max(limits.quiet_seconds, pause):
             manifest = writer.seal(quiet=True)
         if manifest is not None:
             self._sealed(manifest)
 
     def _seal_pause_seconds(self) -> float:
-        """Small segments while readers keep up, larger ones while they are behind, so that their number stays bounded."""
-        waiting = self._segments_total - self._segments_discarded
-        return min(2.0, self._settings.limits.seal_seconds * max(1.0, waiting / 50))
+        return seal_pause_seconds(self._settings.limits.seal_seconds, self._stock.waiting(self._released))
 
     def _sealed(self, manifest: Manifest) -> None:
         self._rows_total += manifest.rows
-        self._segments_total += 1
+        self._stock.add(manifest)
         self._last_seal = time.monotonic()
         self._commit_time = manifest.commit_time or self._commit_time
         self._advance(manifest.end)
@@ -270,20 +276,19 @@ class SpoolCapture:
             self._end = end
             self._changed.notify_all()
 
-    def _keep_house(self, stream: ReplicationStream, reader: SpoolReader, budget: SpoolBudget) -> None:
+    def _keep_house(self, stream: ReplicationStream, budget: SpoolBudget) -> None:
         """Confirm what may be confirmed, and drop from the spool what every consumer has released."""
         now = time.monotonic()
         if now < self._housekeeping_due:
             return
         self._housekeeping_due = now + _HOUSEKEEPING_SECONDS
-        done = minimum(self._settings.spool)
+        self._released = done = minimum(self._settings.spool)
         self._choose_confirm(done)
         confirmable = self._policy.confirmable(done, self._end)
         if confirmable is not None:
             stream.confirm(confirmable)
             self._confirmed = max(self._confirmed, confirmable)
-        if done is not None and done > Position.ZERO:
-            self._segments_discarded += len(delete_released(reader))
+        self._stock.delete_released(done)
         if now >= self._status_due:
             self._report("full" if budget.must_pause() else "streaming", None)
 
@@ -316,6 +321,16 @@ class SpoolCapture:
         except OSError as error:
             # The capture goes on without it; if the disk is full or gone, the next segment says so.
             _log.warning("capture status not written", extra={"error": str(error)})
+
+
+def seal_pause_seconds(least_seconds: float, waiting: int) -> float:
+    """The least time between two seals: small segments while consumers keep up, ever larger ones the more segments wait.
+
+    By its square the number stays in the thousands however long a consumer is away: about 1,800 after an hour, 5,000 after a day. Nobody
+    is kept waiting by that who is not behind by as much; and it is short again as soon as consumers have released.
+    """
+    least_seconds = max(least_seconds, _SHORTEST_SEAL_SECONDS)
+    return max(least_seconds, min(_LONGEST_SEAL_SECONDS, least_seconds * (waiting / _FEW_SEGMENTS) ** 2))
 
 
 class _StoppedError(Exception):

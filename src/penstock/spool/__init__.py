@@ -13,8 +13,9 @@ from penstock.spool.lock import SpoolLock
 from penstock.spool.manifest import Manifest, SegmentFile
 from penstock.spool.range import FileSlice, SpoolRange, TableRange
 from penstock.spool.reader import SpoolReader
-from penstock.spool.retention import SpoolBudget, delete_released, spool_bytes
+from penstock.spool.retention import delete_released, spool_bytes
 from penstock.spool.status import CaptureFailure, CaptureStatus, load_status, write_status
+from penstock.spool.stock import SpoolBudget, SpoolStock
 from penstock.spool.waiting import wait_for_end
 from penstock.spool.writer import SpoolWriter
 
@@ -31,6 +32,7 @@ __all__ = [
     "SpoolLock",
     "SpoolRange",
     "SpoolReader",
+    "SpoolStock",
     "SpoolWriter",
     "TableRange",
     "delete_released",

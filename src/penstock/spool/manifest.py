@@ -11,6 +11,7 @@ import json
 from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 from penstock.change import ChangeCounts, LogicalMessage
@@ -136,12 +137,27 @@ def schema_document(schema: TableSchema) -> dict[str, object]:
 
 
 def parse_schema(document: dict[str, Any]) -> TableSchema:
+    """What says the same gives the same object: a schema is much larger than the rest of a manifest, and thousands repeat it."""
     columns = tuple(
-        Column(column["name"], parse_type(column["arrow_type"]), column["type_oid"], column["type_modifier"], column.get("reader", ""))
+        (column["name"], column["arrow_type"], column["type_oid"], column["type_modifier"], column.get("reader", ""))
         for column in document["columns"]
     )
-    name = TableName(document["table"]["schema"], document["table"]["name"])
-    return TableSchema(document["oid"], name, columns, tuple(document["key"]))
+    return _shared_schema(document["oid"], document["table"]["schema"], document["table"]["name"], columns, tuple(document["key"]))
+
+
+@lru_cache(maxsize=16384)
+def _shared_schema(
+    oid: int, schema: str, name: str, columns: tuple[tuple[str, str, int, int, str], ...], key: tuple[str, ...]
+) -> TableSchema:
+    return TableSchema(
+        oid,
+        TableName(schema, name),
+        tuple(
+            Column(column, parse_type(arrow_type), type_oid, type_modifier, reader)
+            for column, arrow_type, type_oid, type_modifier, reader in columns
+        ),
+        key,
+    )
 
 
 def _file_document(file: SegmentFile) -> dict[str, object]:

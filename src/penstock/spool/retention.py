@@ -1,4 +1,4 @@
-"""Deleting segments that no consumer needs, and keeping the spool within its size.
+"""Deleting segments that no consumer needs.
 
 A segment goes by having its manifest renamed to a tombstone; then it is gone for everyone, and its files can be removed in peace. After
 a crash in between, the next pass finds the tombstone and finishes. A directory with neither belongs to the writer and is left alone.
@@ -7,17 +7,12 @@ The newest segment always stays: it says how far the spool reaches.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from penstock.position import Position
 from penstock.spool import consumers, storage
 from penstock.spool.layout import MANIFEST, TOMBSTONE, SpoolLayout, parse_segment_name
 from penstock.spool.reader import SpoolReader
-
-RESUME_AT = 0.9
-"""The part of the limit below which a paused capture goes on; so that it does not flutter around the limit."""
 
 
 def delete_released(reader: SpoolReader) -> tuple[Position, ...]:
@@ -42,37 +37,6 @@ def delete_released(reader: SpoolReader) -> tuple[Position, ...]:
 def spool_bytes(reader: SpoolReader) -> int:
     """The size of all changes in the spool, sealed or open."""
     return sum(segment.bytes for segment in reader.segments()) + storage.size_bytes(SpoolLayout(reader.root).open)
-
-
-class SpoolBudget:
-    """Tells the capture to pause while consumers hold on to too much.
-
-    Only what waits for a consumer can become less by waiting. So when no sealed segment waits, the answer is always to go on, even if one
-    transaction still open is larger than the limit: it must end before anyone can release it.
-    """
-
-    def __init__(
-        self, reader: SpoolReader, max_bytes: int, *, interval_seconds: float = 0.5, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._reader = reader
-        self._max_bytes = max_bytes
-        self._interval_seconds = interval_seconds
-        self._clock = clock
-        self._next_look = clock()
-        self._is_paused = False
-
-    def must_pause(self) -> bool:
-        """Cheap to ask at every step: the spool is measured at most once in `interval_seconds`."""
-        if self._clock() >= self._next_look:
-            self._next_look = self._clock() + self._interval_seconds
-            self._is_paused = self._measure()
-        return self._is_paused
-
-    def _measure(self) -> bool:
-        upto = consumers.minimum(self._reader.root)
-        held_bytes = sum(segment.bytes for segment in self._reader.segments() if upto is None or segment.end > upto)
-        used_bytes = held_bytes + storage.size_bytes(SpoolLayout(self._reader.root).open)
-        return held_bytes > 0 and used_bytes > self._max_bytes * (RESUME_AT if self._is_paused else 1)
 
 
 def _bury(directory: Path) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SpoolCorruptError
-from penstock.spool import SpoolBudget, SpoolReader, SpoolWriter, delete_released, forget, minimum, release, released, spool_bytes
+from penstock.spool import SpoolReader, SpoolWriter, delete_released, forget, minimum, release, released, spool_bytes
 from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, capture, changes, piece, transactions
 
 THREE = [[Commit(10)], [Commit(20, (ORDERS, ITEMS))], [Commit(30)]]
@@ -77,44 +77,3 @@ def test_the_size_is_that_of_sealed_and_open_files(tmp_path: Path) -> None:
     writer.append(piece(7, (ORDERS, 1)))
     on_disk = sum(path.stat().st_size for path in tmp_path.rglob("*.parquet"))
     assert spool_bytes(SpoolReader(tmp_path)) == on_disk
-
-
-def test_the_capture_pauses_at_the_limit_and_goes_on_well_below_it(tmp_path: Path) -> None:
-    now = [0.0]
-    capture(tmp_path, 0, THREE)
-    release(tmp_path, "one", at(0))
-    reader = SpoolReader(tmp_path)
-    sizes = [segment.bytes for segment in reader.segments()]
-    budget = SpoolBudget(reader, sum(sizes) - 1, interval_seconds=1, clock=lambda: now[0])
-    assert budget.must_pause()
-    release(tmp_path, "one", at(10))
-    assert budget.must_pause(), "not looked again yet"
-    now[0] = 1.0
-    assert not budget.must_pause()
-    assert not SpoolBudget(reader, sum(sizes[1:])).must_pause()
-
-
-def test_a_paused_capture_does_not_flutter_around_the_limit(tmp_path: Path) -> None:
-    now = [0.0]
-    capture(tmp_path, 0, [[Commit(position, (ORDERS,))] for position in range(1, 41)])
-    release(tmp_path, "one", at(0))
-    reader = SpoolReader(tmp_path)
-    size = reader.segments()[0].bytes
-    budget = SpoolBudget(reader, 39 * size, interval_seconds=1, clock=lambda: now[0])
-    answers = []
-    for position in (0, 1, 4, 6):
-        release(tmp_path, "one", at(position))
-        now[0] += 1
-        answers.append(budget.must_pause())
-    assert answers == [True, True, True, False]
-
-
-def test_pausing_stops_when_only_waiting_cannot_help(tmp_path: Path) -> None:
-    writer = SpoolWriter(tmp_path, at(0), piece_buffer_bytes=0)
-    writer.append(transactions(Commit(10)))
-    writer.seal()
-    writer.append(piece(7, (ORDERS, 0)))
-    budget = SpoolBudget(SpoolReader(tmp_path), 1, interval_seconds=0)
-    assert budget.must_pause()
-    release(tmp_path, "one", at(10))
-    assert not budget.must_pause()
