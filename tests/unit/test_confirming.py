@@ -10,8 +10,14 @@ from penstock.position import Lsn, Position
 LIMIT = 1000
 
 
-def look(policy: ConfirmPolicy, *, server: int, restart: int | None, released: int | None) -> Confirm:
-    policy.look(Position.of(server), None if restart is None else Lsn(restart), None if released is None else Position.of(released))
+def look(policy: ConfirmPolicy, *, server: int, restart: int | None, released: int | None, sealed: int | None = None) -> Confirm:
+    """The spool holds all that the server has, if nothing else is said."""
+    policy.look(
+        Position.of(server),
+        None if restart is None else Lsn(restart),
+        None if released is None else Position.of(released),
+        Position.of(server if sealed is None else sealed),
+    )
     return policy.mode
 
 
@@ -29,6 +35,21 @@ def test_the_slots_own_progress_does_not_switch_it_back_while_consumers_are_behi
     policy = ConfirmPolicy(Confirm.APPLIED, LIMIT)
     look(policy, server=5000, restart=100, released=100)
     assert look(policy, server=5000, restart=5000, released=100) is Confirm.SPOOLED
+
+
+def test_a_long_transaction_alone_does_not_switch_it_while_consumers_are_level() -> None:
+    policy = ConfirmPolicy(Confirm.APPLIED, LIMIT)
+    assert look(policy, server=50_000, restart=100, released=50_000) is Confirm.APPLIED
+    assert look(policy, server=50_000, restart=100, released=49_800) is Confirm.APPLIED, "a fifth of the limit is nothing"
+    assert look(policy, server=50_000, restart=100, released=49_799) is Confirm.SPOOLED
+    assert look(policy, server=50_000, restart=100, released=49_830) is Confirm.SPOOLED, "no flutter around the margin"
+    assert look(policy, server=50_000, restart=100, released=49_840) is Confirm.APPLIED
+
+
+def test_it_does_not_switch_while_nothing_more_is_sealed_than_released() -> None:
+    policy = ConfirmPolicy(Confirm.APPLIED, LIMIT)
+    assert look(policy, server=50_000, restart=100, released=100, sealed=100) is Confirm.APPLIED
+    assert look(policy, server=50_000, restart=100, released=100, sealed=5000) is Confirm.SPOOLED
 
 
 @pytest.mark.parametrize(("configured", "limit"), [(Confirm.APPLIED, None), (Confirm.SPOOLED, LIMIT), (Confirm.SPOOLED, None)])

@@ -294,7 +294,7 @@ class SpoolCapture:
 
     def _choose_confirm(self, done: Position | None) -> None:
         sample = self._watch.sample if self._watch is not None else None
-        if sample is not None and self._policy.look(sample.flushed, sample.slot_restart, done):
+        if sample is not None and self._policy.look(sample.flushed, sample.slot_restart, done, self._end):
             _log.warning("what is confirmed has changed", extra={"confirms": self._policy.mode.value})
 
     def _report(self, state: str, trouble: BaseException | None, waits_for: tuple[OpenTransaction, ...] = ()) -> None:

@@ -15,14 +15,17 @@ from penstock.spool.layout import MANIFEST, TOMBSTONE, SpoolLayout, parse_segmen
 from penstock.spool.reader import SpoolReader
 
 
-def delete_released(reader: SpoolReader) -> tuple[Position, ...]:
-    """Delete the segments that every consumer has released; gives their ends. Safe beside the writer, readers and itself."""
+def delete_released(reader: SpoolReader, *, at_most: int | None = None) -> tuple[Position, ...]:
+    """Delete the segments that every consumer has released, the oldest first; gives their ends.
+
+    Safe beside the writer, readers and itself.
+    """
     layout = SpoolLayout(reader.root)
     upto, newest = consumers.minimum(reader.root), reader.end
     if upto is None or newest is None:
         return ()
     ends = [parse_segment_name(entry.name) for entry in storage.list_directories(layout.segments)]
-    released = sorted(end for end in ends if end is not None and end <= upto and end < newest)
+    released = sorted(end for end in ends if end is not None and end <= upto and end < newest)[:at_most]
     deleted = tuple(end for end in released if _bury(layout.segment(end)))
     # All renames first, then all syncs: one journal commit serves them.
     for end in deleted:

@@ -21,6 +21,10 @@ RESUME_AT = 0.9
 """The part of the limit below which a paused capture goes on; so that it does not flutter around the limit."""
 
 
+DELETE_AT_ONCE = 50
+"""Segments. Each takes milliseconds to delete durably, and the writer has other things to do."""
+
+
 class SpoolStock:
     """The sealed segments, by number and bytes. For the thread of the writer; `look` must be its first call."""
 
@@ -54,12 +58,12 @@ class SpoolStock:
         return sum(self._bytes[end] for end in self._ends[self._count(released) :])
 
     def delete_released(self, released: Position | None) -> None:
-        """Delete from the spool what every consumer has released. Costs nothing while there is nothing to delete."""
+        """Delete from the spool what every consumer has released, some of it at a time. Costs nothing while there is nothing to delete."""
         if self._clock() >= self._next_look:
             self.look()
-        gone = min(self._count(released), len(self._ends) - 1)
+        gone = min(self._count(released), len(self._ends) - 1, DELETE_AT_ONCE)
         if gone > 0:
-            delete_released(self._reader)
+            delete_released(self._reader, at_most=gone)
             for end in self._ends[:gone]:
                 del self._bytes[end]
             del self._ends[:gone]

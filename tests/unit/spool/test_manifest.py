@@ -119,3 +119,8 @@ def test_every_type_comes_back_from_its_text(arrow_type: Any, text: str | None) 
 
 def test_the_metadata_of_a_shape_comes_back_too() -> None:
     assert parse_type(type_text(pa.list_(GEOMETRY_TYPE))).value_type.field("wkb").metadata == GEOMETRY_TYPE.field("wkb").metadata
+
+
+def test_manifests_that_say_the_same_of_a_table_share_its_schema() -> None:
+    one, two = (parse_manifest(dump_manifest(replace(_manifest(), transactions=count)), where="here") for count in (1, 2))
+    assert [file.schema is other.schema for file, other in zip(one.files, two.files, strict=True)] == [True, True]

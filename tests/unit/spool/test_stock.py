@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.spool import SpoolBudget, SpoolReader, SpoolStock, SpoolWriter, release, storage
+from penstock.spool.stock import DELETE_AT_ONCE
 from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, capture, piece, transactions
 
 THREE = [[Commit(10)], [Commit(20, (ORDERS, ITEMS))], [Commit(30)]]
@@ -54,7 +55,12 @@ def test_nothing_is_listed_while_there_is_nothing_to_delete(tmp_path: Path, monk
     budget = SpoolBudget(stock, 1, interval_seconds=0)
     listed: list[Path] = []
     list_directories = storage.list_directories
-    monkeypatch.setattr(storage, "list_directories", lambda path: (listed.append(path), list_directories(path))[1])
+
+    def list_and_note(path: Path) -> list[storage.Entry]:
+        listed.append(path)
+        return list_directories(path)
+
+    monkeypatch.setattr(storage, "list_directories", list_and_note)
     for _ in range(100):
         stock.delete_released(at(5))
         assert budget.must_pause()
@@ -68,6 +74,17 @@ def test_nothing_is_listed_while_there_is_nothing_to_delete(tmp_path: Path, monk
     now[0] = 30.0
     stock.delete_released(at(10))
     assert len(listed) == 1
+
+
+def test_a_long_backlog_is_deleted_in_steps_the_oldest_first(tmp_path: Path) -> None:
+    capture(tmp_path, 0, [[Commit(position)] for position in range(1, DELETE_AT_ONCE + 11)])
+    release(tmp_path, "one", at(1000))
+    stock = stock_of(tmp_path)
+    reader = SpoolReader(tmp_path)
+    stock.delete_released(at(1000))
+    assert [segment.end for segment in reader.segments()] == [at(position) for position in range(DELETE_AT_ONCE + 1, DELETE_AT_ONCE + 11)]
+    stock.delete_released(at(1000))
+    assert [segment.end for segment in reader.segments()] == [at(DELETE_AT_ONCE + 10)]
 
 
 def test_a_spool_deleted_by_hand_is_noticed(tmp_path: Path) -> None:
