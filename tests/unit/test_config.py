@@ -50,6 +50,18 @@ def test_what_is_not_a_configuration_is_refused(tmp_path: Path, text: str) -> No
         _load(tmp_path, text)
 
 
+@pytest.mark.parametrize(
+    ("addition", "key"),
+    [
+        pytest.param("heartbeat_query: SELECT 1\n", "heartbeat_query", id="H05: an idle slot advances by itself, without a query of ours"),
+        pytest.param("columns: {hash: [email]}\n", "columns", id="P10: nothing is masked"),
+    ],
+)
+def test_H05_P10_what_there_is_not_is_refused_and_not_passed_over(tmp_path: Path, addition: str, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        _load(tmp_path, MINIMAL + addition)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load_config(tmp_path / "nowhere.yaml")
