@@ -69,7 +69,7 @@ def test_L06_L07_a_slot_whose_log_was_removed_is_given_up_with_the_reason(rough:
     reason = "(conflicting): WAL or catalog rows" if rough.postgres.version == 16 else "(wal_removed): WAL that was still needed"
     assert error.message.startswith(f"the server has invalidated slot {source.slot} {reason}")
     assert error.hint is not None
-    assert error.hint.startswith(f"SELECT pg_drop_replication_slot('{source.slot}'); then remove the target tables")
+    assert error.hint.startswith(f"SELECT pg_drop_replication_slot('{source.slot}'); then copy the tables anew: ")
     assert source.failure().code == "PEN-1204", "it persists"
     assert source.ids() == list(range(1, 11))
 
