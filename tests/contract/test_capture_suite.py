@@ -352,5 +352,8 @@ def test_capture_without_snapshots_and_lag_keeps_the_defaults() -> None:
         def capture(self) -> ChangeCapture:
             return LiveOnly(ListCapture(self.journal, frozenset({self.table, self.other})))
 
+    harness = LiveOnlyHarness()
+    assert list(harness.capture().snapshot([harness.table])) == []
+    assert harness.capture().lag() is None
     for test in TESTS:
         getattr(SUITE(), test)(LiveOnlyHarness())

@@ -59,6 +59,10 @@ def test_resume_point_is_the_end_of_the_last_transaction_before_the_first_unconf
         elif not changes:
             position -= 10
         confirm_some(data, acks, model, watermark)
+    for ack in acks:
+        ack.confirm()
+    model.ticks = [True] * len(acks)
+    assert watermark.resume.value == model.resume()
 
 
 def confirm_some(data: st.DataObject, acks: list[Ack], model: Model, watermark: AckWatermark) -> None:
