@@ -416,7 +416,7 @@ class PipelineBusyError(PenstockError):
 
 
 class SnapshotLostError(PenstockError):
-    """The exported snapshot went away while chunks were still to be read; the table's snapshot starts again."""
+    """The exported snapshot went away while chunks were still to be read; the rest is read under a new one."""
 
     code = "PEN-4002"
     recovery = Recovery.RETRY
@@ -434,3 +434,16 @@ class StillDifferentError(PenstockError):
 
     code = "PEN-4004"
     recovery = Recovery.OPERATOR
+
+
+class TableRewrittenError(SnapshotLostError):
+    """A table was rewritten, emptied or altered while it was being copied: what was read of it does not belong together any more."""
+
+    code = "PEN-4005"
+
+
+class SnapshotTaskError(PenstockError):
+    """A task of Spark's that reads for a snapshot ended without saying why, as one does whose process is killed."""
+
+    code = "PEN-4006"
+    recovery = Recovery.RETRY

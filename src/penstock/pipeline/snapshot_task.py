@@ -6,16 +6,19 @@ import os
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.pipeline.snapshot_state import ChunkRecord, record_chunk
+from penstock.position import Position
 from penstock.postgres.chunks import Chunk, read_chunk
 from penstock.postgres.connection import SourceAddress
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.delta_log import file_stats
+from penstock.spool import storage
 
 _ROW_GROUP_ROWS = 122_880
 _ROW_GROUP_BYTES = 64 << 20
@@ -36,15 +39,42 @@ def chunk_writer(address: SourceAddress, snapshot: str, *, refuse_inexact: bool 
     return lambda task: write_chunk(address, snapshot, task, refuse_inexact=refuse_inexact)
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedTask:
+    """A chunk whose end is recorded in the directory `records`, with the fence that it is read under."""
+
+    task: ChunkTask
+    records: str
+    fence: Position
+
+
+def recording_writer(address: SourceAddress, snapshot: str, *, refuse_inexact: bool = False) -> Callable[[RecordedTask], ChunkRecord]:
+    """The same for chunks that are recorded. From then on nobody reads them again, whatever becomes of the driver."""
+    return lambda recorded: _write_recorded(address, snapshot, recorded, refuse_inexact=refuse_inexact)
+
+
+def _write_recorded(address: SourceAddress, snapshot: str, recorded: RecordedTask, *, refuse_inexact: bool) -> ChunkRecord:
+    task = recorded.task
+    file = write_chunk(address, snapshot, task, refuse_inexact=refuse_inexact)
+    storage.sync_directory(Path(task.place.directory))
+    record = ChunkRecord(task.index, recorded.fence, file, datetime.now(UTC))
+    record_chunk(Path(recorded.records), record)
+    return record
+
+
 def write_chunk(address: SourceAddress, snapshot: str, task: ChunkTask, *, refuse_inexact: bool = False) -> SnapshotFile:
     """Read, write, and say what was written. A chunk without rows leaves no file."""
+    return write_batches(read_chunk(address, snapshot, task.chunk, refuse_inexact=refuse_inexact), task.place, task.index)
+
+
+def write_batches(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int) -> SnapshotFile:
+    """Write rows to a file of the number `index`, and say what was written. No rows leave no file."""
     # Another attempt at the same chunk, late or speculative, must not touch a file that may already be part of the table.
-    name = f"{task.place.prefix}-{task.index:06d}-{secrets.token_hex(4)}.parquet"
-    path = Path(task.place.directory) / name
+    name = f"{place.prefix}-{index:06d}-{secrets.token_hex(4)}.parquet"
+    path = Path(place.directory) / name
     rows = 0
-    with pq.ParquetWriter(path, task.place.schema, compression="snappy") as writer:
-        batches = read_chunk(address, snapshot, task.chunk, refuse_inexact=refuse_inexact)
-        for table in _row_groups(batches, task.place.schema):
+    with pq.ParquetWriter(path, place.schema, compression="snappy") as writer:
+        for table in _row_groups(batches, place.schema):
             writer.write_table(table)
             rows += table.num_rows
     if not rows:

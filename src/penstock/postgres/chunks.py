@@ -7,7 +7,7 @@ relation's filenode before and after its rows and fails if it is not the planned
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +17,10 @@ import pyarrow as pa
 from psycopg import sql
 
 from penstock.change import EXACT, EXACT_TYPE
-from penstock.errors import PenstockError, SnapshotLostError, UnreadableTextError, UnrepresentableError
+from penstock.errors import PenstockError, SnapshotLostError, TableRewrittenError, UnreadableTextError, UnrepresentableError
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, SourceAddress, classify
-from penstock.postgres.queries import query
+from penstock.postgres.outline import Leaf, MeasuredTable, inspect_leaves, inspect_row_filter
 from penstock.postgres.types.rows import DecodedRows, decode_rows
 from penstock.schema import Column, TableName, TableSchema
 
@@ -37,6 +37,12 @@ WHERE pg_catalog.current_setting('server_encoding') = 'SQL_ASCII'"""
 # What SET TRANSACTION SNAPSHOT says, by version, to a name that is no longer exported: invalid parameter, undefined object; and to one
 # whose session has just ended: not in prerequisite state.
 _SNAPSHOT_GONE = frozenset({"22023", "42704", "55000"})
+
+# A column, a table or a schema that was there when the chunk was planned.
+_ALTERED = frozenset({"42703", "42P01", "3F000"})
+
+_LOCK_SECONDS = 10
+"""How long a chunk waits for somebody who has the table to himself, before others have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +62,28 @@ class Chunk:
 
 def plan_chunks(connection: Connection, table: CatalogTable, schema: TableSchema, chunk_bytes: int, publication: str | None) -> list[Chunk]:
     """Cut a table into chunks of about `chunk_bytes` of heap, of the rows that `publication` lets through. Call it after the snapshot."""
-    parameters = {"oid": table.oid, "publication": publication}
-    found: Any = connection.execute(query("catalog", "row_filter"), parameters).fetchone()
-    row_filter = found[0] if found is not None else None
-    rows: list[Any] = connection.execute(query("catalog", "leaves"), {"oid": table.oid}).fetchall()
+    row_filter = inspect_row_filter(connection, table.oid, publication)
+    leaves, sizes = inspect_leaves(connection, table.oid)
+    return _cut(leaves, sizes, schema, chunk_bytes, row_filter)
+
+
+def cut_chunks(table: MeasuredTable, chunk_bytes: int) -> list[Chunk]:
+    """The same for a table that has been looked at, after the snapshot."""
+    outline = table.outline
+    return _cut(outline.leaves, table.leaf_bytes, outline.schema, chunk_bytes, outline.row_filter)
+
+
+def _cut(leaves: Sequence[Leaf], sizes: Mapping[int, int], schema: TableSchema, chunk_bytes: int, row_filter: str | None) -> list[Chunk]:
+    """Every heap by itself, the largest first."""
     chunks = []
-    for oid, namespace, name, size, filenode in rows:
-        blocks = size // BLOCK_BYTES
-        step = max(1, chunk_bytes // BLOCK_BYTES)
+    step = max(1, chunk_bytes // BLOCK_BYTES)
+    for leaf in sorted(leaves, key=lambda leaf: -sizes[leaf.oid]):
+        blocks = sizes[leaf.oid] // BLOCK_BYTES
         starts = list(range(0, max(1, blocks), step))
         for index, first in enumerate(starts):
             last = None if index == len(starts) - 1 else first + step
             heap_bytes = (min(first + step, blocks) - first) * BLOCK_BYTES
-            chunks.append(Chunk(schema, TableName(namespace, name), oid, filenode, first, last, heap_bytes, row_filter))
+            chunks.append(Chunk(schema, leaf.name, leaf.oid, leaf.filenode, first, last, heap_bytes, row_filter))
     return chunks
 
 
@@ -83,10 +98,10 @@ def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, *, refuse_in
     With `refuse_inexact`, a value that its type cannot hold is an error.
     """
     try:
-        with _open(address, snapshot, chunk) as cursor:
+        with open_snapshot(address, snapshot, chunk.heap) as cursor:
             yield from _read(cursor, chunk, refuse_inexact=refuse_inexact)
     except adbc.Error as error:
-        raise _translated(error, chunk) from error
+        raise translated(error, chunk.heap) from error
 
 
 def probe_chunks(address: SourceAddress, snapshot: str, chunks: Sequence[Chunk]) -> dict[TableName, PenstockError]:
@@ -99,7 +114,7 @@ def probe_chunks(address: SourceAddress, snapshot: str, chunks: Sequence[Chunk])
     while waiting:
         chunk = waiting[0]
         try:
-            with _open(address, snapshot, chunk) as cursor:
+            with open_snapshot(address, snapshot, chunk.heap) as cursor:
                 while waiting:
                     chunk = waiting.pop(0)
                     for _ in _read(cursor, chunk, refuse_inexact=False):
@@ -107,37 +122,38 @@ def probe_chunks(address: SourceAddress, snapshot: str, chunks: Sequence[Chunk])
         except PenstockError as error:
             failures[chunk.heap] = error
         except adbc.Error as error:
-            failures[chunk.heap] = _translated(error, chunk)
+            failures[chunk.heap] = translated(error, chunk.heap)
         if chunk in waiting:  # not even opened
             return failures
     return failures
 
 
 @contextmanager
-def _open(address: SourceAddress, snapshot: str, chunk: Chunk) -> Iterator[Any]:
-    """A cursor under the snapshot; `chunk` is for the message if that is gone."""
+def open_snapshot(address: SourceAddress, snapshot: str, table: TableName) -> Iterator[Any]:
+    """A cursor under the snapshot; `table` is for the message if that is gone."""
     with adbc.connect(address.conninfo("penstock snapshot")) as connection, connection.cursor() as cursor:
         cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        _import_snapshot(cursor, snapshot, chunk)
+        _import_snapshot(cursor, snapshot, table)
         cursor.execute(_PASS_BYTES)
+        cursor.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{_LOCK_SECONDS}s")).as_string())
         yield cursor
 
 
 def _read(cursor: Any, chunk: Chunk, *, refuse_inexact: bool) -> Generator[pa.RecordBatch]:
     target = snapshot_schema(chunk.schema)
-    _check_filenode(cursor, chunk)
+    check_filenodes(cursor, {chunk.heap_oid: chunk.filenode}, chunk.heap)
     cursor.execute(chunk_statement(chunk))
     with cursor.fetch_record_batch() as batches:
         for batch in batches:
             rows = decode_rows(batch.columns, chunk.schema)
-            _check_values(rows, chunk.schema, refuse_inexact=refuse_inexact)
+            check_values(rows, chunk.schema, refuse_inexact=refuse_inexact)
             yield pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
-    _check_filenode(cursor, chunk)
+    check_filenodes(cursor, {chunk.heap_oid: chunk.filenode}, chunk.heap)
 
 
 def chunk_statement(chunk: Chunk) -> str:
     """Every column as the text that the stream would carry: one decoder then serves both."""
-    columns = [_as_text(column) for column in chunk.schema.columns]
+    columns = [as_text(column) for column in chunk.schema.columns]
     heap = sql.Identifier(chunk.heap.schema, chunk.heap.name)
     first = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first},0)"))
     bounds = [first] if chunk.last is None else [first, sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last},0)"))]
@@ -147,7 +163,7 @@ def chunk_statement(chunk: Chunk) -> str:
     return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(sql.SQL(", ").join(columns), heap, sql.SQL(" AND ").join(bounds)).as_string()
 
 
-def _as_text(column: Column) -> sql.Composed:
+def as_text(column: Column) -> sql.Composed:
     """A cast to text gives what the type's output function gives only for some types: char(n) loses its blanks, inet gains a mask."""
     name = sql.Identifier(column.name)
     if column.type_oid in _CAST_IS_OUTPUT:
@@ -155,7 +171,7 @@ def _as_text(column: Column) -> sql.Composed:
     return sql.SQL("CASE WHEN {} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {}) END").format(name, name)
 
 
-def _check_values(rows: DecodedRows, schema: TableSchema, *, refuse_inexact: bool) -> None:
+def check_values(rows: DecodedRows, schema: TableSchema, *, refuse_inexact: bool) -> None:
     for column in rows.unreadable:
         raise UnreadableTextError.of(schema.name, column)
     if refuse_inexact:
@@ -163,26 +179,33 @@ def _check_values(rows: DecodedRows, schema: TableSchema, *, refuse_inexact: boo
             raise UnrepresentableError.of(schema.name, column)
 
 
-def _import_snapshot(cursor: Any, snapshot: str, chunk: Chunk) -> None:
+def _import_snapshot(cursor: Any, snapshot: str, table: TableName) -> None:
     try:
         cursor.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)).as_string())
     except adbc.Error as error:
         if error.sqlstate in _SNAPSHOT_GONE:
-            raise SnapshotLostError(f"the snapshot went away while {chunk.heap} was being read; it starts again") from error
+            raise SnapshotLostError(f"the snapshot went away while {table} was being read; the rest is read under a new one") from error
         raise
 
 
-def _check_filenode(cursor: Any, chunk: Chunk) -> None:
-    """Compare the planned filenode with the one of now, and with the one that the snapshot sees.
+def check_filenodes(cursor: Any, planned: Mapping[int, int], table: TableName) -> None:
+    """Compare the planned filenodes of heaps, by OID, with those of now, and with those that the snapshot sees.
 
     A rewrite between the snapshot and the plan would otherwise make the table look empty.
     """
-    statement = "SELECT pg_catalog.pg_relation_filenode(c.oid)::text, c.relfilenode::text FROM pg_catalog.pg_class c WHERE c.oid = {}::oid"
-    cursor.execute(sql.SQL(statement).format(sql.Literal(chunk.heap_oid)).as_string())
-    found = cursor.fetchone()
-    if found is None or {found[0], found[1]} != {str(chunk.filenode)}:
-        raise SnapshotLostError(f"table {chunk.heap} was rewritten or emptied while it was being read; its snapshot starts again")
+    statement = (
+        "SELECT c.oid::text, pg_catalog.pg_relation_filenode(c.oid)::text, c.relfilenode::text "
+        "FROM pg_catalog.pg_class c WHERE c.oid = ANY ({}::oid[])"
+    )
+    cursor.execute(sql.SQL(statement).format(sql.Literal(list(planned))).as_string())
+    found = {(int(oid), now, seen) for oid, now, seen in cursor.fetchall()}
+    if found != {(oid, str(filenode), str(filenode)) for oid, filenode in planned.items()}:
+        raise TableRewrittenError(f"table {table} was rewritten or emptied while it was being read; its snapshot starts again")
 
 
-def _translated(error: adbc.Error, chunk: Chunk) -> PenstockError:
-    return classify(getattr(error, "sqlstate", None) or "", str(error), f"reading {chunk.heap}")
+def translated(error: adbc.Error, table: TableName) -> PenstockError:
+    """What the driver says, as one of our own errors."""
+    state = getattr(error, "sqlstate", None) or ""
+    if state in _ALTERED:
+        return TableRewrittenError(f"table {table} was altered while it was being read; its snapshot starts again")
+    return classify(state, str(error), f"reading {table}")

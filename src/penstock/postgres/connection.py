@@ -22,6 +22,7 @@ from penstock.errors import (
     AuthenticationError,
     ConfigError,
     ConnectionLostError,
+    LockWaitError,
     PenstockError,
     PrivilegeError,
     SenderLimitError,
@@ -148,6 +149,8 @@ def classify(state: str, words: str, doing: str) -> PenstockError:
         )
     if state == "55006":
         return SlotBusyError(f"{doing}: {text}")
+    if state == "55P03":
+        return LockWaitError(f"{doing}: {text}")
     if state == "42501" and "row-level security" in text:
         return PrivilegeError(f"{doing}: {text}", hint="policies hide rows from the role: ALTER ROLE … BYPASSRLS")
     if state == "42501":

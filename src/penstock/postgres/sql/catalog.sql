@@ -32,6 +32,12 @@ WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
     ) END
 ORDER BY a.attrelid, a.attnum
 
+-- name: attributes
+-- With the type as SQL writes it: with the modifier -1, since without one `character` would be read as `character(1)`.
+SELECT a.attname::text, a.attnum::int, pg_catalog.format_type(a.atttypid, -1)
+FROM pg_catalog.pg_attribute a
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+
 -- name: types
 -- Built-in types have OIDs below 10000. A type with an element is an array only if the element says so too.
 WITH RECURSIVE needed (oid) AS (

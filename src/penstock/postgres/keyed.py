@@ -1,0 +1,120 @@
+"""Reading rows by their keys, under an exported snapshot: what changed between two snapshots is read again this way.
+
+Keys come as text, as the type reads it, and are cast to the type of their column, so that the index of the key finds the rows. Two texts
+may mean the same to the server and not to us: `1.0` and `1.00`, or `A` and `a` in citext. So a row is given out only for the key
+that it has by the decoder's word; whoever asks for every such key once gets every row once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import adbc_driver_postgresql.dbapi as adbc
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+
+from penstock.errors import TableRewrittenError
+from penstock.postgres.chunks import as_text, check_filenodes, check_values, open_snapshot, snapshot_schema, translated
+from penstock.postgres.connection import SourceAddress
+from penstock.postgres.outline import TableOutline
+from penstock.postgres.types.rows import DecodedRows, decode_rows
+
+# One look into the index for each key, however few rows the planner believes the table to have: a batch must not read all of it.
+_BY_INDEX = ("SET LOCAL enable_seqscan = off", "SET LOCAL enable_hashjoin = off", "SET LOCAL enable_mergejoin = off")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyBatch:
+    """Some keys, each once. A column each: `texts` is what the server is asked for.
+
+    `exact` is the text that stands in `_exact` for a key that its type cannot hold; null for all others.
+    """
+
+    texts: tuple[pa.StringArray, ...]
+    exact: tuple[pa.StringArray, ...]
+
+
+def can_be_asked(arrow_type: pa.DataType) -> bool:
+    """Whether a key of this type can be written so that the server reads it. Lists and structs are not tried."""
+    return not pa.types.is_nested(arrow_type)
+
+
+def read_keys(
+    address: SourceAddress, snapshot: str, outline: TableOutline, batches: Iterable[KeyBatch], *, refuse_inexact: bool = False
+) -> Generator[pa.RecordBatch]:
+    """The rows under these keys that are there, typed by the stream's own decoder. Runs on an executor; opens its own connection."""
+    table = outline.schema.name
+    filenodes = {leaf.oid: leaf.filenode for leaf in outline.leaves}
+    try:
+        with open_snapshot(address, snapshot, table) as cursor:
+            for setting in _BY_INDEX:
+                cursor.execute(setting)
+            check_filenodes(cursor, filenodes, table)
+            for batch in batches:
+                yield from _read(cursor, outline, batch, refuse_inexact=refuse_inexact)
+            check_filenodes(cursor, filenodes, table)
+    except adbc.Error as error:
+        raise translated(error, table) from error
+
+
+def _read(cursor: Any, outline: TableOutline, keys: KeyBatch, *, refuse_inexact: bool) -> Generator[pa.RecordBatch]:
+    target = snapshot_schema(outline.schema)
+    cursor.execute(keys_statement(outline, keys.texts))
+    with cursor.fetch_record_batch() as batches:
+        for batch in batches:
+            places = pc.subtract(batch.columns[0].cast(pa.int64()), 1)
+            rows = decode_rows(batch.columns[1:], outline.schema)
+            check_values(rows, outline.schema, refuse_inexact=refuse_inexact)
+            found = pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
+            yield found.filter(_is_asked(rows, outline, keys, places))
+
+
+def _is_asked(rows: DecodedRows, outline: TableOutline, keys: KeyBatch, places: pa.Int64Array) -> pa.BooleanArray:
+    """Whether each row has, to the letter, the key that it was found under."""
+    same = pa.array([True] * len(places), pa.bool_())
+    for at, name in enumerate(outline.schema.key):
+        index = outline.schema.column_names.index(name)
+        if pa.types.is_string(outline.schema.columns[index].arrow_type):
+            same = pc.and_(same, pc.equal(keys.texts[at].take(places), rows.columns[index]))
+        else:
+            exact = pc.fill_null(keys.exact[at].take(places), "")
+            same = pc.and_(same, pc.equal(exact, pc.fill_null(pc.map_lookup(rows.exact, name, "first"), "")))
+    return same
+
+
+def keys_statement(outline: TableOutline, texts: Sequence[pa.StringArray]) -> str:
+    """The number of the key that each row was found under, counted from 1, then its columns as a chunk has them.
+
+    Inside, the table's own columns come first, whatever they are called; the filter of the publication names them bare.
+    """
+    if any(column.null_count for column in texts):
+        raise TableRewrittenError(f"changes of {outline.schema.name} came without their key; its snapshot starts again")
+    names = [f"k{at}" for at in range(len(texts))]
+    keys = [sql.SQL("pg_catalog.unnest({}::text[])").format(sql.Literal(column.to_pylist())) for column in texts]
+    asked = sql.Identifier("penstock keys")
+    wanted = [
+        sql.SQL("t.{} = CAST({}.{} AS {})").format(sql.Identifier(column), asked, sql.Identifier(name), sql.SQL(type_name))
+        for column, name, type_name in zip(outline.schema.key, names, outline.key_types, strict=True)
+    ]
+    if outline.row_filter is not None:
+        # The server wrote it, from an expression that it checked when the publication was made.
+        wanted.append(sql.SQL("({})").format(sql.SQL(outline.row_filter)))
+    return (
+        sql.SQL(
+            "SELECT {asked}.n::text, r.* FROM ROWS FROM ({keys}) WITH ORDINALITY AS {asked} ({names}, n) "
+            "CROSS JOIN LATERAL (SELECT {columns} FROM {only}{table} AS t WHERE {wanted}) AS r"
+        )
+        .format(
+            asked=asked,
+            keys=sql.SQL(", ").join(keys),
+            names=sql.SQL(", ").join(map(sql.Identifier, names)),
+            columns=sql.SQL(", ").join(as_text(column) for column in outline.schema.columns),
+            only=sql.SQL("" if outline.is_partitioned else "ONLY "),
+            table=sql.Identifier(outline.schema.name.schema, outline.schema.name.name),
+            wanted=sql.SQL(" AND ").join(wanted),
+        )
+        .as_string()
+    )

@@ -1,0 +1,106 @@
+"""What has to stay as it is for pieces of a table that were read at different moments to belong together.
+
+Rows that nobody touches stay where they are, so chunks read under one snapshot fit those read under a later one, unless the table was
+rewritten in between (another filenode), gained or lost a partition, changed a column (a column dropped and made anew has the same name and
+another number), its key or its row filter, or left the publication for a while, when its changes are in no log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.postgres.catalog import CatalogTable, inspect_schema
+from penstock.postgres.connection import Connection
+from penstock.postgres.publication import inspect_memberships
+from penstock.postgres.queries import query
+from penstock.postgres.types.policy import TypePolicy
+from penstock.schema import TableName, TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A heap: the table itself, or one partition of it. `filenode` changes when it is rewritten or emptied."""
+
+    oid: int
+    name: TableName
+    filenode: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableOutline:
+    """A table as the catalog has it; two that are equal mean that nothing in between moved rows in silence."""
+
+    schema: TableSchema
+    numbers: tuple[int, ...]
+    """Of the columns, as the catalog counts them."""
+    key_types: tuple[str, ...]
+    """Of the key's columns, as SQL writes them, schema and all."""
+    row_filter: str | None
+    """Which rows the publication lets into the stream, as the server writes it; the others are no part of the table to us."""
+    membership: str | None
+    """Changes when the table leaves the publication and comes back."""
+    is_partitioned: bool
+    leaves: tuple[Leaf, ...]
+    """By OID."""
+
+    def difference(self, other: TableOutline) -> str | None:
+        """In words, what the first of the differences is; None if there is none."""
+        compared = {
+            "it was dropped and made anew": (self.schema.oid, other.schema.oid),
+            "its key changed": ((self.schema.key, self.key_types), (other.schema.key, other.key_types)),
+            "its columns changed": ((self.schema.columns, self.numbers), (other.schema.columns, other.numbers)),
+            "its row filter changed": (self.row_filter, other.row_filter),
+            "it left the publication and came back": (self.membership, other.membership),
+            "its partitions changed": (self._heaps, other._heaps),
+            "it was rewritten or emptied": (self.leaves, other.leaves),
+        }
+        return next((words for words, (one, another) in compared.items() if one != another), None)
+
+    @property
+    def _heaps(self) -> tuple[tuple[int, TableName], ...]:
+        return tuple((leaf.oid, leaf.name) for leaf in self.leaves)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTable:
+    """An outline, and how large each heap is by now."""
+
+    outline: TableOutline
+    leaf_bytes: dict[int, int]
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.leaf_bytes.values())
+
+
+def inspect_leaves(connection: Connection, oid: int) -> tuple[tuple[Leaf, ...], dict[int, int]]:
+    """The heaps of a table by OID, and the size of each."""
+    rows: list[Any] = connection.execute(query("catalog", "leaves"), {"oid": oid}).fetchall()
+    leaves = [Leaf(leaf_oid, TableName(namespace, name), filenode) for leaf_oid, namespace, name, _, filenode in rows]
+    return tuple(sorted(leaves, key=lambda leaf: leaf.oid)), {row[0]: row[3] for row in rows}
+
+
+def inspect_row_filter(connection: Connection, oid: int, publication: str | None) -> str | None:
+    found: Any = connection.execute(query("catalog", "row_filter"), {"oid": oid, "publication": publication}).fetchone()
+    return found[0] if found is not None else None
+
+
+def inspect_outline(
+    connection: Connection, table: CatalogTable, policy: TypePolicy | None = None, publication: str | None = None
+) -> MeasuredTable:
+    """Look at one table now. After a snapshot was taken: a table that is rewritten between the two is then found out when it is read."""
+    schema = inspect_schema(connection, table, policy, publication)
+    rows: list[Any] = connection.execute(query("catalog", "attributes"), {"oid": table.oid}).fetchall()
+    attributes = {name: (number, type_name) for name, number, type_name in rows}
+    leaves, sizes = inspect_leaves(connection, table.oid)
+    outline = TableOutline(
+        schema,
+        tuple(attributes[name][0] for name in schema.column_names),
+        tuple(attributes[name][1] for name in schema.key),
+        inspect_row_filter(connection, table.oid, publication),
+        inspect_memberships(connection, publication, [table.name]).get(table.name) if publication is not None else None,
+        leaves != () and leaves[0].oid != table.oid,
+        leaves,
+    )
+    return MeasuredTable(outline, sizes)
