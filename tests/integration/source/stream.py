@@ -19,6 +19,7 @@ from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
 from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
+from penstock.spool.lock import is_locked
 from penstock.spool.reader import SpoolReader
 from tests.fix_postgres import Database
 
@@ -177,6 +178,8 @@ class ChangeSource:
         wait_for(seen, f"segment with row {last}", lambda: (reader.end, goal))
 
     def delete_spool(self) -> None:
+        """Once nobody writes there: a capture that ends lets go of the slot first, then writes its last status."""
+        wait_for(lambda: not is_locked(self.spool), "unlocked spool")
         shutil.rmtree(self.spool)
 
     def drop_slot(self) -> None:
