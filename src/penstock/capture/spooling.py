@@ -25,7 +25,7 @@ from penstock.capture.inspection import inspect_source
 from penstock.capture.keys import KeyCatalog
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.watch import SourceWatch
-from penstock.errors import ConnectionLostError, PenstockError, Recovery, SpoolLockedError
+from penstock.errors import ConnectionLostError, PenstockError, Recovery, SlotBusyError, SpoolLockedError
 from penstock.lag import OpenTransaction
 from penstock.position import Position
 from penstock.postgres.health import log_wait
@@ -48,6 +48,7 @@ _STATUS_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _LOCK_PAUSE_SECONDS = 1.0
+_END_SECONDS = 10.0
 _FEW_SEGMENTS = 100
 _SHORTEST_SEAL_SECONDS = 0.001
 _LONGEST_SEAL_SECONDS = 30.0
@@ -60,6 +61,7 @@ class SpoolCapture:
         self._settings = settings
         self._thread = threading.Thread(target=self._run, name="penstock-capture", daemon=True)
         self._stopping = threading.Event()
+        self._ended = threading.Event()
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self._end: Position | None = None
@@ -86,8 +88,9 @@ class SpoolCapture:
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(timeout=10.0)
+        # Not by joining: in Python 3.11, a join that a signal breaks off takes the thread for ended, and the next returns at once.
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._ended.wait(_END_SECONDS)
 
     @property
     def end(self) -> Position | None:
@@ -129,6 +132,8 @@ class SpoolCapture:
                     lock.release()
         except BaseException as error:  # noqa: BLE001 - the thread's edge: the reader raises it
             self._fail(error)
+        finally:
+            self._ended.set()
 
     def _acquire(self, lock: SpoolLock) -> bool:
         """Wait until no other capture writes to the spool; False if there is no need any more. The status file is the other one's."""
@@ -147,7 +152,8 @@ class SpoolCapture:
 
     def _keep_capturing(self) -> None:
         pause = _FIRST_PAUSE_SECONDS
-        while not self._stopping.is_set():
+        has_more_to_try = False
+        while has_more_to_try or not self._stopping.is_set():
             before = self._received
             try:
                 self._capture()
@@ -161,6 +167,8 @@ class SpoolCapture:
                     pause = _FIRST_PAUSE_SECONDS
                 self._report("waiting", error)
                 _log.warning("capture interrupted", extra={"code": error.code, "reason": error.message, "pause_seconds": pause})
+                # What is taken by a capture that was killed is free in a moment; then what was released is confirmed after all.
+                has_more_to_try = isinstance(error, SlotBusyError) and not self._stopping.is_set()
                 self._stopping.wait(pause * random.uniform(0.5, 1.5))
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
             except BaseException as error:  # noqa: BLE001 - handed to the reader, which raises it

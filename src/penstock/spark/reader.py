@@ -10,6 +10,7 @@ the finished position in as `start`; on 4.1 it is the last `end` that `partition
 
 from __future__ import annotations
 
+import atexit
 import signal
 import threading
 import time
@@ -89,6 +90,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             self._wait_until(min(self._goal, Position.of(reached.value + 1)))
         else:
             return self._offset(reached)
+        if spool.start is None:
+            return self._offset(reached)  # asked first: its first segment may come at any moment, and begins where it begins
         first = self._first(spool, reached)
         admission = self._admission.under(limit)
         planned = spool.limit(first, max_rows=admission.rows, max_bytes=admission.bytes)
@@ -141,6 +144,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             self._spool = SpoolReader(settings.spool)
             self._capture = SpoolCapture(settings)
             _end_on_sigterm()
+            # Whatever way this process takes out, the capture sends its last confirmation first: its thread is a daemon.
+            atexit.register(self._capture.stop)
             self._capture.start()
         return self._capture, self._spool
 
@@ -166,11 +171,16 @@ def _end_on_sigterm() -> None:
     """Spark ends this process with SIGTERM, which by default would leave the slot taken until the server notices.
 
     An exception instead unwinds to Spark's own loop, which calls `stop()` on its way out. Nothing is stopped here: a handler may run while
-    this very thread holds the lock that stopping needs.
+    this very thread holds the lock that stopping needs. Spark sends the signal twice, and only the first counts: the second finds the
+    capture at its last confirmation, and would cut it short.
     """
+    is_ending = False
 
     def end(_signal: int, _frame: FrameType | None) -> None:
-        raise SystemExit(0)
+        nonlocal is_ending
+        if not is_ending:
+            is_ending = True
+            raise SystemExit(0)
 
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, end)

@@ -105,6 +105,18 @@ def test_more_retained_log_than_allowed_switches_to_spooled_and_back(source: Sou
         assert source.confirmed == before, "applied again: the new rows wait for the consumer"
 
 
+def test_what_was_released_is_confirmed_by_a_capture_that_ends_while_it_waits_for_the_slot(source: Source) -> None:
+    """After a crash the slot is taken until the server notices; a short run may be over before."""
+    released = release(source.spool, "pipeline", source.capture_all(1, 10))
+    before = source.confirmed
+    with source.with_spool(source.spool.with_name("other")).capture() as other:
+        wait_for(lambda: source.active_pid is not None, "a taken slot", source.state)
+        with source.capture():
+            source.trouble("PEN-1202")
+            other.stop()
+    assert before < released <= source.confirmed
+
+
 def wait_for_slot(source: Source, end: Position | None) -> None:
     """At `end`, or on quiet ground after it."""
     assert end is not None

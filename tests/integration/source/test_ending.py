@@ -1,9 +1,22 @@
-"""How a query ends: the slot is free for the next one at once."""
+"""How a query ends: what was released is confirmed, and the slot is free for the next one at once."""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from penstock.capture.provision import ensure_capture
+from penstock.position import Position
+from penstock.postgres.connection import SourceAddress
+from penstock.schema import TableName
+from penstock.spool.consumers import release
+from tests.fix_postgres import Database
 from tests.integration.source.stream import ChangeSource
 
 pytestmark = pytest.mark.source
@@ -39,3 +52,51 @@ def test_failing_query_releases_the_slot(source: ChangeSource) -> None:
     run.wait_for_failure()
     source.wait_for_idle_slot(RELEASE_SECONDS)
     assert not source.is_slot_active()
+
+
+READER = """
+import json, sys
+from penstock.spark.reader import ControlStreamReader
+reader = ControlStreamReader(json.loads(sys.argv[1]))
+try:
+    offset = reader.latestOffset()
+    while offset["position"] == "0/0":
+        offset = reader.latestOffset()
+    print(offset["position"], flush=True)
+    sys.stdin.read()
+finally:
+    print("stopping", flush=True)
+    reader.stop()
+"""
+
+
+@pytest.mark.parametrize("ending", ["signals", "closed input"])
+def test_what_was_released_is_confirmed_although_spark_signals_twice(ending: str, database: Database, tmp_path: Path) -> None:
+    """Spark ends the reader's process with SIGTERM, closes its input, and sends SIGTERM again while it is ending."""
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    address = SourceAddress.parse(database.dsn)
+    ensure_capture(address, database.name, database.name, [TableName("public", "orders")])
+    database.execute("INSERT INTO orders VALUES (1)")
+    spool = tmp_path / "spool"
+    options = {"dsn": address.dsn, "slot": database.name, "publication": database.name, "spool": str(spool), "quietSeconds": "0.1"}
+    if address.password is not None:
+        options["password"] = address.password.reveal()
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, json.dumps(options)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3] / "src")},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        released = release(spool, "pipeline", Position.parse(process.stdout.readline().strip()))
+        if ending == "signals":
+            process.send_signal(signal.SIGTERM)
+        else:
+            process.stdin.close()
+        assert process.stdout.readline() == "stopping\n"
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+    rows = database.query("SELECT confirmed_flush_lsn::text, active FROM pg_replication_slots WHERE slot_name = %s", database.name)
+    assert (Position.parse(rows[0][0]), rows[0][1]) == (released, False)
