@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from penstock.errors import PenstockError, ProtocolError, SlotForeignError
+from penstock.errors import PenstockError, ProtocolError, SlotTwoPhaseError
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from tests.fuzz.cases import WHOLE, FuzzCase
 from tests.pgoutput_decoded import Decoded, expected
@@ -34,7 +34,7 @@ def judge(case: FuzzCase) -> bool:
     decoder = PgOutputDecoder(case.keys, prefixes=case.prefixes, max_open_messages=max_open)
     try:
         steps = [step for call in case.calls() for step in decoder.decode(call)]
-    except (ProtocolError, SlotForeignError) as error:
+    except (ProtocolError, SlotTwoPhaseError) as error:
         if transactions is not None:
             raise Finding(f"refused what the oracle decodes: {_reason(error)}") from error
         _check_text(error)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ProtocolError, SlotForeignError
+from penstock.errors import ProtocolError, SlotTwoPhaseError
 from penstock.position import Position
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from tests.pgoutput_decoded import Decoded, batches, expected
@@ -79,7 +79,7 @@ def test_damaged_bytes_are_refused_or_decode_as_the_oracle_does(shape: Shape, st
     try:
         transactions = oracle.decode(messages)
     except ProtocolError:
-        with pytest.raises((ProtocolError, SlotForeignError)):
+        with pytest.raises((ProtocolError, SlotTwoPhaseError)):
             decoder.decode(messages)
     else:
         found = Decoded.of(decoder.decode(messages), are_all_ended=False)

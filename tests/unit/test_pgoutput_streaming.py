@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.change import LogicalMessage, LogStep, PiecesAborted, PiecesCommitted, Quiet, TransactionPiece, Transactions
-from penstock.errors import ProtocolError, Recovery, SlotForeignError
+from penstock.errors import ProtocolError, Recovery, SlotTwoPhaseError
 from penstock.position import Lsn, Position
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from penstock.postgres.types.resolver import TypeResolver
@@ -242,7 +242,7 @@ def test_X03_anything_but_the_protocol_is_refused(messages: list[bytes]) -> None
 
 @pytest.mark.parametrize("kind", [b"b", b"P", b"K", b"r", b"p"])
 def test_X04_a_slot_that_sends_prepared_transactions_is_refused_by_name(kind: bytes) -> None:
-    with pytest.raises(SlotForeignError, match="two_phase") as caught:
+    with pytest.raises(SlotTwoPhaseError, match="two_phase") as caught:
         PgOutputDecoder().decode([wal_data(kind + b"\0" * 30)])
     assert caught.value.recovery is Recovery.OPERATOR
     assert caught.value.hint

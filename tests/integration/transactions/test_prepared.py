@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.errors import SlotForeignError
+from penstock.errors import SlotTwoPhaseError
 from penstock.position import Position
 from tests.integration.transactions.source import DEADLINE_SECONDS, TransactionSource
 
@@ -41,5 +41,5 @@ def test_X04_a_two_phase_slot_is_refused_before_a_row_of_it_is_lost(source: Tran
         source.database.execute(FILL.format(1, 10))
         source.database.execute(f"PREPARE TRANSACTION '{name}'")
     source.database.execute(f"COMMIT PREPARED '{name}'")
-    with source.capture() as capture, pytest.raises(SlotForeignError, match="two_phase"):
+    with source.capture() as capture, pytest.raises(SlotTwoPhaseError, match="two_phase"):
         capture.wait_until(Position.of((1 << 64) - 1), DEADLINE_SECONDS)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import ProtocolError, SlotForeignError
+from penstock.errors import ProtocolError, SlotTwoPhaseError
 from penstock.position import Lsn
 
 Payload = bytes | bytearray | memoryview
@@ -145,8 +145,8 @@ def frame(messages: Sequence[Payload], sizes: IntArray, before: Sequence[Frames]
     return frames
 
 
-def _two_phase() -> SlotForeignError:
-    return SlotForeignError(
+def _two_phase() -> SlotTwoPhaseError:
+    return SlotTwoPhaseError(
         "the slot was created with two_phase: it sends transactions when they are prepared, before anyone knows whether they commit",
         hint="stop the capture, drop the slot with pg_drop_replication_slot, and resync: penstock creates it without two_phase",
     )
