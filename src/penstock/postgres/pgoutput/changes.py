@@ -103,7 +103,7 @@ def group(frames: Frames, changes: Changes, versions: Versions) -> list[TableCha
     bounds = np.flatnonzero(np.diff(oids, prepend=-1, append=-1))
     groups: list[TableChanges] = []
     for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        groups += _by_version(frames, changes, order[low:high], versions.get(int(oids[low]), []))
+        groups += _by_version(frames, changes, order[low:high], versions.of(int(oids[low])))
     return sorted(groups, key=lambda group: -len(group.table.columns))
 
 

@@ -9,7 +9,8 @@ transaction commits. What is kept here mirrors that: a history for each open tra
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,9 +23,6 @@ from penstock.schema import TableName, TableSchema
 
 Version = tuple[int, TableSchema]
 """The index of the message from which a schema holds, and the schema."""
-
-Versions = dict[int, list[Version]]
-"""By the table's OID, in order."""
 
 BEFORE_ALL = -1
 
@@ -42,6 +40,42 @@ class _Described:
     """The key that it has once the log has passed the place at which this one was asked for."""
 
 
+class _Tables:
+    """What has been described so far, to all or to one open transaction: the tables by OID."""
+
+    def __init__(self) -> None:
+        self.described: dict[int, _Described] = {}
+        self.unsettled: set[int] = set()
+        """Those that have a key only later."""
+
+    def put(self, oid: int, described: _Described) -> None:
+        self.described[oid] = described
+        if described.later is None:
+            self.unsettled.discard(oid)
+        else:
+            self.unsettled.add(oid)
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """The schemas that hold in a run of messages. Of a thousand tables few are changed in a run, and fewer described."""
+
+    _described: Mapping[int, _Described]
+    _changed: dict[int, list[Version]] = field(default_factory=dict)
+
+    def of(self, oid: int) -> list[Version]:
+        """In order; empty if the table is not known."""
+        found = self._changed.get(oid)
+        if found is not None:
+            return found
+        known = self._described.get(oid)
+        return [] if known is None else [(BEFORE_ALL, known.schema)]
+
+    def add(self, oid: int, index: int, schema: TableSchema) -> None:
+        """Call it before the table is described anew."""
+        self._changed[oid] = [*self.of(oid), (index, schema)]
+
+
 class RelationHistory:
     """The schema of every table seen, by OID. Lives as long as a connection: only after a change is a Relation sent again."""
 
@@ -49,16 +83,16 @@ class RelationHistory:
         self._keys = keys
         self._types = types
         self._number = 0
-        self._current: dict[int, _Described] = {}
-        self._streams: dict[int, dict[int, _Described]] = {}
+        self._current = _Tables()
+        self._streams: dict[int, _Tables] = {}
 
     def advance(self, frames: Frames, timeline: Timeline, stream: int | None = None) -> Versions:
-        """Take in the Relation and Type messages among `frames`; gives the versions that hold in them, for every table known.
+        """Take in the Relation and Type messages among `frames`; gives the versions that hold in them.
 
         `stream` is the xid of the open transaction whose block the messages are from.
         """
-        known = self._current if stream is None else self._streams.setdefault(stream, {})
-        versions: Versions = {oid: [(BEFORE_ALL, each.schema)] for oid, each in known.items()}
+        known = self._current if stream is None else self._streams.setdefault(stream, _Tables())
+        versions = Versions(known.described)
         for index in map(int, np.flatnonzero((frames.kinds == RELATION) | (frames.kinds == TYPE))):
             if frames.kinds[index] == TYPE:
                 self._types.learn(*decode_type(frames, index))
@@ -66,41 +100,41 @@ class RelationHistory:
             self._number += 1
             body = frames.body(index)
             oid = int.from_bytes(body[:4], "big")
-            before = known.get(oid)
+            before = known.described.get(oid)
             if before is not None and before.body == body and not before.is_full:
-                known[oid] = replace(before, number=self._number)
+                known.put(oid, replace(before, number=self._number))
                 continue
             relation = decode_relation(frames, index)
             described = self._describe(body, relation, timeline.place_at(frames, index))
-            known[oid] = described
             if before is None or before.schema != described.schema:
-                versions.setdefault(oid, []).append((index, described.schema))
+                versions.add(oid, index, described.schema)
+            known.put(oid, described)
         self._settle_keys(frames, timeline, known, versions)
         return versions
 
     def commit(self, stream: int) -> None:
         """What an open transaction was told holds for all now, but for tables that have been described to all since."""
-        for oid, described in self._streams.pop(stream, {}).items():
-            current = self._current.get(oid)
+        for oid, described in self._streams.pop(stream, _Tables()).described.items():
+            current = self._current.described.get(oid)
             if current is None or current.number < described.number:
                 # The catalog did not show what the transaction did to the key as long as it was open.
-                self._current[oid] = self._rekeyed(described) if described.is_full else described
+                self._current.put(oid, self._rekeyed(described) if described.is_full else described)
 
     def forget(self, stream: int) -> None:
         """A transaction, or a part of it, was rolled back: whatever it still has to say, it is told all tables anew."""
         self._streams.pop(stream, None)
 
-    def _settle_keys(self, frames: Frames, timeline: Timeline, known: dict[int, _Described], versions: Versions) -> None:
+    def _settle_keys(self, frames: Frames, timeline: Timeline, known: _Tables, versions: Versions) -> None:
         """Give tables the keys that waited for a place which the log passes among `frames`."""
-        for oid, described in known.items():
-            if described.later is None:
-                continue
+        for oid in tuple(known.unsettled):
+            described = known.described[oid]
+            assert described.later is not None
             index = timeline.first_past(frames, described.later.asked_at)
             if index is not None:
                 key = self._keys.settle(oid, described.later, described.schema.column_names)
                 schema = replace(described.schema, key=key)
-                known[oid] = replace(described, schema=schema, later=None)
-                versions[oid].append((max(index, versions[oid][-1][0]), schema))
+                versions.add(oid, max(index, versions.of(oid)[-1][0]), schema)
+                known.put(oid, replace(described, schema=schema, later=None))
 
     def _rekeyed(self, described: _Described) -> _Described:
         schema = described.schema
