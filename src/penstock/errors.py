@@ -180,7 +180,7 @@ class SlotLostError(PenstockError):
 
 
 class PositionGapError(PenstockError):
-    """The slot has moved past what the targets hold: changes in between cannot be had any more."""
+    """The slot has moved past what its readers have: changes in between cannot be had any more."""
 
     code = "PEN-1205"
     recovery = Recovery.OPERATOR

@@ -24,7 +24,7 @@ def check_continuity(needed: Position, spool: tuple[Position, Position] | None, 
     if spool is not None and spool[0] <= needed and confirmed <= spool[1]:
         return
     raise PositionGapError(
-        f"slot {slot} begins at {confirmed}, but the targets hold only what commits up to {needed}: "
+        f"slot {slot} begins at {confirmed}, but its readers have only what commits up to {needed}: "
         f"the {confirmed - needed} bytes of WAL in between cannot be had any more",
         hint=COPY_ANEW,
     )

@@ -142,7 +142,7 @@ def test_a_spool_lost_after_spooled_is_a_hole_and_not_passed_over(source: Source
         error = source.failure(confirm=confirm)
         assert isinstance(error, PositionGapError)
         assert error.message.startswith(
-            f"slot {source.slot} begins at {confirmed}, but the targets hold only what commits up to {applied}: "
+            f"slot {source.slot} begins at {confirmed}, but its readers have only what commits up to {applied}: "
         )
     assert source.confirmed == confirmed
 

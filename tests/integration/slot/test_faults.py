@@ -181,7 +181,7 @@ def test_L05_a_slot_made_anew_ahead_of_the_spool_is_a_gap(source: Source, has_co
     source.insert(21, 30)
     error = source.failure()
     assert isinstance(error, PositionGapError)
-    assert error.message.startswith(f"slot {source.slot} begins at {confirmed}, but the targets hold only what commits up to ")
+    assert error.message.startswith(f"slot {source.slot} begins at {confirmed}, but its readers have only what commits up to ")
     assert error.message.endswith("bytes of WAL in between cannot be had any more")
     assert error.hint == COPY_ANEW
     assert source.failure().code == "PEN-1205", "it persists"
