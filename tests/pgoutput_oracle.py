@@ -14,9 +14,9 @@ import pyarrow as pa
 from penstock.change import ChangeType, LogicalMessage
 from penstock.errors import ProtocolError, UnreadableTextError
 from penstock.position import Lsn, Position
-from penstock.postgres.types.registry import arrow_type, decode_text
 from penstock.schema import Column, TableName, TableSchema
 from tests.pgoutput_builder import POSTGRES_EPOCH, Absent, Value
+from tests.typed_text import arrow_type, decode_text
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,15 @@ import pytest
 
 from penstock.change import LogStep, Transactions
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
-from penstock.postgres.types.registry import decode_text
 from tests.fix_postgres import Database
+from tests.integration.types.randoms import NUMBERS
+from tests.typed_text import decode_text
 
 SETTINGS = "SET timezone = 'UTC'; SET datestyle = 'ISO'; SET bytea_output = 'hex'; SET extra_float_digits = 1"
 
 RANDOM_VALUES = {
     "boolean": "random() < 0.5",
-    "int2": "(random() * 65535 - 32768)::int2",
-    "int4": "((random() - 0.5) * 4294967294)::int4",
-    "int8": "((random() - 0.5) * 18446744073709549568)::int8",
-    "oid": "(random() * 4294967295)::int8::oid",
-    "float4": "((random() - 0.5) * power(10, random() * 60 - 30))::float4",
-    "float8": "(random() - 0.5) * power(10, random() * 500 - 250)",
-    "numeric(12,2)": "((random() - 0.5) * 1e10)::numeric(12,2)",
+    **NUMBERS,
     "numeric(38,0)": "(random() * 1e18)::numeric(38,0) * (random() * 1e18)::numeric(38,0)",
     "numeric": "round(((random() - 0.5) * 1e15)::numeric, (random() * 18)::int)",
     "text": "CASE WHEN random() < 0.5 THEN chr((random() * 50000)::int + 1) || E'\\n' ELSE md5(random()::text) END",

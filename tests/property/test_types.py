@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import ProtocolError
 from penstock.postgres.types.policy import TypePolicy
-from penstock.postgres.types.registry import decode_column, decode_text, text_type
+from penstock.postgres.types.registry import decode_column, text_type
 from penstock.schema import Column
+from tests.typed_text import decode_text
 
 digits = st.text("0123456789", max_size=60)
 

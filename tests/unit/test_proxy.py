@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.fix_proxy import ProxyFactory, TcpProxy
+from tests.waiting import wait_for
 
 
 @pytest.fixture
@@ -124,10 +125,7 @@ def test_half_open_swallows_bytes_and_closes_nothing(between: TcpProxy) -> None:
 def test_a_client_that_leaves_takes_its_counterpart_along(between: TcpProxy) -> None:
     with client(between) as one:
         assert ask(one, b"x") == b"x"
-    deadline = time.monotonic() + 10
-    while between.connections:
-        assert time.monotonic() < deadline, f"{between.connections} connections still stand"
-        time.sleep(0.01)
+    wait_for(lambda: not between.connections, "the end of all connections", lambda: between.connections)
 
 
 def test_a_target_that_does_not_answer_ends_the_clients_connection(proxy: ProxyFactory) -> None:

@@ -28,7 +28,6 @@ class SourceSample:
     """By the server's clock."""
     flushed: Position
     slot_restart: Lsn | None
-    slot_confirmed: Position | None
     wal_status: str | None
     safe_wal_bytes: int | None
     catalog_xmin_age: int | None
@@ -42,13 +41,12 @@ class SourceSample:
 def inspect_health(connection: Connection, slot: str, long_seconds: float) -> SourceSample:
     """Two short queries over views; no table of the user's is touched."""
     row: Any = connection.execute(query("replication", "health"), {"slot": slot}).fetchone()
-    taken_at, flushed, restart, confirmed, wal_status, safe_wal_bytes, catalog_age, oldest_age = row
+    taken_at, flushed, restart, wal_status, safe_wal_bytes, catalog_age, oldest_age = row
     rows: Any = connection.execute(query("replication", "open_transactions"), {"long_seconds": long_seconds}).fetchall()
     return SourceSample(
         taken_at,
         Position.parse(flushed),
         Lsn.parse(restart) if restart else None,
-        Position.parse(confirmed) if confirmed else None,
         wal_status,
         safe_wal_bytes,
         catalog_age,

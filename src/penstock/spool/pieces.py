@@ -76,9 +76,6 @@ class OpenPieces:
         self._transactions: dict[int, _Transaction] = {}
         self._writing: dict[Path, PieceFile] = {}
 
-    def __len__(self) -> int:
-        return len(self._transactions)
-
     @property
     def xids(self) -> tuple[int, ...]:
         return tuple(self._transactions)

@@ -83,11 +83,6 @@ class SpoolWriter:
         """How long the first unsealed row has been waiting; 0 if none is."""
         return 0.0 if self._pending_since is None else self._clock() - self._pending_since
 
-    @property
-    def is_open(self) -> bool:
-        """Whether pieces of a transaction are held that has not ended yet."""
-        return len(self._pieces) > 0
-
     def append(self, step: LogStep) -> tuple[Manifest, ...]:
         """Take one step of the log; gives the segments that it sealed by itself, none as a rule."""
         with self._failing():

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from penstock.postgres.connection import connect
+from tests.integration.types.randoms import NUMBERS
 from tests.integration.types.roads import Roads
 
 ROWS = 150
@@ -17,13 +18,7 @@ _MOMENT = "timestamp '0001-01-01' + random() * interval '9998 years'"
 
 NATIVE = {
     "bool": "random() < 0.5",
-    "int2": "(random() * 65535 - 32768)::int2",
-    "int4": "((random() - 0.5) * 4294967294)::int4",
-    "int8": "((random() - 0.5) * 18446744073709549568)::int8",
-    "oid": "(random() * 4294967295)::int8::oid",
-    "float4": "((random() - 0.5) * power(10, random() * 60 - 30))::float4",
-    "float8": "(random() - 0.5) * power(10, random() * 500 - 250)",
-    "numeric(12,2)": "((random() - 0.5) * 1e10)::numeric(12,2)",
+    **NUMBERS,
     "numeric(30,12)": "((random() - 0.5) * 1e15)::numeric(30,12)",
     "text": _TEXT,
     "varchar(40)": _TEXT,

@@ -15,21 +15,26 @@ from penstock.spool import SpoolReader, SpoolWriter
 from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, changes, committed, piece, time_of, transactions
 
 
+def open_transactions(root: Path) -> list[str]:
+    """Of which something lies in the spool."""
+    return sorted(path.name for path in (root / "open").iterdir())
+
+
 def test_pieces_become_a_segment_of_their_own_after_what_came_before(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(piece(7, (ORDERS, 0)))
     writer.append(transactions(Commit(10)))
     writer.append(piece(7, (ORDERS, 1), (ITEMS, 2)))
-    assert writer.is_open
+    assert open_transactions(tmp_path) == ["7"]
     before, pieces = writer.append(committed(7, 20))
-    assert not writer.is_open
+    assert open_transactions(tmp_path) == []
     assert (before.start, before.end, pieces.start, pieces.end) == (at(0), at(10), at(10), at(20))
     assert [(each.commit_version, each.commit_timestamp) for each in pieces.files] == [(at(20), time_of(20))] * 2
     assert changes(SpoolReader(tmp_path).read(at(0), at(20))) == {
         "orders": [("orders", 10, 0), ("orders", 20, 0), ("orders", 20, 1)],
         "items": [("items", 20, 2)],
     }
-    assert list((tmp_path / "open").iterdir()) == []
+    assert open_transactions(tmp_path) == []
 
 
 def test_pieces_are_not_in_a_range_that_ends_before_their_commit(tmp_path: Path) -> None:
@@ -48,7 +53,7 @@ def test_interleaved_transactions_commit_apart(tmp_path: Path) -> None:
         writer.append(piece(7, (ORDERS, ordinal)))
         writer.append(piece(8, (ORDERS, ordinal + 10)))
     writer.append(committed(8, 20))
-    assert writer.is_open
+    assert open_transactions(tmp_path) == ["7"]
     writer.append(committed(7, 30))
     assert changes(SpoolReader(tmp_path).read(at(0), at(30)))["orders"] == [
         *(("orders", 20, ordinal) for ordinal in (10, 11, 12)),
@@ -94,10 +99,10 @@ def test_X03_a_rolled_back_transaction_leaves_nothing(tmp_path: Path, buffer_byt
     writer.append(piece(7, (ORDERS, 0)))
     writer.append(piece(8, (ORDERS, 1)))
     writer.append(PiecesAborted(7, 7))
-    assert [path.name for path in (tmp_path / "open").iterdir()] == ["8"]
+    assert open_transactions(tmp_path) == ["8"]
     writer.append(PiecesAborted(8, 8))
-    assert not writer.is_open
-    assert list((tmp_path / "open").iterdir()) == []
+    assert open_transactions(tmp_path) == []
+    assert open_transactions(tmp_path) == []
     with pytest.raises(SpoolError, match="none of its pieces"):
         writer.append(committed(8, 40))
 
@@ -114,7 +119,7 @@ def test_X03_rows_of_a_rolled_back_subtransaction_are_not_in_the_segment(tmp_pat
     (sealed,) = writer.append(committed(7, 20))
     assert changes(SpoolReader(tmp_path).read(at(0), at(20))) == {"orders": [("orders", 20, 0), ("orders", 20, 3)]}
     assert [(file.rows, file.counts, file.xid) for file in sealed.files] == [(2, ChangeCounts(inserts=2), 7)]
-    assert list((tmp_path / "open").iterdir()) == []
+    assert open_transactions(tmp_path) == []
 
 
 def test_X03_a_file_without_rolled_back_rows_is_not_written_again(tmp_path: Path) -> None:
@@ -189,7 +194,7 @@ def test_X01_a_transaction_of_which_nothing_is_left_is_ground_without_rows(tmp_p
     sealed = writer.seal(quiet=True)
     assert sealed is not None
     assert (sealed.start, sealed.end, sealed.files, sealed.transactions) == (at(0), at(30), (), 2)
-    assert list((tmp_path / "open").iterdir()) == []
+    assert open_transactions(tmp_path) == []
 
 
 def test_H02_quiet_ground_is_sealed_while_transactions_are_open_and_they_commit_after_it(tmp_path: Path) -> None:
@@ -197,7 +202,7 @@ def test_H02_quiet_ground_is_sealed_while_transactions_are_open_and_they_commit_
     writer.append(piece(7, (ORDERS, 0)))
     writer.append(Quiet(at(30)))
     assert writer.seal(quiet=True) is not None
-    assert writer.is_open
+    assert open_transactions(tmp_path) == ["7"]
     writer.append(piece(7, (ORDERS, 1)))
     writer.append(committed(7, 40))
     assert [(each.start, each.end, each.rows) for each in SpoolReader(tmp_path).segments()] == [(at(0), at(30), 0), (at(30), at(40), 2)]

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import ProtocolError, UnreadableTextError
-from penstock.postgres.types.registry import arrow_type, decode_text
 from penstock.postgres.types.rows import decode_rows
 from penstock.schema import Column, TableName, TableSchema
+from tests.typed_text import arrow_type, decode_text
 
 BOOL, BYTEA, CHAR, NAME, INT8, INT2, INT4, TEXT, OID, JSON = 16, 17, 18, 19, 20, 21, 23, 25, 26, 114
 FLOAT4, FLOAT8, BPCHAR, VARCHAR, DATE, TIMESTAMP, TIMESTAMPTZ, NUMERIC, UUID, JSONB = (

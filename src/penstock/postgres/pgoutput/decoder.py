@@ -106,11 +106,6 @@ class PgOutputDecoder:
         self._last_commit = Position.ZERO
 
     @property
-    def has_open_transaction(self) -> bool:
-        """Whether a transaction has not come to its end; it may be one of those that are open in the database."""
-        return self._place != BETWEEN or bool(self._streams)
-
-    @property
     def carried_messages(self) -> int:
         return self._carry.messages
 

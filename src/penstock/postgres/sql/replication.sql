@@ -22,7 +22,7 @@ WHERE s.slot_name = %(slot)s
 
 -- name: health
 SELECT pg_catalog.clock_timestamp(), pg_catalog.pg_current_wal_flush_lsn()::text,
-       s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status, s.safe_wal_size, pg_catalog.age(s.catalog_xmin),
+       s.restart_lsn::text, s.wal_status, s.safe_wal_size, pg_catalog.age(s.catalog_xmin),
        (SELECT max(pg_catalog.age(a.backend_xmin)) FROM pg_catalog.pg_stat_activity a)
 FROM (SELECT 1) always
 LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = %(slot)s

@@ -17,7 +17,6 @@ from penstock.postgres.types import binary, boolean, floating, geometry, hstore,
 from penstock.postgres.types.builtin import BUILTIN_TYPES, DELIMITERS
 from penstock.postgres.types.column import DecodedColumn, TextType
 from penstock.postgres.types.lists import list_of
-from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import Column
 
 TEXT: Final = "text"
@@ -79,13 +78,3 @@ def decode_column(values: pa.StringArray, column: Column) -> DecodedColumn:
         # Their texts are kept as they are, whatever the type made of their bytes.
         text.check_encoding(values)
     return decoded
-
-
-def arrow_type(type_oid: int, type_modifier: int = -1, policy: TypePolicy = TypePolicy.DEFAULT) -> pa.DataType:
-    """The Arrow type that values of a built-in type get; text for all others."""
-    return text_type(builtin_reader(type_oid) or TEXT).arrow_type(type_modifier, policy)
-
-
-def decode_text(values: pa.StringArray, type_oid: int, type_modifier: int = -1) -> DecodedColumn:
-    """As `decode_column`, for a built-in type by its OID."""
-    return decode_column(values, Column("", arrow_type(type_oid, type_modifier), type_oid, type_modifier))
