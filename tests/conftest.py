@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["tests.fix_postgres", "tests.fix_captured", "tests.fix_proxy", "tests.fix_spark", "tests.fix_pipeline"]
+pytest_plugins = ["tests.fix_postgres", "tests.fix_roles", "tests.fix_captured", "tests.fix_proxy", "tests.fix_spark", "tests.fix_pipeline"]
 
 _LAYERS = ("unit", "property", "contract", "integration", "recovery", "acceptance")
 _MARKED_LAYERS = frozenset({"recovery", "acceptance"})

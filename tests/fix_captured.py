@@ -6,8 +6,7 @@ done before that was done while nobody was reading; `start` begins earlier, and 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,10 @@ from penstock.spark.changes import read_changes
 from penstock.spool.reader import FileSlice, SpoolReader
 from penstock.spool.status import load_status
 from tests.fix_postgres import Database, PostgresServer
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 Row = dict[str, Any]
 
-_DEADLINE_SECONDS = 60.0
 _LIMITS = CaptureLimits(seal_seconds=0.005, quiet_seconds=0.02)
 _SHOWN = ("_change_type", "_unchanged", "_exact")
 
@@ -78,14 +77,14 @@ class Captured:
         if self._capture is not None:
             self._capture.stop()
             self._capture = None
-            _wait(lambda: self._active_pid() is None, "the slot is still being read")
+            wait_for(lambda: self._active_pid() is None, "a free slot", self._active_pid)
 
     def drain(self) -> Position:
         """Wait until the spool holds everything so far, and say how far that is."""
         self.start()
         assert self._capture is not None
         end = self.position
-        assert self._capture.wait_until(end, _DEADLINE_SECONDS), load_status(self.spool)
+        assert self._capture.wait_until(end, DEADLINE_SECONDS), load_status(self.spool)
         return end
 
     def slices(self, table: str | TableName | int) -> list[FileSlice]:
@@ -147,10 +146,3 @@ def capturing(server: PostgresServer, spool: Path, options: str = "", parameters
 def _brief(row: Row) -> Row:
     shown = {name: value for name, value in row.items() if name not in METADATA_NAMES or (name in _SHOWN and value is not None)}
     return {**shown, "_exact": dict(shown["_exact"])} if "_exact" in shown else shown
-
-
-def _wait(condition: Callable[[], bool], message: str) -> None:
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, message
-        time.sleep(0.02)

@@ -22,7 +22,8 @@ from penstock.spool.reader import SpoolReader
 from penstock.spool.status import load_status
 from tests.fix_postgres import Database
 from tests.fix_proxy import ProxyFactory
-from tests.integration.slot.source import DEADLINE_SECONDS, Source, through, wait_for
+from tests.integration.slot.source import Source, through
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from penstock.postgres.timeline import identify_system
 from penstock.schema import TableName
 from penstock.sinks.delta_log import KEY, OWNER, SOURCE_OID, application_id, record_position
 from tests.fix_postgres import Database
-from tests.integration.publication.conftest import Roles
+from tests.fix_roles import Roles
 
 CATALOG = """
 SELECT (SELECT jsonb_agg(to_jsonb(p) ORDER BY p.oid) FROM pg_publication p),
@@ -36,13 +36,6 @@ SELECT (SELECT jsonb_agg(to_jsonb(p) ORDER BY p.oid) FROM pg_publication p),
 """
 
 Checker = Callable[..., CheckReport]
-
-
-@pytest.fixture
-def roles(database: Database) -> Iterator[Roles]:
-    made = Roles(database)
-    yield made
-    made.drop()
 
 
 @pytest.fixture

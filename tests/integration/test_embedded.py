@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psycopg
@@ -13,6 +11,7 @@ import pytest
 
 from penstock.errors import EnvironmentUnfitError
 from penstock.testing.embedded import EmbeddedPostgres
+from tests.waiting import wait_for
 
 STARTS_AND_WAITS = """
 import sys
@@ -75,7 +74,7 @@ def test_the_server_does_not_outlive_its_process(ending: signal.Signals | None, 
         else:
             owner.send_signal(ending)
             owner.wait(timeout=10)
-    _wait_until(lambda: not _exists(pid), f"server {pid} still runs")
+    wait_for(lambda: not _exists(pid), f"the end of server {pid}")
 
 
 def test_a_server_left_behind_is_ended_before_its_data_is_opened_again(tmp_path: Path) -> None:
@@ -113,10 +112,3 @@ def _exists(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _wait_until(condition: Callable[[], bool], message: str, seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, message
-        time.sleep(0.02)

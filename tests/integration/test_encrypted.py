@@ -16,12 +16,12 @@ from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.replication import ReplicationStream, StreamRequest
 from penstock.testing.embedded import EmbeddedPostgres
+from tests.waiting import DEADLINE_SECONDS
 
 VERSION = 17
 """The bundled 16 and 18 are built without TLS."""
 
 ROWS = 30_000
-DEADLINE_SECONDS = 20.0
 """Some hundred times what it takes; reading one record at a wait would take twice as long."""
 
 

@@ -19,8 +19,7 @@ from penstock.postgres.replication import ReplicationStream, StreamRequest
 from penstock.schema import TableName
 from tests.fix_postgres import Database
 from tests.fix_proxy import ProxyFactory, TcpProxy
-
-DEADLINE_SECONDS = 30.0
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 
 class Source:
@@ -70,14 +69,6 @@ class Source:
 @pytest.fixture
 def source(database: Database) -> Source:
     return Source(database)
-
-
-def wait_for(condition: Callable[[], bool], what: str, state: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come true; at the end: {state()}")
-        time.sleep(0.02)
 
 
 class Rows:

@@ -21,8 +21,7 @@ from penstock.postgres.exported import export_snapshot
 from penstock.schema import TableName
 from penstock.spool.reader import SpoolReader
 from tests.fix_postgres import Database
-
-DEADLINE_SECONDS = 60.0
+from tests.waiting import DEADLINE_SECONDS
 
 Row = dict[str, Any]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
@@ -17,7 +16,8 @@ from penstock.postgres.privileges import inspect_role
 from penstock.postgres.publication import inspect_memberships
 from penstock.schema import TableName
 from tests.fix_postgres import Database, PostgresServer
-from tests.integration.publication.conftest import Roles
+from tests.fix_roles import Roles
+from tests.waiting import wait_for
 
 ORDERS = TableName("public", "orders")
 ITEMS = TableName("public", "items")
@@ -265,10 +265,8 @@ def test_P09_many_tables_take_no_more_statements_than_few(database: Database, ad
 
 def _transactions(database: Database) -> int:
     """Sessions report what they did when they end; ours have ended when nobody but the test is there."""
-    deadline = time.monotonic() + 20
-    while database.query("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"):
-        assert time.monotonic() < deadline, "a session of ours has not ended"
-        time.sleep(0.02)
+    others = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    wait_for(lambda: not database.query(others), "the end of our sessions", lambda: database.query(others))
     database.query("SELECT pg_stat_clear_snapshot()")
     count: int = database.query("SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()")[0][0]
     return count

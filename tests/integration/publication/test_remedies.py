@@ -14,7 +14,7 @@ from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.publication import inspect_memberships
 from penstock.schema import TableName
 from tests.fix_postgres import Database
-from tests.integration.publication.conftest import Roles
+from tests.fix_roles import Roles
 
 ORDERS = TableName("public", "orders")
 ITEMS = TableName("public", "items")

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,18 +23,10 @@ from penstock.spool.reader import SpoolReader
 from penstock.spool.status import CaptureFailure, CaptureStatus, load_status
 from tests.fix_postgres import Database
 from tests.fix_proxy import ProxyFactory, TcpProxy
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
-DEADLINE_SECONDS = 60.0
 QUICK = CaptureLimits(quiet_seconds=0.1, watch_seconds=0.2)
 BEYOND = Position.of((1 << 64) - 1)
-
-
-def wait_for(condition: Callable[[], bool], what: str, state: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come true; at the end: {state()}")
-        time.sleep(0.02)
 
 
 class Source:

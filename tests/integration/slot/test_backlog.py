@@ -12,8 +12,9 @@ from penstock.capture.settings import CaptureLimits
 from penstock.spool import Manifest, SpoolReader, release, storage
 from penstock.spool.layout import MANIFEST, SpoolLayout
 from penstock.spool.manifest import dump_manifest
-from tests.integration.slot.source import DEADLINE_SECONDS, Source, wait_for
+from tests.integration.slot.source import Source
 from tests.unit.spool.builders import at
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 BACKLOG = 800
 

@@ -12,7 +12,8 @@ from penstock.errors import PositionGapError
 from penstock.position import Position
 from penstock.spool.consumers import minimum, release
 from penstock.spool.reader import SpoolReader
-from tests.integration.slot.source import BEYOND, DEADLINE_SECONDS, Source, wait_for
+from tests.integration.slot.source import BEYOND, Source
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 LOAD_SECONDS = 1.5
 
@@ -123,18 +124,24 @@ def wait_for_slot(source: Source, end: Position | None) -> None:
     wait_for(lambda: source.confirmed >= end, f"the slot at {end}", lambda: source.confirmed)
 
 
-def confirms(source: Source) -> str | None:
-    return source.status.confirms if source.status is not None else None
-
-
-def test_a_spool_lost_after_spooled_is_a_hole_and_not_passed_over(source: Source) -> None:
-    """What was confirmed lived in the spool alone."""
+def spool_beyond_applied(source: Source) -> Position:
+    """Confirm more than the consumer has released; gives what it has."""
     applied = source.capture_all(1, 10)
     release(source.spool, "pipeline", applied)
     with source.capture(confirm=Confirm.SPOOLED) as capture:
         assert capture.wait_until(source.insert(11, 20), DEADLINE_SECONDS)
         wait_for_slot(source, capture.end)
     source.wait_idle()
+    return applied
+
+
+def confirms(source: Source) -> str | None:
+    return source.status.confirms if source.status is not None else None
+
+
+def test_a_spool_lost_after_spooled_is_a_hole_and_not_passed_over(source: Source) -> None:
+    """What was confirmed lived in the spool alone."""
+    applied = spool_beyond_applied(source)
     shutil.rmtree(source.spool)
     release(source.spool, "pipeline", applied)  # as every reader does before it starts a capture
     confirmed = source.confirmed
@@ -148,11 +155,6 @@ def test_a_spool_lost_after_spooled_is_a_hole_and_not_passed_over(source: Source
 
 
 def test_segments_lost_after_spooled_are_a_hole_too(source: Source) -> None:
-    applied = source.capture_all(1, 10)
-    release(source.spool, "pipeline", applied)
-    with source.capture(confirm=Confirm.SPOOLED) as capture:
-        assert capture.wait_until(source.insert(11, 20), DEADLINE_SECONDS)
-        wait_for_slot(source, capture.end)
-    source.wait_idle()
+    spool_beyond_applied(source)
     shutil.rmtree(source.spool / "segments")
     assert isinstance(source.failure(), PositionGapError)

@@ -24,7 +24,8 @@ from penstock.spool.consumers import release
 from penstock.spool.identity import ensure_identity, load_identity
 from penstock.testing.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database
-from tests.integration.slot.source import DEADLINE_SECONDS, Source, wait_for
+from tests.integration.slot.source import Source
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 COPY_ANEW = (
     "copy the tables anew: for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "

@@ -34,7 +34,8 @@ from penstock.spool.consumers import release
 from penstock.spool.identity import CaptureIdentity, ensure_identity
 from penstock.spool.reader import SpoolReader
 from tests.fix_postgres import Database, PostgresServer
-from tests.integration.slot.source import BEYOND, DEADLINE_SECONDS, Source, wait_for
+from tests.integration.slot.source import BEYOND, Source
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 OTHER_NAME = "choose another name under source.slot (the option slot of the Spark source)"
 COPY_ANEW = (

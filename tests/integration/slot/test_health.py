@@ -16,7 +16,8 @@ from penstock.postgres.connection import SourceAddress
 from penstock.postgres.exported import export_snapshot
 from tests.fix_postgres import Database
 from tests.integration.slot.conftest import RoughServer
-from tests.integration.slot.source import BEYOND, DEADLINE_SECONDS, Source, wait_for
+from tests.integration.slot.source import BEYOND, Source
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 WATCHFUL = CaptureLimits(quiet_seconds=0.1, watch_seconds=0.1, long_transaction_seconds=0.3)
 

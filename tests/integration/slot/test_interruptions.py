@@ -14,7 +14,8 @@ from penstock.position import Position
 from penstock.spool.consumers import release
 from tests.fix_proxy import ProxyFactory, TcpProxy
 from tests.integration.slot.conftest import RoughServer
-from tests.integration.slot.source import DEADLINE_SECONDS, QUICK, Source, through, wait_for
+from tests.integration.slot.source import QUICK, Source, through
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 SHUTDOWN_SECONDS = 15.0
 """Half of what the embedded server is given before it is ended the hard way."""

@@ -20,7 +20,8 @@ from penstock.capture.settings import CaptureLimits
 from penstock.position import Position
 from penstock.spool.consumers import release
 from penstock.spool.reader import SpoolReader
-from tests.integration.slot.source import DEADLINE_SECONDS, QUICK, Source, wait_for
+from tests.integration.slot.source import QUICK, Source
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[3]
 KILLS = 10

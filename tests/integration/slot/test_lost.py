@@ -14,7 +14,8 @@ from penstock.errors import PenstockError
 from penstock.position import Position
 from penstock.spool.consumers import release
 from tests.integration.slot.conftest import RoughServer
-from tests.integration.slot.source import BEYOND, DEADLINE_SECONDS, QUICK, Source, wait_for
+from tests.integration.slot.source import BEYOND, QUICK, Source
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 # --- no room (L13) ---------------------------------------------------------------------------------------------------------------------
 

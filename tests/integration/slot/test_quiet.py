@@ -13,7 +13,8 @@ from penstock.position import Position
 from penstock.spool.consumers import release
 from penstock.spool.reader import SpoolReader
 from tests.fix_postgres import PostgresServer
-from tests.integration.slot.source import BEYOND, DEADLINE_SECONDS, Source, wait_for
+from tests.integration.slot.source import BEYOND, Source
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,21 +21,13 @@ from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
 from penstock.spool.lock import is_locked
 from penstock.spool.reader import SpoolReader
 from tests.fix_postgres import Database
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
-DEADLINE_SECONDS = 60.0
 OnBatch = Callable[[int], None]
 
 
 class BatchRefusedError(Exception):
     """Raised by a sink in a test."""
-
-
-def wait_for(condition: Callable[[], Any], what: str, state: Callable[[], object] = lambda: "", seconds: float = DEADLINE_SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"after {seconds:.0f} s still no {what}; last seen: {state()}")
-        time.sleep(0.01)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.spark.admission import Admission, ReadAllAvailable, ReadMaxRows
 from penstock.spark.session import spark_minor
-from tests.integration.source.stream import BatchRefusedError, ChangeSource, RunningQuery, wait_for
+from tests.integration.source.stream import BatchRefusedError, ChangeSource, RunningQuery
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.source
 

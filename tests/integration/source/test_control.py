@@ -9,7 +9,8 @@ import pytest
 from penstock.position import Position
 from penstock.spool.consumers import release
 from penstock.spool.reader import SpoolReader
-from tests.integration.source.stream import ChangeSource, RunningQuery, wait_for
+from tests.integration.source.stream import ChangeSource, RunningQuery
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.source
 

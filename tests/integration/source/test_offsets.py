@@ -8,7 +8,8 @@ import pytest
 
 from penstock.position import Position
 from penstock.spool.consumers import released
-from tests.integration.source.stream import BatchRefusedError, ChangeSource, RunningQuery, wait_for
+from tests.integration.source.stream import BatchRefusedError, ChangeSource, RunningQuery
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.source
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,8 +21,8 @@ from penstock.spark.changes import read_changes
 from penstock.spool.reader import SpoolReader
 from penstock.spool.status import load_status
 from tests.fix_postgres import Database
+from tests.waiting import DEADLINE_SECONDS
 
-DEADLINE_SECONDS = 60.0
 SMALLEST_WORK_MEM = "-c logical_decoding_work_mem=64kB"
 
 Row = dict[str, Any]
@@ -150,10 +149,3 @@ class TransactionSource:
         ]
         rows = [dict(zip(names, row, strict=True)) for row in self.database.query(f"SELECT * FROM public.{table}")]
         return {row["id"]: row for row in rows}
-
-
-def wait_for(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true"
-        time.sleep(0.02)

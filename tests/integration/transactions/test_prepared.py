@@ -6,7 +6,8 @@ import pytest
 
 from penstock.errors import SlotTwoPhaseError
 from penstock.position import Position
-from tests.integration.transactions.source import DEADLINE_SECONDS, TransactionSource
+from tests.integration.transactions.source import TransactionSource
+from tests.waiting import DEADLINE_SECONDS
 
 FILL = "INSERT INTO public.t SELECT i, 'n' || i FROM generate_series({}, {}) i"
 

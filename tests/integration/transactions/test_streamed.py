@@ -9,7 +9,8 @@ import pytest
 from penstock.postgres.pgoutput.decoder import PIECE_MESSAGES
 from penstock.spool.consumers import release
 from penstock.spool.reader import SpoolReader
-from tests.integration.transactions.source import TransactionSource, WatchedDecoder, wait_for
+from tests.integration.transactions.source import TransactionSource, WatchedDecoder
+from tests.waiting import wait_for
 
 FILL = "INSERT INTO public.t SELECT i, 'n' || i FROM generate_series({}, {}) i"
 
