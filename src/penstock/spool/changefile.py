@@ -21,7 +21,7 @@ ROW_GROUP_ROWS = 1 << 20
 
 
 class ChangeFile:
-    """Rows go in as row groups; `finish` makes the file durable and says how large it is."""
+    """Rows go in as row groups; `finish` says how large the file is. Whoever makes it part of a segment sees to it that it is durable."""
 
     def __init__(self, path: Path, table: TableSchema) -> None:
         self.path = path
@@ -46,7 +46,6 @@ class ChangeFile:
         self._writer.close()
         size_bytes: int = self._sink.tell()
         self._sink.close()
-        storage.sync_file(self.path)
         return size_bytes
 
     def abandon(self) -> None:

@@ -58,7 +58,7 @@ class _Transaction:
 
 @dataclass(frozen=True, slots=True)
 class CommittedPieces:
-    """What a transaction comes to. The files, all with rows and durable, still lie in `open/<xid>/`."""
+    """What a transaction comes to. The files, all with rows, still lie in `open/<xid>/`."""
 
     files: tuple[PieceFile, ...]
     messages: tuple[LogicalMessage, ...]
@@ -99,7 +99,7 @@ class OpenPieces:
             self._known(xid).aborted.append(subxid)
 
     def commit(self, xid: int) -> CommittedPieces:
-        """Finish the files of a transaction, durably, and give them away."""
+        """Finish the files of a transaction and give them away."""
         transaction = self._known(xid)
         for file in transaction.files:
             self._write(file)

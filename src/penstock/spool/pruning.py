@@ -31,7 +31,7 @@ class PrunedFile:
 
 
 def prune(path: Path, table: TableSchema, counts: ChangeCounts, aborted: npt.NDArray[np.int64]) -> PrunedFile | None:
-    """Write the file anew, durably and under another name, without the rows of `aborted`, and remove it. None if it has no such row.
+    """Write the file anew, under another name, without the rows of `aborted`, and remove it. None if it has no such row.
 
     `aborted` is sorted. `counts` are of the whole file. Of the rows that are left, those that moved cannot be told from other deletes and
     inserts, nor unreadable texts from other nulls: what is counted of them then is an upper bound.

@@ -7,6 +7,7 @@ The newest segment always stays: it says how far the spool reaches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.position import Position
@@ -15,22 +16,22 @@ from penstock.spool.layout import MANIFEST, TOMBSTONE, SpoolLayout, parse_segmen
 from penstock.spool.reader import SpoolReader
 
 
-def delete_released(reader: SpoolReader, *, at_most: int | None = None) -> tuple[Position, ...]:
-    """Delete the segments that every consumer has released, the oldest first; gives their ends.
-
-    Safe beside the writer, readers and itself.
-    """
+def delete_released(reader: SpoolReader) -> tuple[Position, ...]:
+    """Delete the segments that every consumer has released; gives their ends. Safe beside the writer, readers and itself."""
     layout = SpoolLayout(reader.root)
     upto, newest = consumers.minimum(reader.root), reader.end
     if upto is None or newest is None:
         return ()
     ends = [parse_segment_name(entry.name) for entry in storage.list_directories(layout.segments)]
-    released = sorted(end for end in ends if end is not None and end <= upto and end < newest)[:at_most]
-    deleted = tuple(end for end in released if _bury(layout.segment(end)))
-    # All renames first, then all syncs: one journal commit serves them.
-    for end in deleted:
-        storage.sync_directory(layout.segment(end))
-    for end in released:
+    return delete_segments(layout, sorted(end for end in ends if end is not None and end <= upto and end < newest))
+
+
+def delete_segments(layout: SpoolLayout, ends: Sequence[Position]) -> tuple[Position, ...]:
+    """Delete the segments with these ends, none of them the newest; gives the ends of those that were still there."""
+    deleted = tuple(end for end in ends if _bury(layout.segment(end)))
+    # All renames first, then all syncs.
+    storage.sync_directories([layout.segment(end) for end in deleted])
+    for end in ends:
         directory = layout.segment(end)
         if storage.mark(directory / TOMBSTONE) is not None and storage.mark(directory / MANIFEST) is None:
             _remove(directory)

@@ -21,7 +21,7 @@ from penstock.spool.manifest import Manifest, SegmentFile, dump_manifest, parse_
 from penstock.spool.pieces import PieceFile
 
 PlaceFiles = Callable[[Path], tuple[SegmentFile, ...]]
-"""Puts a segment's files, durably, into its directory."""
+"""Puts a segment's files into its directory."""
 
 
 def load_segment(layout: SpoolLayout, end: Position) -> Manifest | None:
@@ -75,6 +75,8 @@ def _seal(layout: SpoolLayout, draft: Manifest, place: PlaceFiles) -> Manifest:
         storage.remove_tree(directory)
     storage.make_directory(directory)
     manifest = replace(draft, files=place(directory))
+    # Only now, when all are written: a thousand files become durable together in a fraction of the time.
+    storage.sync_files([directory / file.path for file in manifest.files])
     temporary = directory / f"{MANIFEST}.tmp"
     storage.write_bytes(temporary, dump_manifest(manifest))
     storage.sync_directory(directory)

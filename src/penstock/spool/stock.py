@@ -15,7 +15,7 @@ from penstock.spool import consumers, storage
 from penstock.spool.layout import SpoolLayout
 from penstock.spool.manifest import Manifest
 from penstock.spool.reader import SpoolReader
-from penstock.spool.retention import delete_released
+from penstock.spool.retention import delete_segments
 
 RESUME_AT = 0.9
 """The part of the limit below which a paused capture goes on; so that it does not flutter around the limit."""
@@ -63,7 +63,7 @@ class SpoolStock:
             self.look()
         gone = min(self._count(released), len(self._ends) - 1, DELETE_AT_ONCE)
         if gone > 0:
-            delete_released(self._reader, at_most=gone)
+            delete_segments(SpoolLayout(self.root), [Position.of(end) for end in self._ends[:gone]])
             for end in self._ends[:gone]:
                 del self._bytes[end]
             del self._ends[:gone]
