@@ -233,7 +233,7 @@ class SpoolCapture:
                 if budget.must_pause():
                     self._stopping.wait(_HOUSEKEEPING_SECONDS)
                     continue
-                messages = stream.take(self._patience_seconds(writer))
+                messages = stream.take(self._patience_seconds(writer), self._hold_seconds())
                 if messages:
                     self._bytes_total = bytes_before + stream.taken_bytes
                     for step in decoder.decode(messages):
@@ -249,10 +249,11 @@ class SpoolCapture:
             writer.close()
 
     def _patience_seconds(self, writer: SpoolWriter) -> float:
-        if not writer.pending_rows:
-            return _HOUSEKEEPING_SECONDS
-        rest = self._last_seal + self._seal_pause_seconds() - time.monotonic()
-        return max(self._settings.limits.seal_seconds, min(rest, _HOUSEKEEPING_SECONDS))
+        return self._settings.limits.seal_seconds if writer.pending_rows else _HOUSEKEEPING_SECONDS
+
+    def _hold_seconds(self) -> float:
+        """What comes before the next seal may wait for it undecoded."""
+        return min(self._last_seal + self._seal_pause_seconds() - time.monotonic(), _HOUSEKEEPING_SECONDS)
 
     def _seal_if_due(self, writer: SpoolWriter, *, caught_up: bool) -> None:
         limits = self._settings.limits

@@ -5,14 +5,12 @@ puts the messages, untouched and in order, into a bounded buffer; it never waits
 stops reading but goes on reporting, so that the server does not take us for dead. Nor do we trust a silent server: when nothing comes it is
 asked for an answer, and without one the connection counts as lost.
 
-How the socket is drained decides the speed; `_Pace` says how.
+How the socket is drained decides the speed; `pace` says how.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import select
-import socket
 import struct
 import threading
 import time
@@ -29,6 +27,7 @@ from psycopg.pq.abc import PGconn
 from penstock.errors import ConnectionLostError
 from penstock.position import Lsn, Position
 from penstock.postgres.connection import Connection, SourceAddress, connect_replication, replication_command, translate
+from penstock.postgres.pace import Pace
 
 _STATUS = struct.Struct("!cQQQqB")
 _WAL_START = struct.Struct("!Q")
@@ -39,16 +38,11 @@ _STREAMING_VERSION = 140_000
 _INPUT_BUFFER_BYTES = 8_000_000
 _GULP_MESSAGES = 10_000
 _GULP_BYTES = 8 << 20
+_MANY_BYTES = 1 << 18
+"""Decoding fewer takes as long as decoding one."""
 _WAIT_SECONDS = 0.05
 _LEAVE_SECONDS = 2.0
 _STATUS_SECONDS = 10.0
-
-_PAUSE_SECONDS = 0.012
-_SHORTEST_PAUSE_SECONDS = 0.001
-_GATHER_SECONDS = 0.001
-_BUSY_WINDOW_SECONDS = 0.005
-_BUSY_MESSAGES = 100
-_LOOPBACK_BUFFER_BYTES = 64_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +68,7 @@ class ReplicationStream:
         self._address = address
         self._request = request
         self._connection: Connection | None = None
-        self._pace: _Pace
+        self._pace: Pace
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._gulps: deque[tuple[list[bytes], int]] = deque()
@@ -103,7 +97,7 @@ class ReplicationStream:
         if timeout_seconds > 0:
             self._status_seconds = min(_STATUS_SECONDS, timeout_seconds / 4)
             self._silence_seconds = max(self._silence_seconds, timeout_seconds)
-        self._pace = _Pace(self._connection.pgconn.socket)
+        self._pace = Pace(self._connection.pgconn.socket)
         # libpq's input buffer grows to the largest message and never shrinks: one large value makes room for whole gulps.
         result = self._connection.pgconn.exec_(b"SELECT pg_catalog.repeat('x', %d)" % _INPUT_BUFFER_BYTES)
         if result.status != ExecStatus.TUPLES_OK:
@@ -124,13 +118,16 @@ class ReplicationStream:
         self._thread = threading.Thread(target=self._run, name="penstock-receive", daemon=True)
         self._thread.start()
 
-    def take(self, timeout_seconds: float) -> list[bytes]:
+    def take(self, timeout_seconds: float, hold_seconds: float = 0.0) -> list[bytes]:
         """The next messages in order, some ten thousand or some megabytes at most; an empty list if none came in time.
 
-        Raises what ended the stream.
+        With `hold_seconds`, they are left to gather for so long, unless that is many already: a caller who can do nothing with them before
+        then saves the cost of each further call. Raises what ended the stream.
         """
         with self._changed:
-            if not self._gulps and self._failure is None:
+            if hold_seconds > 0:
+                self._changed.wait_for(lambda: self._failure is not None or self._buffered_bytes >= _MANY_BYTES, hold_seconds)
+            elif not self._gulps and self._failure is None:
                 self._changed.wait(timeout_seconds)
             if self._gulps:
                 messages, size = self._gulps.popleft()
@@ -305,66 +302,6 @@ class ReplicationStream:
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
             raise translate(psycopg.errors.error_from_result(result), "receiving changes")
         raise ConnectionLostError("the server ended the replication stream")
-
-
-class _Pace:
-    """When to look at the socket again.
-
-    The server sends each row by itself. A client that empties the socket at once makes it a packet a row, each with its acknowledgement;
-    one that lets some milliseconds' worth queue up gets blocks, at up to twice the rate and with less CPU on both sides. So a busy stream
-    is read in gulps with pauses between them, and a calm one a moment after it becomes readable: by then a small transaction is whole.
-
-    Where the queue builds up depends on the way. On the loopback address it must be the server's send buffer: a small receive buffer
-    closes the window soon, and reading opens it and refills it in one call. From another machine, refilling takes a round trip, so there
-    the queue is the receive buffer that the system grows for us, and the pause is kept so short that it does not run full. A Unix
-    socket holds too little for any pause.
-    """
-
-    def __init__(self, fileno: int) -> None:
-        # Descriptors are not owned twice: this one is a copy.
-        with socket.socket(fileno=socket.dup(fileno)) as probe:
-            self._pauses = probe.family != socket.AF_UNIX
-            self._is_loopback = self._pauses and _is_loopback(probe)
-            if self._is_loopback:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOOPBACK_BUFFER_BYTES)
-        self._fileno = fileno
-        self._readable = select.poll()
-        self._readable.register(fileno, select.POLLIN)
-        self._pause_seconds = _PAUSE_SECONDS
-        self._window_start = time.monotonic()
-        self._window_messages = 0
-
-    def wait(self, count: int, size: int) -> bool:
-        """Wait until it is time to read, at most some milliseconds; `count` and `size` are of the last gulp. Says if there is something."""
-        now = time.monotonic()
-        self._window_messages += count
-        is_busy = self._window_messages >= _BUSY_MESSAGES
-        if now - self._window_start > _BUSY_WINDOW_SECONDS:
-            self._window_start, self._window_messages = now, 0
-        if is_busy and self._pauses:
-            time.sleep(self._next_pause_seconds(size))
-            return True
-        is_readable = bool(self._readable.poll(_WAIT_SECONDS * 1000))
-        if is_readable and self._pauses:
-            time.sleep(_GATHER_SECONDS)
-        return is_readable
-
-    def is_readable(self) -> bool:
-        return bool(self._readable.poll(0))
-
-    def _next_pause_seconds(self, size: int) -> float:
-        if not self._is_loopback:
-            with socket.socket(fileno=socket.dup(self._fileno)) as probe:
-                # Small packets take several times their size.
-                room = probe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) / 4
-            change = min(1.25, max(0.5, room / max(size, 1)))
-            self._pause_seconds = min(_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, self._pause_seconds * change))
-        return self._pause_seconds
-
-
-def _is_loopback(connected: socket.socket) -> bool:
-    peer, own = connected.getpeername()[0], connected.getsockname()[0]
-    return bool(peer == own or ipaddress.ip_address(peer.partition("%")[0]).is_loopback)
 
 
 def plugin_options(request: StreamRequest, server_version: int) -> dict[str, str]:
