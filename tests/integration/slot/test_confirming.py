@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
+from typing import Self
 
 from penstock.capture.confirming import Confirm
 from penstock.capture.settings import CaptureLimits
@@ -15,57 +15,67 @@ from penstock.spool.reader import SpoolReader
 from tests.integration.slot.source import BEYOND, Source
 from tests.waiting import DEADLINE_SECONDS, wait_for
 
-LOAD_SECONDS = 1.5
+MOVES = 5
 
 
 class Load:
-    """Inserts in a thread of its own, so that what is confirmed can be watched meanwhile."""
+    """Inserts in a thread of its own for as long as a `with` block takes, so that what is confirmed can be watched meanwhile."""
 
-    def __init__(self, source: Source, seconds: float = LOAD_SECONDS) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
-        self._seconds = seconds
         self.rows = 0
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="load", daemon=True)
+
+    def __enter__(self) -> Self:
         self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
 
     def _run(self) -> None:
-        deadline = time.monotonic() + self._seconds
         with self._source.database.connect(autocommit=True) as connection:
-            while time.monotonic() < deadline:
+            while not self._over.wait(0.005):
                 low = self.rows + 1
                 connection.execute("INSERT INTO public.t SELECT i, 'x' FROM generate_series(%s::bigint, %s) i", [low, low + 99])
                 self.rows += 100
-
-    @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
 
 
 def test_applied_never_confirms_beyond_what_every_consumer_has_released(source: Source) -> None:
     before = slow = source.confirmed
     seen = {before}
+
+    def has_moved_often() -> bool:
+        nonlocal slow
+        confirmed = source.confirmed
+        assert confirmed <= max(before, minimum(source.spool) or Position.ZERO)
+        seen.add(confirmed)
+        if capture.wait_beyond(slow, 0.05) and capture.end is not None:
+            release(source.spool, "slow", slow)  # a step behind
+            slow = release(source.spool, "fast", capture.end)
+        return len(seen) > MOVES
+
     with source.capture() as capture:
-        load = Load(source)
-        while load.is_running:
-            confirmed = source.confirmed
-            assert confirmed <= max(before, minimum(source.spool) or Position.ZERO)
-            seen.add(confirmed)
-            if capture.wait_beyond(slow, 0.05) and capture.end is not None:
-                release(source.spool, "slow", slow)  # a step behind
-                slow = release(source.spool, "fast", capture.end)
+        with Load(source):
+            wait_for(has_moved_often, "a slot that moves while we look", lambda: seen)
         assert capture.wait_until(source.position, DEADLINE_SECONDS)
-    assert len(seen) > 2, "it moved while we looked"
 
 
 def test_spooled_confirms_what_is_sealed_and_never_more(source: Source) -> None:
     before = source.confirmed
     seen: list[Position] = [before]
+
+    def has_moved_often() -> bool:
+        confirmed = source.confirmed
+        assert confirmed <= (SpoolReader(source.spool).end or before)
+        seen.append(confirmed)
+        return len(set(seen)) > MOVES
+
     with source.capture(confirm=Confirm.SPOOLED) as capture:
-        load = Load(source)
-        while load.is_running:
-            confirmed = source.confirmed
-            assert confirmed <= (SpoolReader(source.spool).end or before)
-            seen.append(confirmed)
+        with Load(source) as load:
+            wait_for(has_moved_often, "a slot that moves while we look", lambda: seen)
         assert capture.wait_until(source.position, DEADLINE_SECONDS)
         end = capture.end
         assert end is not None
@@ -75,7 +85,6 @@ def test_spooled_confirms_what_is_sealed_and_never_more(source: Source) -> None:
         assert source.status is not None
         assert source.status.confirms == "spooled"
     assert seen == sorted(seen), "never backwards"
-    assert len(set(seen)) > 2, "it moved while we looked"
     assert source.ids() == list(range(1, load.rows + 1)), "what nobody has released stays in the spool"
 
 
