@@ -447,3 +447,10 @@ class SnapshotTaskError(PenstockError):
 
     code = "PEN-4006"
     recovery = Recovery.RETRY
+
+
+class WorkerStartError(PenstockError):
+    """Spark gave up on a Python process that took too long to start, as happens on a machine that is overloaded."""
+
+    code = "PEN-4007"
+    recovery = Recovery.RETRY

@@ -56,6 +56,9 @@ class LiveDisplay(PipelineObserver):
             self._status.stop()
 
     def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None:
+        if self._streaming.is_set():  # the bars are gone: there is one live line at a time
+            self._console.print(f"  copying {escape(str(table))}: {chunks} chunks", highlight=False, soft_wrap=True)
+            return
         if not self._tasks:
             self._console.print("[bold]Snapshot[/]")
             self._progress.start()
@@ -66,8 +69,14 @@ class LiveDisplay(PipelineObserver):
             self._tasks[table] = self._progress.add_task(str(table), total=chunks, rows=0)
 
     def snapshot_advanced(self, table: TableName, chunks: int, rows: int, heap_bytes: int) -> None:
+        if table not in self._tasks:
+            return
         self._rows[table] += rows
         self._progress.update(self._tasks[table], advance=chunks, rows=self._rows[table])
+
+    def snapshot_finished(self, table: TableName, rows: int) -> None:
+        if table not in self._tasks:
+            self._console.print(f"  copied  {escape(str(table))}: {rows:,} rows", highlight=False, soft_wrap=True)
 
     def streaming_started(self) -> None:
         self._progress.stop()

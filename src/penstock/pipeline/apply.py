@@ -7,7 +7,9 @@ repeats work that each table recognises as done.
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -31,10 +33,15 @@ _WORKERS = 4
 _CATCH_UP_SECONDS = 3600.0
 _ATTEMPTS = 3
 _PAUSE_SECONDS = 0.5
+_IDLE_SECONDS = 1.0
 
 
 class EpochApplier:
-    """Owns the tables' states while the pipeline streams. Called by one thread at a time."""
+    """Owns the tables' states while the pipeline streams.
+
+    Epochs come from the query's thread. Tables that were copied by other threads wait at the door until the next epoch takes them in, so
+    nobody who copies waits for an epoch.
+    """
 
     def __init__(
         self,
@@ -55,7 +62,12 @@ class EpochApplier:
         self._observer = observer
         self._types = types
         self._targets: dict[TableName, Target] = {}
-        self.statuses: dict[TableName, TableStatus] = {}
+        self._holds: dict[TableName, Position] = {}
+        self._arrivals: deque[Target] = deque()
+        self._turn = threading.Lock()
+        self._writing = threading.Lock()
+        self._ended_at = time.monotonic()
+        self.statuses: Mapping[TableName, TableStatus] = {}
         self.last = log.last()
 
     @property
@@ -68,12 +80,53 @@ class EpochApplier:
         self._targets = dict(targets)
         self.statuses = dict(statuses)
         # A target that was put back needs ground that was released before: begin with what all of them hold.
-        held = [status.applied for status in statuses.values() if status.state is not TableState.FAILED and status.applied is not None]
         forget(self._reader.root, self._consumer)
-        release(self._reader.root, self._consumer, min([self.position, *held]))
+        release(self._reader.root, self._consumer, self._needed())
+
+    def hold(self, name: TableName, fence: Position | None = None) -> None:
+        """Keep the changes of a table that is being copied: those after its fence, or all from now on while it has none.
+
+        Called before a fence is asked for, so that it cannot lie before what is kept.
+        """
+        self._holds[name] = self.position if fence is None else fence
+        self._set({name: TableStatus(TableState.PENDING if fence is None else TableState.SNAPSHOTTING)})
+
+    def enter(self, target: Target) -> None:
+        """Take over a table that has been copied. The next epoch brings it to where the others are."""
+        self._arrivals.append(target)
+
+    def let_in(self) -> None:
+        """Where no epoch comes by itself, because the source is idle, make one for the tables that wait at the door."""
+        if self._arrivals and time.monotonic() - self._ended_at > _IDLE_SECONDS:
+            self.apply(self.position)
+
+    def fail(self, name: TableName, error: PenstockError) -> None:
+        """Give a table up, for a reason that is its own. The rest goes on."""
+        status = TableStatus.failed(error, self.statuses[name].applied)
+        self._set({name: status})
+        self._holds.pop(name, None)
+        self._observer.table_failed(name, status)
 
     def apply(self, end: Position) -> None:
         """Bring every table to `end`, or to what is recorded if that is further; record it, release it. Doing it twice changes nothing."""
+        with self._turn:
+            self._take_in()
+            self._apply(end)
+            self._ended_at = time.monotonic()
+
+    def _take_in(self) -> None:
+        while self._arrivals:
+            target = self._arrivals.popleft()
+            self._targets[target.table] = target
+            self._set({target.table: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)})
+            self._holds.pop(target.table, None)
+
+    def _set(self, statuses: Mapping[TableName, TableStatus]) -> None:
+        """Several threads write, and whoever reads has one moment's view."""
+        with self._writing:
+            self.statuses = {**self.statuses, **statuses}
+
+    def _apply(self, end: Position) -> None:
         started = time.monotonic()
         is_new = end > self.position
         end = max(end, self.position)
@@ -98,7 +151,7 @@ class EpochApplier:
         """What each table has to take in, read from where that table stands; the largest first."""
         work = []
         for name, status in self.statuses.items():
-            if status.state is not TableState.FAILED and status.applied is not None and status.applied in ranges:
+            if status.is_applied and status.applied is not None and status.applied in ranges:
                 found = ranges[status.applied].tables.get(name)
                 if found is not None:
                     work.append(TableChanges(name, found.slices, found.counts))
@@ -113,7 +166,7 @@ class EpochApplier:
                     owner = owners.get(oid)
                     if owner is not None and owner != found.table and self.statuses[owner].applied == start:
                         hint = f"add {found.table} to the tables and remove {self._sink.describe(owner)}"
-                        self._fail(owner, SchemaChangedError(f"table {owner} is now called {found.table}", hint=hint))
+                        self.fail(owner, SchemaChangedError(f"table {owner} is now called {found.table}", hint=hint))
 
     def _apply_one(self, changes: TableChanges, end: Position) -> PenstockError | None:
         """One table; gives back what that table cannot do. What time can mend is tried again, then fails the epoch."""
@@ -128,7 +181,7 @@ class EpochApplier:
                     raise
                 time.sleep(_PAUSE_SECONDS * 2**attempt)
             else:
-                self.statuses[changes.table] = TableStatus(TableState.STREAMING, end, end)
+                self._set({changes.table: TableStatus(TableState.STREAMING, end, end)})
                 break
         return None
 
@@ -138,37 +191,43 @@ class EpochApplier:
         if gone and all(self._sink.load_target(name) is None for name in self._live()):
             raise gone[0]
         for name, error in failures.items():
-            self._fail(name, error)
+            self.fail(name, error)
 
     def _live(self) -> list[TableName]:
-        return [name for name, status in self.statuses.items() if status.state is not TableState.FAILED]
+        return [name for name, status in self.statuses.items() if status.is_applied]
 
-    def _fail(self, name: TableName, error: PenstockError) -> None:
-        status = TableStatus.failed(error, self.statuses[name].applied)
-        self.statuses[name] = status
-        self._observer.table_failed(name, status)
+    def _needed(self) -> Position:
+        """No table needs anything up to here any more."""
+        held = [status.applied for status in self.statuses.values() if status.state is not TableState.FAILED and status.applied is not None]
+        return min([self.position, *held, *self._holds.copy().values()])
 
     def _record(self, epoch: Epoch, rows: int, seconds: float) -> None:
         self._mark_streaming(epoch.position)
         recorded = replace(epoch, tables=dict(self.statuses))
         self._log.record(recorded)
         self.last = recorded
-        release(self._reader.root, self._consumer, epoch.position)
+        release(self._reader.root, self._consumer, self._needed())
         self._observer.epoch_recorded(EpochReport(epoch.number, epoch.position, rows, epoch.commit_time, seconds, dict(self.statuses)))
 
     def _mark_streaming(self, end: Position) -> None:
-        for name in self._live():
-            status = self.statuses[name]
-            self.statuses[name] = replace(status, state=TableState.STREAMING, applied=max(end, status.applied or end))
+        live = {name: self.statuses[name] for name in self._live()}
+        reached = {name: max(end, status.applied or end) for name, status in live.items()}
+        self._set({name: replace(status, state=TableState.STREAMING, applied=reached[name]) for name, status in live.items()})
 
     @property
     def is_level(self) -> bool:
-        """Whether every table has been through an epoch of this run, or failed."""
-        return all(status.state in (TableState.STREAMING, TableState.FAILED) for status in self.statuses.values())
+        """Whether every table has been through an epoch of this run, or is not to."""
+        settled = (TableState.STREAMING, TableState.PAUSED, TableState.FAILED)
+        return all(status.state in settled for status in self.statuses.values())
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a table still waits for its snapshot, or for the end of it."""
+        return any(status.state in (TableState.PENDING, TableState.SNAPSHOTTING) for status in self.statuses.values())
 
     def _next_number(self) -> int:
         return self.last.number + 1 if self.last is not None else 1
 
 
 def _is_behind(status: TableStatus, end: Position) -> bool:
-    return status.state is not TableState.FAILED and status.applied is not None and status.applied < end
+    return status.is_applied and status.applied is not None and status.applied < end

@@ -33,7 +33,8 @@ class PipelineObserver:
 
     def snapshot_finished(self, table: TableName, rows: int) -> None: ...
 
-    def streaming_started(self) -> None: ...
+    def streaming_started(self) -> None:
+        """Every table that the run began with is copied, or failed."""
 
     def epoch_recorded(self, report: EpochReport) -> None: ...
 

@@ -1,8 +1,8 @@
 """`Pipeline`: from a configuration to tables that equal their source.
 
-Start-up: lock, look at source and target, publication, slot, snapshots of the tables that have none. Then one streaming query over the
-control stream, whose `foreachBatch` applies the epochs. Spark's checkpoint is only a clock here: what is applied, and from where, the
-targets say.
+Start-up: lock, look at source and target, publication, slot. Then one streaming query over the control stream, whose `foreachBatch` applies
+the epochs, and beside it the snapshots of the tables that have none. Spark's checkpoint is only a clock here: what is applied, and from
+where, the targets say.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.capture.provision import ensure_capture, inspect_coverage
-from penstock.errors import PenstockError, Recovery, SpoolLockedError, parse_error
+from penstock.errors import PenstockError, Recovery, SpoolLockedError, WorkerStartError, parse_error
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
+from penstock.pipeline.background import BackgroundSnapshots
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
@@ -53,6 +54,7 @@ _POLL_SECONDS = 0.1
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _ONCE_QUIET_SECONDS = 0.2
+_LATE_WORKER = "Python worker failed to connect back"
 _CAPTURE_END_SECONDS = 10.0
 
 
@@ -131,13 +133,10 @@ class Pipeline:
             types=self._config.types.policy,
         )
         tables = self._prepare(applier, system)
-        if tables.pending:
-            self._copy(tables)
-            self._check_log(tables)
         applier.adopt(tables.targets, tables.statuses)
         self._applier = applier
         if tables.capturable and not self._stopping.is_set():
-            self._stream(applier, goal)
+            self._stream(applier, tables, goal)
         return RunResult(applier.position, {str(name): status for name, status in applier.statuses.items()})
 
     def _prepare(self, applier: EpochApplier, system: SystemIdentity) -> Tables:
@@ -162,7 +161,8 @@ class Pipeline:
             )
             fail_unpublished(tables, added, self._sink.describe)
             self._check_membership(tables)
-            self._check_log(tables)
+            with connect(self._address) as connection:
+                check_log(connection, config, tables, self._sink.describe)
         for name, status in tables.statuses.items():
             if status.state is TableState.FAILED:
                 self._observer.table_failed(name, status)
@@ -175,11 +175,6 @@ class Pipeline:
         recorded = load_memberships(self._config.state)
         save_memberships(self._config.state, fail_rejoined(tables, recorded, found, self._sink.describe))
 
-    def _check_log(self, tables: Tables) -> None:
-        """A snapshot takes long: it is asked again afterwards."""
-        with connect(self._address) as connection:
-            check_log(connection, self._config, tables, self._sink.describe)
-
     def _tell_wait(self, blockers: Sequence[OpenTransaction]) -> None:
         """The slot's creation waits for transactions that were open before it."""
         reason = f"the slot is created once these have ended: {'; '.join(each.describe() for each in blockers)}"
@@ -187,47 +182,45 @@ class Pipeline:
             self._observer.interrupted(reason, 0.0)
             self._trouble = reason
 
-    def _copy(self, tables: Tables) -> None:
-        """Snapshot what has none. Its changes wait in the slot meanwhile."""
+    def _snapshots(self, applier: EpochApplier) -> BackgroundSnapshots:
         coordinator = SnapshotCoordinator(
             self._spark,
             self._address,
             self._sink,
             self._observer,
             self._config.snapshot_chunk_bytes,
-            self._stopping.is_set,
             self._config.types.policy,
             self._config.publication,
         )
-        failures = coordinator.copy(tables.pending)
-        if self._stopping.is_set():
-            return
-        for table in tables.pending:
-            if table.name in failures:
-                tables.statuses[table.name] = TableStatus.failed(failures[table.name], None)
-                self._observer.table_failed(table.name, tables.statuses[table.name])
-                continue
-            target = self._sink.load_target(table.name)
-            assert target is not None
-            tables.targets[table.name] = target
-            tables.statuses[table.name] = TableStatus(TableState.CATCHING_UP, target.applied, target.applied)
+        return BackgroundSnapshots(coordinator, self._sink, applier, self._observer)
 
-    def _stream(self, applier: EpochApplier, goal: Position | None) -> None:
+    def _stream(self, applier: EpochApplier, tables: Tables, goal: Position | None) -> None:
+        snapshots = self._snapshots(applier)
+        if tables.pending:
+            snapshots.start(tables.pending)
         query = self._start_query(applier, goal)
-        self._observer.streaming_started()
+        copying = True
         try:
             while not self._stopping.is_set() and not (goal is not None and applier.position >= goal and applier.is_level):
                 self._tell_trouble()
+                snapshots.check()
+                applier.let_in()
+                if copying and not applier.is_copying:
+                    copying = False
+                    self._observer.streaming_started()
                 if not query.isActive:
                     query.awaitTermination()  # raises what ended it
                     break
                 self._stopping.wait(_POLL_SECONDS)
         except PySparkException as error:
             found = parse_error(str(error))
+            if found is None and _LATE_WORKER in str(error):
+                found = WorkerStartError("a Python process of Spark did not start within the time that Spark gives it")
             if found is None:
                 raise
             raise found from error
         finally:
+            snapshots.stop()
             query.stop()
             self._wait_for_capture()
 

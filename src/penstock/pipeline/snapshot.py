@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import PenstockError, Recovery, SnapshotLostError, parse_error
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot_task import ChunkTask, chunk_writer
+from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_schema
 from penstock.postgres.chunks import plan_chunks
 from penstock.postgres.connection import SourceAddress, connect
@@ -39,12 +40,20 @@ class SnapshotCoordinator:
     sink: Sink
     observer: PipelineObserver
     chunk_bytes: int
-    is_stopping: Callable[[], bool] = lambda: False
     types: TypePolicy = TypePolicy.DEFAULT
     publication: str | None = None
 
-    def copy(self, tables: Sequence[CatalogTable]) -> dict[TableName, PenstockError]:
-        """Copy all `tables`; gives back those that cannot be copied, each with its reason. A lost snapshot is taken anew."""
+    def copy(
+        self,
+        tables: Sequence[CatalogTable],
+        on_fence: Callable[[TableName, Position], None],
+        on_finished: Callable[[TableName], None],
+        is_stopping: Callable[[], bool],
+    ) -> dict[TableName, PenstockError]:
+        """Copy all `tables`; gives back those that cannot be copied, each with its reason. A lost snapshot is taken anew.
+
+        `on_fence` is told, for each table, after which position its changes are needed; `on_finished`, that its target is complete.
+        """
         failures: dict[TableName, PenstockError] = {}
         waiting = list(tables)
         for attempt in range(1, _ATTEMPTS + 1):
@@ -52,7 +61,9 @@ class SnapshotCoordinator:
                 lost = []
                 for table in waiting:
                     try:
-                        self._copy_one(table, exported)
+                        on_fence(table.name, exported.fence)
+                        self._copy_one(table, exported, is_stopping)
+                        on_finished(table.name)
                     except SnapshotLostError as error:
                         lost.append(table)
                         if attempt == _ATTEMPTS:
@@ -68,7 +79,7 @@ class SnapshotCoordinator:
                 break
         return failures
 
-    def _copy_one(self, table: CatalogTable, exported: ExportedSnapshot) -> None:
+    def _copy_one(self, table: CatalogTable, exported: ExportedSnapshot, is_stopping: Callable[[], bool]) -> None:
         with connect(self.address) as connection:
             schema = inspect_schema(connection, table, self.types, self.publication)
             chunks = plan_chunks(connection, table, schema, self.chunk_bytes, self.publication)
@@ -78,7 +89,7 @@ class SnapshotCoordinator:
         files: list[SnapshotFile] = []
         wave = max(1, self.spark.sparkContext.defaultParallelism * 2)
         for start in range(0, len(tasks), wave):
-            if self.is_stopping():
+            if is_stopping():
                 raise _StoppedError
             part = tasks[start : start + wave]
             written = self._run(exported.name, part)

@@ -11,11 +11,15 @@ from penstock.position import Position
 
 class TableState(StrEnum):
     PENDING = "pending"
-    """Set when a table is found that the target does not have yet. The slot keeps its changes while it waits for its snapshot."""
+    """Set when a table is found that the target does not have yet. Its changes are kept while it waits for its snapshot."""
+    SNAPSHOTTING = "snapshotting"
+    """Set by the coordinator once it has a fence. Chunks are being read; the target is not complete."""
     CATCHING_UP = "catching_up"
     """Set by the coordinator after the last chunk. Changes after the fence are about to be applied."""
     STREAMING = "streaming"
     """Set by the first epoch after that. The target equals the source at the end of every epoch."""
+    PAUSED = "paused"
+    """Set by a person. The target stays as it is, and the spool keeps the changes after that."""
     FAILED = "failed"
     """Set by whoever found that the table cannot go on. It stays so, across restarts, until its target is removed."""
 
@@ -31,6 +35,11 @@ class TableStatus:
     """What the target itself said when last asked. Less than `applied` while the table has no changes of its own."""
     reason: str | None = None
     remedy: str | None = None
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether epochs are for this table."""
+        return self.state in (TableState.CATCHING_UP, TableState.STREAMING)
 
     @classmethod
     def failed(cls, error: PenstockError, applied: Position | None) -> TableStatus:

@@ -28,6 +28,8 @@ _SETTINGS = {
     "spark.sql.caseSensitive": "true",
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.adaptive.enabled": "true",
+    # Epochs are short and snapshots long; neither is to wait until the other has ended.
+    "spark.scheduler.mode": "FAIR",
     # Saves some 80 ms of every micro-batch (see docs/decisions/0006-spark-versions.md for where that is allowed).
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.localRelationThreshold": "0",

@@ -1,0 +1,107 @@
+"""Snapshots beside the stream: tables are copied by threads of their own while the epochs of the others go on.
+
+The spool keeps a table's changes from before its fence until the table is handed over to the epochs, which then bring it from the fence to
+where the others are. What time can mend is tried again here; nobody else waits for it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from uuid import uuid4
+
+from pyspark import InheritableThread
+
+from penstock.errors import PenstockError, Recovery
+from penstock.pipeline.apply import EpochApplier
+from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.snapshot import SnapshotCoordinator
+from penstock.postgres.catalog import CatalogTable
+from penstock.schema import TableName
+from penstock.sinks.base import Sink
+
+_AT_ONCE = 3
+"""Groups of tables; each holds a temporary slot of the source while it is copied."""
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 30.0
+_POOL = "penstock-snapshot"
+
+
+class BackgroundSnapshots:
+    """Started with groups of tables, one thread each; `stop` ends them all. What only a person can mend is kept for `check`."""
+
+    def __init__(self, coordinator: SnapshotCoordinator, sink: Sink, applier: EpochApplier, observer: PipelineObserver) -> None:
+        self._coordinator = coordinator
+        self._sink = sink
+        self._applier = applier
+        self._observer = observer
+        self._stopping = threading.Event()
+        self._room = threading.Semaphore(_AT_ONCE)
+        self._threads: list[threading.Thread] = []
+        self._failure: Exception | None = None
+        self._group = f"{_POOL}-{uuid4().hex}"
+
+    def start(self, tables: Sequence[CatalogTable]) -> None:
+        """Copy these as they are at one moment to come. Their changes are kept from now on."""
+        for table in tables:
+            self._applier.hold(table.name)
+        thread = InheritableThread(target=self._run, args=(list(tables),), name=f"penstock-snapshot-{len(self._threads) + 1}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def check(self) -> None:
+        """Raise what ended a thread, if anything did."""
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """End the threads in order; what is not finished goes on in the next run."""
+        self._stopping.set()
+        if any(thread.is_alive() for thread in self._threads):
+            self._coordinator.spark.sparkContext.cancelJobGroup(self._group)
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def _run(self, tables: list[CatalogTable]) -> None:
+        try:
+            context = self._coordinator.spark.sparkContext
+            context.setLocalProperty("spark.scheduler.pool", _POOL)
+            context.setJobGroup(self._group, "tables are copied", interruptOnCancel=True)
+            with self._room:
+                self._copy(tables)
+        except Exception as error:  # noqa: BLE001 it is raised again in the run's own thread
+            if not self.is_stopping:
+                self._failure = error
+
+    def _copy(self, tables: list[CatalogTable]) -> None:
+        """Until every table has arrived or failed, or the run is to end."""
+        waiting = {table.name: table for table in tables}
+        pause = _FIRST_PAUSE_SECONDS
+
+        def arrive(name: TableName) -> None:
+            del waiting[name]
+            self._arrive(name)
+
+        while waiting and not self.is_stopping:
+            try:
+                failures = self._coordinator.copy(list(waiting.values()), self._applier.hold, arrive, lambda: self.is_stopping)
+            except PenstockError as error:
+                if error.recovery is not Recovery.RETRY:
+                    raise
+                self._observer.interrupted(str(error), pause)
+                self._stopping.wait(pause * random.uniform(0.5, 1.5))
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                continue
+            for name, failure in failures.items():
+                del waiting[name]
+                self._applier.fail(name, failure)
+
+    def _arrive(self, name: TableName) -> None:
+        target = self._sink.load_target(name)
+        assert target is not None
+        self._applier.enter(target)
