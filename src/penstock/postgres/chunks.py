@@ -10,29 +10,22 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-import adbc_driver_postgresql.dbapi as adbc
+import psycopg
 import pyarrow as pa
 from psycopg import sql
 
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.errors import PenstockError, SnapshotLostError, TableRewrittenError, UnreadableTextError, UnrepresentableError
 from penstock.postgres.catalog import CatalogTable
-from penstock.postgres.connection import Connection, SourceAddress, classify
+from penstock.postgres.connection import Connection, SourceAddress, connect, pass_bytes, translate
+from penstock.postgres.copying import read_texts
 from penstock.postgres.outline import Leaf, MeasuredTable, inspect_leaves, inspect_row_filter
+from penstock.postgres.queries import query
 from penstock.postgres.types.rows import DecodedRows, decode_rows
-from penstock.schema import Column, TableName, TableSchema
+from penstock.schema import TableName, TableSchema
 
 BLOCK_BYTES = 8192
-
-# Types whose cast to text is their output function, or that the decoder reads in both spellings: bool bytea int8 int2 int4 text oid json
-# float4 float8 varchar date timestamp timestamptz numeric uuid jsonb.
-_CAST_IS_OUTPUT = frozenset({16, 17, 20, 21, 23, 25, 26, 114, 700, 701, 1043, 1082, 1114, 1184, 1700, 2950, 3802})
-
-# As on the replication connection: a SQL_ASCII database cannot convert, and would refuse without saying which column is at fault.
-_PASS_BYTES = """SELECT pg_catalog.set_config('client_encoding', 'SQL_ASCII', false)
-WHERE pg_catalog.current_setting('server_encoding') = 'SQL_ASCII'"""
 
 # What SET TRANSACTION SNAPSHOT says, by version, to a name that is no longer exported: invalid parameter, undefined object; and to one
 # whose session has just ended: not in prerequisite state.
@@ -97,63 +90,69 @@ def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, *, refuse_in
 
     With `refuse_inexact`, a value that its type cannot hold is an error.
     """
-    try:
-        with open_snapshot(address, snapshot, chunk.heap) as cursor:
-            yield from _read(cursor, chunk, refuse_inexact=refuse_inexact)
-    except adbc.Error as error:
-        raise translated(error, chunk.heap) from error
+    with open_snapshot(address, snapshot, chunk.heap) as connection:
+        yield from _read(connection, chunk, refuse_inexact=refuse_inexact)
 
 
 def probe_chunks(address: SourceAddress, snapshot: str, chunks: Sequence[Chunk]) -> dict[TableName, PenstockError]:
-    """Read the chunks only to see whether they can be read; gives back the heaps that cannot, each with its reason.
-
-    On one connection as far as that goes: the driver loads every type there is when it opens one, which takes long where tables are many.
-    """
+    """Read the chunks only to see whether they can be read; gives back the heaps that cannot, each with its reason."""
     failures: dict[TableName, PenstockError] = {}
     waiting = list(chunks)
     while waiting:
         chunk = waiting[0]
         try:
-            with open_snapshot(address, snapshot, chunk.heap) as cursor:
+            with open_snapshot(address, snapshot, chunk.heap) as connection:
                 while waiting:
                     chunk = waiting.pop(0)
-                    for _ in _read(cursor, chunk, refuse_inexact=False):
+                    for _ in _read(connection, chunk, refuse_inexact=False):
                         pass
         except PenstockError as error:
             failures[chunk.heap] = error
-        except adbc.Error as error:
-            failures[chunk.heap] = translated(error, chunk.heap)
         if chunk in waiting:  # not even opened
             return failures
     return failures
 
 
 @contextmanager
-def open_snapshot(address: SourceAddress, snapshot: str, table: TableName) -> Iterator[Any]:
-    """A cursor under the snapshot; `table` is for the message if that is gone."""
-    with adbc.connect(address.conninfo("penstock snapshot")) as connection, connection.cursor() as cursor:
-        cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        _import_snapshot(cursor, snapshot, table)
-        cursor.execute(_PASS_BYTES)
-        cursor.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{_LOCK_SECONDS}s")).as_string())
-        yield cursor
+def open_snapshot(address: SourceAddress, snapshot: str, table: TableName) -> Iterator[Connection]:
+    """A connection in a transaction under the snapshot, which ends with the block; `table` is for the message if the snapshot is gone."""
+    with connect(address, "penstock snapshot") as connection:
+        try:
+            with reading(table):
+                connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                _import_snapshot(connection, snapshot, table)
+                connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{_LOCK_SECONDS}s")))
+                pass_bytes(connection)
+            yield connection
+        finally:
+            # Perhaps in the middle of a COPY; and there is nothing to commit.
+            connection.close()
 
 
-def _read(cursor: Any, chunk: Chunk, *, refuse_inexact: bool) -> Generator[pa.RecordBatch]:
+@contextmanager
+def reading(table: TableName) -> Iterator[None]:
+    """Turn the driver's errors into ours."""
+    try:
+        yield
+    except psycopg.Error as error:
+        if error.sqlstate in _ALTERED:
+            raise TableRewrittenError(f"table {table} was altered while it was being read; its snapshot starts again") from error
+        raise translate(error, f"reading {table}") from error
+
+
+def _read(connection: Connection, chunk: Chunk, *, refuse_inexact: bool) -> Generator[pa.RecordBatch]:
     target = snapshot_schema(chunk.schema)
-    check_filenodes(cursor, {chunk.heap_oid: chunk.filenode}, chunk.heap)
-    cursor.execute(chunk_statement(chunk))
-    with cursor.fetch_record_batch() as batches:
-        for batch in batches:
-            rows = decode_rows(batch.columns, chunk.schema)
+    with reading(chunk.heap):
+        check_filenodes(connection, {chunk.heap_oid: chunk.filenode}, chunk.heap)
+        for texts in read_texts(connection, chunk_statement(chunk), len(chunk.schema.columns)):
+            rows = decode_rows(texts, chunk.schema)
             check_values(rows, chunk.schema, refuse_inexact=refuse_inexact)
             yield pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
-    check_filenodes(cursor, {chunk.heap_oid: chunk.filenode}, chunk.heap)
+        check_filenodes(connection, {chunk.heap_oid: chunk.filenode}, chunk.heap)
 
 
 def chunk_statement(chunk: Chunk) -> str:
-    """Every column as the text that the stream would carry: one decoder then serves both."""
-    columns = [as_text(column) for column in chunk.schema.columns]
+    columns = map(sql.Identifier, chunk.schema.column_names)
     heap = sql.Identifier(chunk.heap.schema, chunk.heap.name)
     first = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first},0)"))
     bounds = [first] if chunk.last is None else [first, sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last},0)"))]
@@ -161,14 +160,6 @@ def chunk_statement(chunk: Chunk) -> str:
         # The server wrote it, from an expression that it checked when the publication was made.
         bounds.append(sql.SQL("({})").format(sql.SQL(chunk.row_filter)))
     return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(sql.SQL(", ").join(columns), heap, sql.SQL(" AND ").join(bounds)).as_string()
-
-
-def as_text(column: Column) -> sql.Composed:
-    """A cast to text gives what the type's output function gives only for some types: char(n) loses its blanks, inet gains a mask."""
-    name = sql.Identifier(column.name)
-    if column.type_oid in _CAST_IS_OUTPUT:
-        return sql.SQL("{}::text").format(name)
-    return sql.SQL("CASE WHEN {} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {}) END").format(name, name)
 
 
 def check_values(rows: DecodedRows, schema: TableSchema, *, refuse_inexact: bool) -> None:
@@ -179,33 +170,20 @@ def check_values(rows: DecodedRows, schema: TableSchema, *, refuse_inexact: bool
             raise UnrepresentableError.of(schema.name, column)
 
 
-def _import_snapshot(cursor: Any, snapshot: str, table: TableName) -> None:
+def _import_snapshot(connection: Connection, snapshot: str, table: TableName) -> None:
     try:
-        cursor.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)).as_string())
-    except adbc.Error as error:
+        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+    except psycopg.Error as error:
         if error.sqlstate in _SNAPSHOT_GONE:
             raise SnapshotLostError(f"the snapshot went away while {table} was being read; the rest is read under a new one") from error
         raise
 
 
-def check_filenodes(cursor: Any, planned: Mapping[int, int], table: TableName) -> None:
+def check_filenodes(connection: Connection, planned: Mapping[int, int], table: TableName) -> None:
     """Compare the planned filenodes of heaps, by OID, with those of now, and with those that the snapshot sees.
 
     A rewrite between the snapshot and the plan would otherwise make the table look empty.
     """
-    statement = (
-        "SELECT c.oid::text, pg_catalog.pg_relation_filenode(c.oid)::text, c.relfilenode::text "
-        "FROM pg_catalog.pg_class c WHERE c.oid = ANY ({}::oid[])"
-    )
-    cursor.execute(sql.SQL(statement).format(sql.Literal(list(planned))).as_string())
-    found = {(int(oid), now, seen) for oid, now, seen in cursor.fetchall()}
-    if found != {(oid, str(filenode), str(filenode)) for oid, filenode in planned.items()}:
+    found = set(connection.execute(query("catalog", "filenodes"), {"oids": list(planned)}))
+    if found != {(oid, filenode, filenode) for oid, filenode in planned.items()}:
         raise TableRewrittenError(f"table {table} was rewritten or emptied while it was being read; its snapshot starts again")
-
-
-def translated(error: adbc.Error, table: TableName) -> PenstockError:
-    """What the driver says, as one of our own errors."""
-    state = getattr(error, "sqlstate", None) or ""
-    if state in _ALTERED:
-        return TableRewrittenError(f"table {table} was altered while it was being read; its snapshot starts again")
-    return classify(state, str(error), f"reading {table}")

@@ -1,6 +1,6 @@
 """Reaching the source.
 
-Every connection, plain or replication, psycopg or ADBC, is made from one `SourceAddress` with the same pinned session settings, so that a
+Every connection, plain or replication, is made from one `SourceAddress` with the same pinned session settings, so that a
 value is rendered the same way on every road. Errors of the driver become errors of our own tree here and nowhere else.
 """
 
@@ -188,11 +188,18 @@ def connect_replication(address: SourceAddress, application: str = "penstock") -
             hint="end a reader that is no longer needed (SELECT pid, application_name FROM pg_stat_replication), "
             "or ALTER SYSTEM SET max_wal_senders to more; then restart the server",
         ) from error
-    if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
-        # Such a database holds any bytes. Checked against UTF-8, a single text would end the stream for every table; let them pass, and
-        # the decoder finds out whose they are.
-        connection.pgconn.exec_(b"SET client_encoding = 'SQL_ASCII'")
+    pass_bytes(connection)
     return connection
+
+
+def pass_bytes(connection: Connection) -> None:
+    """Let texts come as they are if the server cannot tell in which encoding they are. Values are read so on every road.
+
+    A SQL_ASCII database holds any bytes. Checked against UTF-8, a single text would end the stream for every table; let them pass, and the
+    decoder finds out whose they are.
+    """
+    if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+        connection.pgconn.exec_(b"SET client_encoding = 'SQL_ASCII'")
 
 
 def _connect(conninfo: str, doing: str) -> Connection:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
 from penstock.errors import TableRewrittenError
-from penstock.postgres.chunks import as_text, check_filenodes, check_values, open_snapshot, snapshot_schema, translated
-from penstock.postgres.connection import SourceAddress
+from penstock.postgres.chunks import check_filenodes, check_values, open_snapshot, reading, snapshot_schema
+from penstock.postgres.connection import Connection, SourceAddress
+from penstock.postgres.copying import read_texts
 from penstock.postgres.outline import TableOutline
 from penstock.postgres.types.rows import DecodedRows, decode_rows
 
@@ -48,28 +47,23 @@ def read_keys(
     """The rows under these keys that are there, typed by the stream's own decoder. Runs on an executor; opens its own connection."""
     table = outline.schema.name
     filenodes = {leaf.oid: leaf.filenode for leaf in outline.leaves}
-    try:
-        with open_snapshot(address, snapshot, table) as cursor:
-            for setting in _BY_INDEX:
-                cursor.execute(setting)
-            check_filenodes(cursor, filenodes, table)
-            for batch in batches:
-                yield from _read(cursor, outline, batch, refuse_inexact=refuse_inexact)
-            check_filenodes(cursor, filenodes, table)
-    except adbc.Error as error:
-        raise translated(error, table) from error
-
-
-def _read(cursor: Any, outline: TableOutline, keys: KeyBatch, *, refuse_inexact: bool) -> Generator[pa.RecordBatch]:
-    target = snapshot_schema(outline.schema)
-    cursor.execute(keys_statement(outline, keys.texts))
-    with cursor.fetch_record_batch() as batches:
+    with open_snapshot(address, snapshot, table) as connection, reading(table):
+        for setting in _BY_INDEX:
+            connection.execute(setting)
+        check_filenodes(connection, filenodes, table)
         for batch in batches:
-            places = pc.subtract(batch.columns[0].cast(pa.int64()), 1)
-            rows = decode_rows(batch.columns[1:], outline.schema)
-            check_values(rows, outline.schema, refuse_inexact=refuse_inexact)
-            found = pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
-            yield found.filter(_is_asked(rows, outline, keys, places))
+            yield from _read(connection, outline, batch, refuse_inexact=refuse_inexact)
+        check_filenodes(connection, filenodes, table)
+
+
+def _read(connection: Connection, outline: TableOutline, keys: KeyBatch, *, refuse_inexact: bool) -> Generator[pa.RecordBatch]:
+    target = snapshot_schema(outline.schema)
+    for texts in read_texts(connection, keys_statement(outline, keys.texts), 1 + len(outline.schema.columns)):
+        places = pc.subtract(texts[0].cast(pa.int64()), 1)
+        rows = decode_rows(texts[1:], outline.schema)
+        check_values(rows, outline.schema, refuse_inexact=refuse_inexact)
+        found = pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
+        yield found.filter(_is_asked(rows, outline, keys, places))
 
 
 def _is_asked(rows: DecodedRows, outline: TableOutline, keys: KeyBatch, places: pa.Int64Array) -> pa.BooleanArray:
@@ -104,14 +98,14 @@ def keys_statement(outline: TableOutline, texts: Sequence[pa.StringArray]) -> st
         wanted.append(sql.SQL("({})").format(sql.SQL(outline.row_filter)))
     return (
         sql.SQL(
-            "SELECT {asked}.n::text, r.* FROM ROWS FROM ({keys}) WITH ORDINALITY AS {asked} ({names}, n) "
+            "SELECT {asked}.n, r.* FROM ROWS FROM ({keys}) WITH ORDINALITY AS {asked} ({names}, n) "
             "CROSS JOIN LATERAL (SELECT {columns} FROM {only}{table} AS t WHERE {wanted}) AS r"
         )
         .format(
             asked=asked,
             keys=sql.SQL(", ").join(keys),
             names=sql.SQL(", ").join(map(sql.Identifier, names)),
-            columns=sql.SQL(", ").join(as_text(column) for column in outline.schema.columns),
+            columns=sql.SQL(", ").join(map(sql.Identifier, outline.schema.column_names)),
             only=sql.SQL("" if outline.is_partitioned else "ONLY "),
             table=sql.Identifier(outline.schema.name.schema, outline.schema.name.name),
             wanted=sql.SQL(" AND ").join(wanted),

@@ -109,6 +109,12 @@ WHERE c.oid = %(oid)s AND c.relkind = 'r'
   AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_partition_tree(%(oid)s))
 ORDER BY 4 DESC
 
+-- name: filenodes
+-- Of some heaps: as it is now, and as the snapshot sees it.
+SELECT c.oid, pg_catalog.pg_relation_filenode(c.oid), c.relfilenode
+FROM pg_catalog.pg_class c
+WHERE c.oid = ANY (%(oids)s::oid[])
+
 -- name: outside
 -- What looks like a table and never enters the log.
 SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text
