@@ -13,7 +13,7 @@ from penstock.spool.lock import SpoolLock
 from penstock.spool.manifest import Manifest, SegmentFile
 from penstock.spool.range import FileSlice, SpoolRange, TableRange
 from penstock.spool.reader import SpoolReader
-from penstock.spool.retention import delete_released, spool_bytes
+from penstock.spool.retention import spool_bytes
 from penstock.spool.status import CaptureFailure, CaptureStatus, load_status, write_status
 from penstock.spool.stock import SpoolBudget, SpoolStock
 from penstock.spool.waiting import wait_for_end
@@ -35,7 +35,6 @@ __all__ = [
     "SpoolStock",
     "SpoolWriter",
     "TableRange",
-    "delete_released",
     "ensure_identity",
     "forget",
     "load_identity",

@@ -32,7 +32,7 @@ FORMAT = 2
 
 MANIFEST = "manifest.json"
 TOMBSTONE = "manifest.json.deleted"
-"""What retention turns a manifest into: the segment is gone, and its files may be removed by whoever comes by."""
+"""What retention turns a manifest into: the segment is gone, and its files may be removed."""
 
 _SEGMENT = re.compile(r"[0-9A-F]{16}")
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")

@@ -58,7 +58,10 @@ class SpoolStock:
         return sum(self._bytes[end] for end in self._ends[self._count(released) :])
 
     def delete_released(self, released: Position | None) -> None:
-        """Delete from the spool what every consumer has released, some of it at a time. Costs nothing while there is nothing to delete."""
+        """Delete from the spool what every consumer has released, some of it at a time. Costs nothing while there is nothing to delete.
+
+        The newest segment always stays: it says how far the spool reaches.
+        """
         if self._clock() >= self._next_look:
             self.look()
         gone = min(self._count(released), len(self._ends) - 1, DELETE_AT_ONCE)

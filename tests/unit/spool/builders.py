@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from penstock.change import ChangeBatch, ChangeCounts, PiecesCommitted, TransactionPiece, Transactions, change_schema
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
-from penstock.spool import FileSlice, SpoolRange, SpoolReader, SpoolWriter
+from penstock.spool import FileSlice, SpoolRange, SpoolReader, SpoolStock, SpoolWriter, minimum
 
 ORDERS = TableSchema(
     16401,
@@ -118,3 +118,13 @@ def all_changes(root: Path) -> Counter[Seen]:
     if start is None or end is None:
         return Counter()
     return Counter(row for rows in changes(reader.read(start, end)).values() for row in rows)
+
+
+def delete_released(root: Path) -> list[Position]:
+    """As a writer does that knows nothing but what lies in the spool; gives the ends of what is gone."""
+    before = [segment.end for segment in SpoolReader(root).segments()]
+    stock = SpoolStock(SpoolReader(root))
+    stock.look()
+    stock.delete_released(minimum(root))
+    left = {segment.end for segment in SpoolReader(root).segments()}
+    return [end for end in before if end not in left]

@@ -11,8 +11,20 @@ from typing import Any
 import pytest
 
 from penstock.change import LogStep, Quiet
-from penstock.spool import SpoolReader, SpoolWriter, delete_released, release, storage
-from tests.unit.spool.builders import ITEMS, ORDERS, Commit, all_changes, at, capture, changes, committed, piece, transactions
+from penstock.spool import SpoolReader, SpoolWriter, release, storage
+from tests.unit.spool.builders import (
+    ITEMS,
+    ORDERS,
+    Commit,
+    all_changes,
+    at,
+    capture,
+    changes,
+    committed,
+    delete_released,
+    piece,
+    transactions,
+)
 
 STEPS = (
     "make_directory",
@@ -129,13 +141,13 @@ def test_a_crash_at_any_step_of_cleaning_up_after_a_crash_harms_nothing(tmp_path
         assert all_changes(root) == Counter(Commit(10).seen())
 
 
-def test_a_crash_at_any_step_of_deleting_leaves_segments_whole_or_gone_and_the_next_pass_finishes(tmp_path: Path) -> None:
+def test_a_crash_at_any_step_of_deleting_leaves_segments_whole_or_gone_and_the_next_writer_finishes(tmp_path: Path) -> None:
     def prepare(root: Path) -> None:
         capture(root, 0, [[Commit(10, (ORDERS, ITEMS))], [Commit(20)], [Commit(30)]])
         release(root, "one", at(20))
 
     def delete(root: Path) -> None:
-        delete_released(SpoolReader(root))
+        delete_released(root)
 
     prepare(tmp_path / "whole")
     steps = _steps_of(lambda: delete(tmp_path / "whole"))
@@ -148,6 +160,7 @@ def test_a_crash_at_any_step_of_deleting_leaves_segments_whole_or_gone_and_the_n
         assert changes(reader.read(at(20), at(30))) == {"orders": [("orders", 30, 0)]}
         for segment in reader.segments():
             assert changes(reader.read(segment.start, segment.end))
+        SpoolWriter(root, at(30)).close()
         delete(root)
         assert [path.name for path in (root / "segments").iterdir()] == [f"{30:016X}"], after
 

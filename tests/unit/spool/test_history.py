@@ -9,10 +9,10 @@ import pytest
 from penstock.change import Transactions
 from penstock.errors import SpoolCorruptError, SpoolFormatError
 from penstock.schema import Column, TableName, TableSchema
-from penstock.spool import SchemaHistory, SchemaVersion, SpoolReader, SpoolWriter, delete_released, release, storage
+from penstock.spool import SchemaHistory, SchemaVersion, SpoolWriter, release, storage
 from penstock.spool.history import HistoryRecorder
 from penstock.spool.layout import SpoolLayout
-from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, committed, piece, time_of, transactions
+from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, committed, delete_released, piece, time_of, transactions
 
 WIDER = replace(ORDERS, columns=(*ORDERS.columns, Column("extra", pa.string(), 25)))
 WIDEST = replace(WIDER, columns=(*WIDER.columns, Column("more", pa.int32(), 23)))
@@ -78,7 +78,7 @@ def test_ground_that_was_lost_and_is_captured_again_takes_its_place_before_the_r
 def test_the_history_outlives_the_segments_as_far_as_a_consumer_may_ask(tmp_path: Path) -> None:
     capture(tmp_path, 0, [[Commit(10)], [Commit(20, (WIDER,))], [Commit(30, (WIDEST, ITEMS))]])
     release(tmp_path, "slow", at(20))
-    assert delete_released(SpoolReader(tmp_path)) == (at(10), at(20))
+    assert delete_released(tmp_path) == [at(10), at(20)]
     assert versions(tmp_path) == [(10, ORDERS), (20, WIDER), (30, WIDEST)]
     capture(tmp_path, 30, [[Commit(40, (RENAMED,))]])
     assert versions(tmp_path) == [(20, WIDER), (30, WIDEST), (40, RENAMED)], "what nobody can meet any more goes when a writer starts"

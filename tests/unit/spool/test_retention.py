@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SpoolCorruptError
-from penstock.spool import SpoolReader, SpoolWriter, delete_released, forget, minimum, release, released, spool_bytes
-from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, capture, changes, piece, transactions
+from penstock.spool import SpoolReader, SpoolWriter, forget, minimum, release, released, spool_bytes
+from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, capture, changes, delete_released, piece, transactions
 
 THREE = [[Commit(10)], [Commit(20, (ORDERS, ITEMS))], [Commit(30)]]
 
@@ -40,13 +40,13 @@ def test_a_damaged_release_is_an_error_not_a_licence_to_delete(tmp_path: Path) -
 def test_only_what_every_consumer_released_is_deleted(tmp_path: Path) -> None:
     capture(tmp_path, 0, THREE)
     reader = SpoolReader(tmp_path)
-    assert delete_released(reader) == ()
+    assert delete_released(tmp_path) == []
     release(tmp_path, "one", at(25))
     release(tmp_path, "two", at(10))
-    assert delete_released(reader) == (at(10),)
+    assert delete_released(tmp_path) == [at(10)]
     assert reader.start == at(10)
     release(tmp_path, "two", at(29))
-    assert delete_released(reader) == (at(20),)
+    assert delete_released(tmp_path) == [at(20)]
     assert changes(reader.read(at(20), at(30))) == {"orders": [("orders", 30, 0)]}
 
 
@@ -54,7 +54,7 @@ def test_the_newest_segment_stays(tmp_path: Path) -> None:
     capture(tmp_path, 0, THREE)
     release(tmp_path, "one", at(1000))
     reader = SpoolReader(tmp_path)
-    assert delete_released(reader) == (at(10), at(20))
+    assert delete_released(tmp_path) == [at(10), at(20)]
     assert reader.end == at(30)
     assert [path.name for path in (tmp_path / "segments").iterdir()] == [f"{30:016X}"]
 
@@ -65,7 +65,7 @@ def test_a_segment_that_is_being_written_is_left_alone(tmp_path: Path) -> None:
     for end in (15, 40):
         (tmp_path / "segments" / f"{end:016X}").mkdir()
         (tmp_path / "segments" / f"{end:016X}" / "a.parquet").write_bytes(b"PAR1")
-    delete_released(SpoolReader(tmp_path))
+    delete_released(tmp_path)
     assert sorted(path.name for path in (tmp_path / "segments").iterdir()) == [f"{end:016X}" for end in (15, 30, 40)]
 
 
