@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
 from operator import attrgetter
-from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -16,13 +15,10 @@ from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT
 from penstock.contracts.capture import Delete, Event, Truncate, Upsert
 from penstock.schema import TableSchema
 from penstock.spool.reader import FileSlice, SpoolRange, TableRange
-from penstock.spool.rows import metadata_column, read_rows
+from penstock.spool.rows import ExactEntries, metadata_column, read_rows
 
 _BATCH_ROWS = 1024
 _BATCH_BYTES = 1 << 20
-
-_Exact: TypeAlias = Sequence[tuple[str, str]]
-"""The entries of an `_exact` map."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +64,14 @@ class EventBuilder:
             return repeat((), batch.num_rows)
         return zip(*(batch.column(place).to_pylist() for place in range(len(self._names))), strict=True)
 
-    def upsert(self, values: Sequence[object], unchanged: Sequence[str] | None, exact: _Exact | None) -> Upsert:
+    def upsert(self, values: Sequence[object], unchanged: Sequence[str] | None, exact: ExactEntries | None) -> Upsert:
         texts = dict(exact or ())
         row = dict(zip(self._names, values, strict=True))
         for name in unchanged or ():
             del row[name]
         return Upsert(self._table, _identity(self._key, values, texts), row, frozenset(unchanged or ()), texts)
 
-    def event(self, kind: str, values: Sequence[object], unchanged: Sequence[str] | None, exact: _Exact | None) -> Event:
+    def event(self, kind: str, values: Sequence[object], unchanged: Sequence[str] | None, exact: ExactEntries | None) -> Event:
         if kind == ChangeType.TRUNCATE:
             return Truncate(self._table)
         if kind == ChangeType.DELETE:

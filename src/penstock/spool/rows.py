@@ -10,11 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, METADATA_FIELDS, XID
+from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, XID, metadata_place
 from penstock.errors import SpoolCorruptError
 from penstock.spool.range import FileSlice
-
-_PLACES = {field.name: place for place, field in enumerate(METADATA_FIELDS)}
 
 ExactEntries: TypeAlias = Sequence[tuple[str, str]]
 """The entries of an `_exact` map: column names, and exact texts."""
@@ -47,7 +45,7 @@ def read_exact(slice: FileSlice) -> Iterator[tuple[int, ExactEntries]]:
 
 def metadata_column(batch: pa.RecordBatch, slice: FileSlice, name: str) -> pa.Array:
     """By its place, since the table may have a column of the same name."""
-    return batch.column(_place(slice, name))
+    return batch.column(metadata_place(slice.file.schema, name))
 
 
 @contextmanager
@@ -68,10 +66,6 @@ def _batch_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> int:
     return max(1, min(max_rows, max_bytes // row_bytes))
 
 
-def _place(slice: FileSlice, name: str) -> int:
-    return len(slice.file.schema.columns) + _PLACES[name]
-
-
 def _with_commit(batch: pa.RecordBatch, slice: FileSlice) -> pa.RecordBatch:
     """Rows of a transaction that was open when they were written learn its commit and its xid from the manifest."""
     file = slice.file
@@ -84,7 +78,7 @@ def _with_commit(batch: pa.RecordBatch, slice: FileSlice) -> pa.RecordBatch:
     if file.xid is not None:
         known[XID] = pa.scalar(file.xid, pa.int64())
     for name, value in known.items():
-        place = _place(slice, name)
+        place = metadata_place(file.schema, name)
         batch = batch.set_column(place, batch.schema.field(place), pa.repeat(value, batch.num_rows))
     return batch
 

@@ -15,17 +15,9 @@ from penstock.postgres.pgoutput.changes import COUNT_BYTES, NEW, Changes, TableC
 from penstock.postgres.pgoutput.framing import TRUNCATE, Frames, IntArray
 from penstock.postgres.pgoutput.logical import find_messages
 from penstock.postgres.pgoutput.relations import Versions
-from penstock.postgres.pgoutput.rows import TablePart, TableTuples, build_batches
+from penstock.postgres.pgoutput.rows import TablePart, Tuples, build_batches
 from penstock.postgres.pgoutput.transactions import Timeline
-from penstock.postgres.pgoutput.tuples import ColumnSpans, walk
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tuples:
-    """The first tuple of every change, and the second tuple of those that have two; both in the order of the groups."""
-
-    first: list[ColumnSpans]
-    second: list[ColumnSpans]
+from penstock.postgres.pgoutput.tuples import walk
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +44,7 @@ def assemble(frames: Frames, timeline: Timeline, versions: Versions, prefixes: S
     return Assembled(tuple(batches[at] for at in in_order), messages, next_ordinal)
 
 
-def _walk_all(frames: Frames, changes: Changes, widths: IntArray) -> _Tuples:
+def _walk_all(frames: Frames, changes: Changes, widths: IntArray) -> Tuples:
     is_truncate = changes.kinds == TRUNCATE
     ends = np.where(is_truncate, changes.tuples + widths, frames.ends[changes.messages])
     counted = frames.u16(changes.tuples - COUNT_BYTES) == widths
@@ -66,17 +58,17 @@ def _walk_all(frames: Frames, changes: Changes, widths: IntArray) -> _Tuples:
     two = np.flatnonzero(changes.has_old)
     if not len(two):
         frames.require(after == ends, changes.messages, "is longer than its tuple")
-        return _Tuples(first, [])
+        return Tuples(first, [])
     frames.require((after == ends) | changes.has_old, changes.messages, "is longer than its tuple")
     messages, at, ends, widths = changes.messages[two], after[two], ends[two], widths[two]
     frames.require(at + 1 + COUNT_BYTES <= ends, messages, "ends before its new tuple")
     frames.require((frames.octets[at] == NEW) & (frames.u16(at + 1) == widths), messages, "has an unexpected new tuple")
     second, after = walk(frames, messages, at + 1 + COUNT_BYTES, ends, widths)
     frames.require(after == ends, messages, "is longer than its tuples")
-    return _Tuples(first, second)
+    return Tuples(first, second)
 
 
-def _split(groups: Sequence[TableChanges], changes: Changes, tuples: _Tuples) -> list[TablePart]:
+def _split(groups: Sequence[TableChanges], changes: Changes, tuples: Tuples) -> list[TablePart]:
     """What belongs to each group: a run of the changes, of the first tuples and of the second ones."""
     parts: list[TablePart] = []
     low = second_low = 0
@@ -87,6 +79,6 @@ def _split(groups: Sequence[TableChanges], changes: Changes, tuples: _Tuples) ->
         second_high = second_low + int(np.count_nonzero(own.has_old))
         first = [column[low:high] for column in tuples.first[:width]]
         second = [column[second_low:second_high] for column in tuples.second[:width]] if second_low < second_high else []
-        parts.append(TablePart(item.table, own, TableTuples(first, second)))
+        parts.append(TablePart(item.table, own, Tuples(first, second)))
         low, second_low = high, second_high
     return parts

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -23,7 +22,7 @@ from penstock.postgres.pgoutput.framing import DELETE, INSERT, TRUNCATE, UPDATE,
 from penstock.postgres.pgoutput.pooling import SMALL_ROWS, Wanted, read_together
 from penstock.postgres.pgoutput.transactions import Timeline
 from penstock.postgres.pgoutput.tuples import ColumnSpans, join_spans
-from penstock.postgres.types.arrays import Ragged, as_arrow
+from penstock.postgres.types.arrays import Ragged, as_arrow, as_bools
 from penstock.postgres.types.rows import DecodedRows, decode_rows, join_columns
 from penstock.schema import TableSchema
 
@@ -38,8 +37,8 @@ _CODE_OF_KIND[[INSERT, UPDATE, DELETE, TRUNCATE]] = [_INSERTED, _UPDATED, _DELET
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TableTuples:
-    """For each column, the values in the first tuple of every change, and in the second tuple of the changes that have an old one."""
+class Tuples:
+    """For each column, the values in the first tuple of every change, and in the second tuple of the changes that have two."""
 
     first: list[ColumnSpans]
     second: list[ColumnSpans]
@@ -51,7 +50,7 @@ class TablePart:
 
     table: TableSchema
     changes: Changes
-    tuples: TableTuples
+    tuples: Tuples
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -154,7 +153,7 @@ def _plan(buffer: pa.Buffer, part: TablePart) -> _Plan:
     return _Plan(table, part.changes.messages[rows.changes], rows, wanted)
 
 
-def _choose(buffer: pa.Buffer, table: TableSchema, changes: Changes, given: TableTuples) -> tuple[list[ColumnSpans], _Rows]:
+def _choose(buffer: pa.Buffer, table: TableSchema, changes: Changes, given: Tuples) -> tuple[list[ColumnSpans], _Rows]:
     """The tuples to choose from, and which of them each row shows."""
     codes = _CODE_OF_KIND[changes.kinds]
     each = np.arange(len(changes))
@@ -202,13 +201,8 @@ def _moved(buffer: pa.Buffer, table: TableSchema, old: list[ColumnSpans], new: l
         if column.name in table.key:
             moved |= before.kinds_or_text() != after.kinds_or_text()
             same = pc.equal(before.strings(buffer, each).cast(pa.binary()), after.strings(buffer, each).cast(pa.binary()))
-            moved |= ~_as_bools(pc.fill_null(same, True))
+            moved |= ~as_bools(pc.fill_null(same, True))
     return moved
-
-
-def _as_bools(values: pa.BooleanArray) -> npt.NDArray[np.bool_]:
-    bits = np.frombuffer(values.buffers()[1], np.uint8)
-    return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].view(np.bool_)
 
 
 def _unchanged_rows(column: Wanted) -> IntArray:

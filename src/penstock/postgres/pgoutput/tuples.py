@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.postgres.pgoutput.framing import ByteArray, Frames, IntArray
+from penstock.postgres.types.arrays import bitmap
 
 TEXT, NULL, UNCHANGED = b"tnu"
 
@@ -44,7 +45,7 @@ class ColumnSpans:
             return pa.array([], pa.string())
         # Starts and ends side by side are the offsets of an array in which every second entry is a value.
         laid = pa.StringArray.from_buffers(2 * len(self.spans) - 1, pa.py_buffer(self.spans), buffer)
-        mask = None if present is None or present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+        mask = None if present is None or present.all() else bitmap(present)
         return laid.take(pa.Array.from_buffers(pa.int64(), len(chosen), [mask, pa.py_buffer(chosen * 2)]))
 
 

@@ -9,10 +9,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+Bools = npt.NDArray[np.bool_]
+
 
 def as_arrow(values: npt.NDArray[Any], arrow_type: pa.DataType) -> pa.Array:
     """Numbers of the same width as `arrow_type`, none of them null."""
     return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def bitmap(present: Bools) -> pa.Buffer:
+    """A mask as Arrow keeps it: of validity, or of booleans."""
+    return pa.py_buffer(np.packbits(present, bitorder="little"))
+
+
+def as_bools(values: pa.BooleanArray) -> Bools:
+    """A mask without nulls, as numpy sees it."""
+    bits = np.frombuffer(values.buffers()[1], np.uint8)
+    return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].view(np.bool_)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +54,5 @@ class Ragged:
 
     def build(self, arrow_type: pa.DataType, entries: pa.Array) -> pa.Array:
         """Make the column; `entries` are its children, in row order."""
-        present = np.packbits(np.diff(self.offsets) > 0, bitorder="little")
-        buffers = [pa.py_buffer(present), pa.py_buffer(self.offsets)]
+        buffers = [bitmap(np.diff(self.offsets) > 0), pa.py_buffer(self.offsets)]
         return pa.Array.from_buffers(arrow_type, self.row_count, buffers, children=[entries])

@@ -8,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from penstock.postgres.types.arrays import as_bools, bitmap
 from penstock.postgres.types.column import DecodedColumn, TextType, fixed, not_a_value
-from penstock.postgres.types.quoting import Octets, Texts, as_bools, bitmap
+from penstock.postgres.types.quoting import Octets, Texts
 
 _EMPTY = pa.scalar(r"\x")
 _NOT_HEX = 0xFF

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from penstock.postgres.types.arrays import Bools, as_bools
 from penstock.postgres.types.column import WRITTEN_OTHERWISE, DecodedColumn, TextType, fixed, not_a_value, tolerant
-from penstock.postgres.types.quoting import Bools, Ints, Quoting, Texts, as_bools, ragged, strings_between
+from penstock.postgres.types.quoting import Ints, Quoting, Texts, ragged, strings_between
 from penstock.postgres.types.text import check_encoding
 
 _EMPTY = pa.scalar("")

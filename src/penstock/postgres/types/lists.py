@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.postgres.types.arrays import Bools, as_bools, bitmap
 from penstock.postgres.types.column import NULL_TEXT, DecodedColumn, TextType, not_a_value
-from penstock.postgres.types.quoting import Bools, Ints, Quoting, Texts, as_bools, ragged, strings_between
+from penstock.postgres.types.quoting import Ints, Quoting, Texts, ragged, strings_between
 
 _EMPTY = pa.scalar("{}")
 _NULL = np.frombuffer(b"NULL", np.uint8)
@@ -52,7 +53,7 @@ def _decode(values: pa.StringArray, arrow_type: pa.DataType, element: TextType, 
 
 def _decode_rest(values: pa.StringArray, left_out: Bools, arrow_type: pa.DataType, element: TextType, delimiter: int) -> DecodedColumn:
     """All but some values; Parquet cannot take a null with elements beneath it, so they are not there from the start."""
-    inexact = pa.Array.from_buffers(pa.bool_(), len(left_out), [None, pa.py_buffer(np.packbits(left_out, bitorder="little"))])
+    inexact = pa.Array.from_buffers(pa.bool_(), len(left_out), [None, bitmap(left_out)])
     rest = _decode(pc.if_else(inexact, NULL_TEXT, values), arrow_type, element, delimiter)
     return DecodedColumn(rest.values, inexact if rest.inexact is None else pc.or_(inexact, rest.inexact))
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Bools = npt.NDArray[np.bool_]
+from penstock.postgres.types.arrays import Bools, bitmap
+
 Ints = npt.NDArray[np.int64]
 Octets = npt.NDArray[np.uint8]
 
@@ -105,16 +106,6 @@ def strings_between(
     np.cumsum(sizes, out=offsets[1:])
     buffers = [bitmap(~nulls) if nulls is not None else None, pa.py_buffer(offsets), pa.py_buffer(octets[kept])]
     return pa.Array.from_buffers(arrow_type, len(begins), buffers)
-
-
-def bitmap(present: Bools) -> pa.Buffer:
-    return pa.py_buffer(np.packbits(present, bitorder="little"))
-
-
-def as_bools(values: pa.BooleanArray) -> Bools:
-    """A mask without nulls, as numpy sees it."""
-    bits = np.frombuffer(values.buffers()[1], np.uint8)
-    return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].view(np.bool_)
 
 
 def ragged(arrow_type: pa.DataType, sizes: npt.NDArray[Any], present: Bools | None, children: pa.Array) -> pa.Array:

@@ -6,9 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.postgres.types.arrays import Bools, as_bools
 from penstock.postgres.types.column import WRITTEN_OTHERWISE, DecodedColumn, TextType, cast, fixed, not_a_value, tolerant
 from penstock.postgres.types.lists import split
-from penstock.postgres.types.quoting import Bools, Texts, as_bools, ragged, strings_between
+from penstock.postgres.types.quoting import Texts, ragged, strings_between
 
 DENSE_TYPE = pa.list_(pa.float32())
 SPARSE_TYPE = pa.struct([("dimensions", pa.int32()), ("indices", pa.list_(pa.int32())), ("values", pa.list_(pa.float32()))])
