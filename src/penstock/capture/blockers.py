@@ -20,7 +20,7 @@ from penstock.errors import (
     UnsupportedTableError,
 )
 from penstock.postgres.privileges import Role, Unreadable
-from penstock.postgres.publication import OPERATIONS, Listing, Publication, Relation, Unidentified
+from penstock.postgres.publication import OPERATIONS, HeapIdentity, Listing, Publication, Relation
 from penstock.postgres.queries import identifier
 from penstock.schema import TableName
 
@@ -55,19 +55,36 @@ def publication_blockers(name: str, publication: Publication | None, relations: 
         )
     for relation in relations:
         if relation.listing is not None:
-            table = table_sql(relation.name)
-            listed = f"{table} {_listing_sql(relation.listing)}"
-            yield Blocker(
-                PublicationError.code,
-                f"publication {name} lists columns of table {relation.name}, and its key is not among them",
-                f"BEGIN; ALTER PUBLICATION {own} DROP TABLE ONLY {table}; ALTER PUBLICATION {own} ADD TABLE ONLY {listed}; COMMIT;",
-                (relation.name,),
-            )
+            yield from _listing_blockers(name, publication, relation, relation.listing)
 
 
-def _listing_sql(listing: Listing) -> str:
-    columns = f"({', '.join(map(identifier, listing.columns))})"
-    return columns if listing.row_filter is None else f"{columns} WHERE ({listing.row_filter})"
+def _listing_blockers(name: str, publication: Publication, relation: Relation, listing: Listing) -> Iterator[Blocker]:
+    """What is wrong with a list of columns."""
+    who = f"publication {name} lists columns of table {relation.name}"
+    if listing.lacks_key:
+        columns = f" ({', '.join(map(identifier, listing.columns))})"
+        yield Blocker(
+            PublicationError.code, f"{who}, and its key is not among them", _listing_sql(name, relation, listing, columns), (relation.name,)
+        )
+    heaps = relation.listed_full
+    if heaps and (publication.update or publication.delete):
+        whose = ", which" if heaps[0].name == relation.name else f", and its partition {', '.join(str(heap.name) for heap in heaps)}"
+        fix = " ".join(f"ALTER TABLE {table_sql(heap.name)} REPLICA IDENTITY DEFAULT;" for heap in heaps)
+        whole = _listing_sql(name, relation, listing)
+        yield Blocker(
+            PublicationError.code,
+            f"{who}{whose} has REPLICA IDENTITY FULL: UPDATE and DELETE on it fail",
+            fix if all(heap.is_immediate for heap in heaps) else f"to publish all its columns: {whole}",
+            (relation.name,),
+        )
+
+
+def _listing_sql(name: str, relation: Relation, listing: Listing, columns: str = "") -> str:
+    """Have the publication list other columns, or all of them, under the same row filter."""
+    own, table = identifier(name), table_sql(relation.name)
+    where = f" WHERE ({listing.row_filter})" if listing.row_filter is not None else ""
+    drop, add = (f"ALTER PUBLICATION {own} {verb} TABLE ONLY {table}" for verb in ("DROP", "ADD"))
+    return f"BEGIN; {drop}; {add}{columns}{where}; COMMIT;"
 
 
 def relation_blockers(publication: Publication | None, relations: Iterable[Relation]) -> Iterator[Blocker]:
@@ -106,7 +123,7 @@ def _relation_blockers(publication: Publication | None, relation: Relation) -> I
 
 def _identity_blockers(relation: Relation) -> Iterator[Blocker]:
     """One for each kind of fault; it names the partitions that have it."""
-    faults: dict[str, list[Unidentified]] = defaultdict(list)
+    faults: dict[str, list[HeapIdentity]] = defaultdict(list)
     for heap in relation.unidentified:
         faults[_identity_fault(heap)].append(heap)
     for fault, heaps in faults.items():
@@ -123,7 +140,7 @@ def _identity_blockers(relation: Relation) -> Iterator[Blocker]:
         )
 
 
-def _identity_fault(heap: Unidentified) -> str:
+def _identity_fault(heap: HeapIdentity) -> str:
     if heap.identity == "n":
         return "REPLICA IDENTITY NOTHING"
     if heap.identity == "i":
@@ -135,7 +152,7 @@ def _identity_fault(heap: Unidentified) -> str:
     )
 
 
-def _identity_fix(heap: Unidentified, table: TableName) -> str:
+def _identity_fix(heap: HeapIdentity, table: TableName) -> str:
     """The better way than REPLICA IDENTITY FULL, which always works; empty if there is none."""
     own = table_sql(heap.name)
     if heap.is_immediate:

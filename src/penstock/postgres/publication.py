@@ -6,7 +6,7 @@ It must exist before the slot does: pgoutput decides what is published by the ca
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -26,7 +26,7 @@ _GENERATED_VERSION = 180_000
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
 # Where these stand in a row of the statement `relations`.
-_OID, _KEYLESS = 2, 11
+_OID, _KEYLESS, _LISTED_FULL = 2, 11, 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True)
-class Unidentified:
-    """A heap whose rows the log does not tell apart: UPDATE and DELETE on it fail once it is published."""
+class HeapIdentity:
+    """A heap, and what tells its rows apart in the log, or would."""
 
     name: TableName
     identity: str
@@ -67,6 +67,8 @@ class Listing:
 
     columns: tuple[str, ...]
     row_filter: str | None
+    lacks_key: bool
+    """Whether it does not list them all now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +82,16 @@ class Relation:
     root: TableName | None
     """Of a partition: the table that it is a part of."""
     is_published: bool
-    unidentified: tuple[Unidentified, ...]
+    unidentified: tuple[HeapIdentity, ...]
     """Where UPDATE and DELETE would fail once it is published: the table itself, or partitions of it."""
     apart: tuple[str, ...]
     """Partitions whose changes never enter the log: unlogged or foreign ones."""
     membership: int | None
     """Which act put it into the publication by name: taken out and put in again, or put in with another filter, it is another one."""
     listing: Listing | None
-    """If the publication lists columns, and not all that tell rows apart are among them: what it should list instead."""
+    """If the publication lists columns, but not all of the key, or of heaps under replica identity FULL."""
+    listed_full: tuple[HeapIdentity, ...]
+    """Heaps under replica identity FULL of which the publication lists columns: there UPDATE and DELETE fail."""
     owner: str | None
     is_ours: bool
     is_reachable: bool
@@ -108,14 +112,15 @@ def inspect_relations(connection: Connection, publication: str, tables: Iterable
         "names": [table.name for table in wanted],
     }
     rows: list[Any] = connection.execute(query("publication", "relations"), parameters).fetchall()
-    keyless = [row[_OID] for row in rows if row[_KEYLESS]]
-    listings = _inspect_listings(connection, publication, keyless) if keyless else {}
+    faulty = {row[_OID]: bool(row[_KEYLESS]) for row in rows if row[_KEYLESS] or row[_LISTED_FULL]}
+    listings = _inspect_listings(connection, publication, faulty) if faulty else {}
     return [_relation(row, listings.get(row[_OID])) for row in rows]
 
 
-def _inspect_listings(connection: Connection, publication: str, oids: list[int]) -> dict[int, Listing]:
-    rows: list[Any] = connection.execute(query("publication", "listings"), {"publication": publication, "oids": oids}).fetchall()
-    return {oid: Listing(tuple(columns), row_filter) for oid, columns, row_filter in rows}
+def _inspect_listings(connection: Connection, publication: str, lacking: Mapping[int, bool]) -> dict[int, Listing]:
+    parameters = {"publication": publication, "oids": list(lacking)}
+    rows: list[Any] = connection.execute(query("publication", "listings"), parameters).fetchall()
+    return {oid: Listing(tuple(columns), row_filter, lacking[oid]) for oid, columns, row_filter in rows}
 
 
 def inspect_publisher(connection: Connection, publication: str, relations: Iterable[Relation]) -> str | None:
@@ -142,7 +147,7 @@ def inspect_memberships(connection: Connection, publication: str, tables: Iterab
 
 
 def _relation(row: Any, listing: Listing | None) -> Relation:
-    schema, name, oid, kind, persistence, root_schema, root_name, published, unidentified, apart, member, _, owner, ours, usable = row
+    schema, name, oid, kind, persistence, root_schema, root_name, published, unidentified, apart, member, _, full, owner, ours, usable = row
     return Relation(
         TableName(schema, name),
         oid,
@@ -150,14 +155,19 @@ def _relation(row: Any, listing: Listing | None) -> Relation:
         persistence,
         None if root_schema is None else TableName(root_schema, root_name),
         bool(published),
-        tuple(Unidentified(TableName(schema, name), *facts) for schema, name, *facts in unidentified or ()),
+        _heaps(unidentified),
         tuple(apart or ()),
         member,
         listing,
+        _heaps(full),
         owner,
         bool(ours),
         bool(usable),
     )
+
+
+def _heaps(rows: Any) -> tuple[HeapIdentity, ...]:
+    return tuple(HeapIdentity(TableName(schema, name), *facts) for schema, name, *facts in rows or ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ SELECT r.nspname, r.relname, c.oid, c.relkind::text, c.relpersistence::text,
          WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
            AND NOT pg_catalog.to_jsonb(pr) -> 'prattrs' @> pg_catalog.to_jsonb(k.attnum)
        ),
+       CASE WHEN pg_catalog.jsonb_typeof(pg_catalog.to_jsonb(pr) -> 'prattrs') = 'array' THEN leaves.whole END,
        pg_catalog.pg_get_userbyid(c.relowner), pg_catalog.pg_has_role(c.relowner, 'USAGE'),
        pg_catalog.has_schema_privilege(n.oid, 'USAGE')
 FROM ROWS FROM (pg_catalog.unnest(%(schemas)s::text[]), pg_catalog.unnest(%(names)s::text[])) AS r (nspname, relname)
@@ -47,11 +48,9 @@ LEFT JOIN LATERAL (
 LEFT JOIN LATERAL (
   SELECT pg_catalog.bool_and(l.oid IN (SELECT oid FROM published)) AS published,
          pg_catalog.array_agg(l.oid::pg_catalog.regclass::text) FILTER (WHERE l.relkind = 'f' OR l.relpersistence <> 'p') AS apart,
-         pg_catalog.jsonb_agg(
-           pg_catalog.jsonb_build_array(ln.nspname, l.relname, l.relreplident, COALESCE(key.has_primary, false), COALESCE(key.is_immediate, false))
-           ORDER BY ln.nspname, l.relname
-         ) FILTER (WHERE l.relkind <> 'f' AND CASE l.relreplident WHEN 'f' THEN false WHEN 'n' THEN true WHEN 'i' THEN key.has_chosen IS NOT TRUE
-           ELSE key.is_immediate IS NOT TRUE END) AS unidentified
+         pg_catalog.jsonb_agg(heap.identity ORDER BY ln.nspname, l.relname) FILTER (WHERE l.relkind <> 'f' AND CASE l.relreplident
+           WHEN 'f' THEN false WHEN 'n' THEN true WHEN 'i' THEN key.has_chosen IS NOT TRUE ELSE key.is_immediate IS NOT TRUE END) AS unidentified,
+         pg_catalog.jsonb_agg(heap.identity ORDER BY ln.nspname, l.relname) FILTER (WHERE l.relreplident = 'f') AS whole
   FROM (
     SELECT c.oid
     WHERE c.relkind = 'r'
@@ -67,6 +66,11 @@ LEFT JOIN LATERAL (
     FROM pg_catalog.pg_index i
     WHERE i.indrelid = l.oid AND i.indisvalid
   ) key ON true
+  CROSS JOIN LATERAL (
+    SELECT pg_catalog.jsonb_build_array(
+      ln.nspname, l.relname, l.relreplident, COALESCE(key.has_primary, false), COALESCE(key.is_immediate, false)
+    ) AS identity
+  ) heap
 ) leaves ON true
 ORDER BY r.nspname, r.relname
 
