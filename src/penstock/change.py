@@ -6,7 +6,8 @@ Spark already use. Changes are ordered by `(_commit_version, _ordinal)`, a pair 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -168,6 +169,8 @@ class PiecesCommitted:
     xid: int
     end: Position
     commit_time: datetime
+    keys: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """By OID, of tables that the transaction made: nobody could tell their keys as long as it was open, so its pieces lack them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Self
 
 import pyarrow as pa
@@ -70,3 +71,12 @@ class TableSchema:
     @property
     def column_names(self) -> tuple[str, ...]:
         return tuple(column.name for column in self.columns)
+
+    def with_key(self, key: Collection[str]) -> TableSchema:
+        return replace(self, key=key_in_order(key, self.column_names))
+
+
+def key_in_order(key: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
+    """A key in the order of the table. One of which a column is gone, by a rename or a drop, tells nothing apart any more, and is empty."""
+    names = tuple(name for name in columns if name in key)
+    return names if len(names) == len(key) else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.change import LogStep, TransactionPiece, Transactions
+from penstock.change import LogStep, PiecesCommitted, TransactionPiece, Transactions
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from penstock.postgres.pgoutput.keys import CatalogKey, FullKeys
 from tests.pgoutput_builder import (
@@ -14,6 +14,7 @@ from tests.pgoutput_builder import (
     commit,
     insert,
     relation,
+    stream_abort,
     stream_commit,
     stream_start,
     stream_stop,
@@ -157,3 +158,39 @@ def test_S09_a_key_made_in_an_open_transaction_holds_once_the_log_is_past_its_co
     changed = update(TABLE, [b"1", b"2", b"4"], [b"1", b"2", b"3"], b"O")
     after = decoder.decode([begin(21), ROW, changed, commit(140), begin(22), ROW, changed, commit(200)])
     assert keys_of(*opened, *after) == [("a",), (), ("b",)]
+
+
+BLOCK = [streamed(relation(FULL), 20), streamed(ROW, 20), stream_stop()]
+
+
+@pytest.mark.parametrize(
+    "rest", [[], [stream_start(20, is_first=False), *BLOCK], [stream_abort(20, 21)]], ids=["whole", "told again", "cut"]
+)
+def test_R02_X03_the_key_of_a_table_that_an_open_transaction_made_comes_with_its_commit(rest: list[bytes]) -> None:
+    """A transaction that has committed is still sent as an open one, if it was when its first block went out."""
+    catalog = Catalog()
+    catalog.now = None
+    decoder = PgOutputDecoder(load_key=catalog.load)
+    opened = decoder.decode([stream_start(20), *BLOCK])
+    assert keys_of(*opened) == [()]
+    catalog.now = CatalogKey(("c", "a"), 150)
+    *_, committed = decoder.decode([*rest, stream_commit(20, 100)])
+    assert isinstance(committed, PiecesCommitted)
+    assert committed.keys == {TABLE: ("a", "c")}
+    assert keys_of(*decoder.decode([begin(21), relation(FULL), ROW, commit(140)])) == [("a", "c")]
+
+
+@pytest.mark.parametrize(
+    ("known", "now"), [({TABLE: ()}, None), ({TABLE: ()}, CatalogKey(("a",), 150)), ({}, None), ({}, CatalogKey((), 150))]
+)
+def test_R02_X03_no_key_comes_with_the_commit_of_a_table_that_was_there_before_or_has_none(
+    known: dict[int, tuple[str, ...]], now: CatalogKey | None
+) -> None:
+    catalog = Catalog()
+    catalog.now = None
+    decoder = PgOutputDecoder(known, load_key=catalog.load)
+    decoder.decode([stream_start(20), *BLOCK])
+    catalog.now = now
+    (committed,) = decoder.decode([stream_commit(20, 100)])
+    assert isinstance(committed, PiecesCommitted)
+    assert committed.keys == {}

@@ -150,6 +150,8 @@ class SpoolWriter:
         if not pieces.files:
             storage.remove_tree(self._layout.open_transaction(step.xid))
             return self._append_transactions(transaction)
+        for file in pieces.files:
+            file.table = file.table.with_key(step.keys.get(file.table.oid, file.table.key))
         before = self.seal()
         self._history.record(SchemaVersion(step.end, file.table) for file in pieces.files)
         # Transactions left in the buffer have no rows; the segment covers their ground too.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from penstock.capture.keys import KeyCatalog
-from tests.fix_captured import Captured, change
+from tests.fix_captured import Captured, capturing, change
+from tests.fix_postgres import PostgresServer
+from tests.waiting import wait_for
 
 pytestmark = pytest.mark.versions(14, 18)
 
@@ -220,3 +224,27 @@ def test_the_catalog_is_asked_again_over_a_new_connection_when_the_server_has_en
         assert again.asked_at >= before.asked_at > 0
         captured.execute("DROP TABLE asked")
         assert catalog.load(4_000_000_000) is None
+
+
+def test_R02_X03_a_table_made_and_filled_while_its_transaction_is_sent_has_its_key_in_every_row(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    with capturing(postgres_server, tmp_path / "spool", parameters={"options": "-c logical_decoding_work_mem=64kB"}) as made:
+        made.start()
+        with made.transaction():
+            made.execute("CREATE TABLE r02_new (v int, id int PRIMARY KEY, note text)", "ALTER TABLE r02_new REPLICA IDENTITY FULL")
+            made.execute("INSERT INTO r02_new SELECT i, i, repeat('x', 100) FROM generate_series(1, 3000) i")
+            wait_for(lambda: list(made.spool.glob("open/*")), "an open transaction in the spool")
+            made.execute("UPDATE r02_new SET v = 0 WHERE id <= 2", "DELETE FROM r02_new WHERE id = 3000")
+        made.execute("UPDATE r02_new SET v = 1 WHERE id = 1")
+        rows = made.rows("r02_new")
+        assert keys(made, "r02_new") == [("id",)]
+        there = dict(made.query("SELECT id, v FROM r02_new"))
+    mirrored: dict[int, int] = {}
+    for row in rows:
+        # Before the key was known an update was given as two whole rows, which is right under any key.
+        if row["_change_type"] == "delete":
+            del mirrored[row["id"]]
+        else:
+            mirrored[row["id"]] = row["v"]
+    assert mirrored == there

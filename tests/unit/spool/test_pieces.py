@@ -11,7 +11,7 @@ import pytest
 from penstock.change import ChangeBatch, ChangeCounts, PiecesAborted, Quiet, TransactionPiece, change_schema
 from penstock.errors import SpoolError
 from penstock.schema import Column
-from penstock.spool import SpoolReader, SpoolWriter
+from penstock.spool import SchemaHistory, SpoolReader, SpoolWriter
 from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, changes, committed, piece, time_of, transactions
 
 
@@ -214,3 +214,17 @@ def test_an_xid_seen_again_after_a_restart_starts_anew(tmp_path: Path) -> None:
     writer.append(piece(7, (ORDERS, 0), (ORDERS, 1)))
     writer.append(committed(7, 20))
     assert changes(SpoolReader(tmp_path).read(at(0), at(20))) == {"orders": [("orders", 20, 0), ("orders", 20, 1)]}
+
+
+def test_R02_X03_a_key_that_comes_with_the_commit_is_that_of_all_rows_which_have_its_columns(tmp_path: Path) -> None:
+    bare = replace(ORDERS, key=())
+    without = replace(bare, columns=bare.columns[1:])
+    writer = SpoolWriter(tmp_path, at(0))
+    writer.append(piece(7, (without, 0), (bare, 1), (ITEMS, 2)))
+    (manifest,) = writer.append(replace(committed(7, 20), keys={ORDERS.oid: ("total", "id")}))
+    assert [(file.oid, file.schema.key) for file in manifest.files] == [
+        (ORDERS.oid, ()),
+        (ORDERS.oid, ("id", "total")),
+        (ITEMS.oid, ("id",)),
+    ]
+    assert SchemaHistory.load(tmp_path).keys(at(20))[ORDERS.oid] == ("id", "total")

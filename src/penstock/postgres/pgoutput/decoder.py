@@ -218,10 +218,10 @@ class PgOutputDecoder:
             case kind if kind == STREAM_COMMIT:
                 xid, commits = decode_stream_commit(frames, index, self._last_commit)
                 self._require_open(frames, index, xid)
-                self._relations.commit(xid)
+                keys = self._relations.commit(xid)
                 del self._streams[xid]
                 self._last_commit = commits.position(-1)
-                yield PiecesCommitted(xid, self._last_commit, commits.time(-1))
+                yield PiecesCommitted(xid, self._last_commit, commits.time(-1), keys)
             case _:
                 yield from self._abort_block(frames, index)
 
@@ -231,7 +231,7 @@ class PgOutputDecoder:
             # From 18 on the server drops a transaction that it finds rolled back before it has sent any of it, and yet ends its parts.
             return
         self._require_open(frames, index, xid)
-        self._relations.forget(xid)
+        self._relations.forget(xid, is_whole=subxid == xid)
         if subxid == xid:
             del self._streams[xid]
         yield PiecesAborted(xid, subxid)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from penstock.schema import key_in_order
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogKey:
@@ -50,31 +52,29 @@ class FullKeys:
         """The key of a table that has just been described with these columns, for changes which the log has from `place` on."""
         found = None if self._load is None else self._load(oid)
         if found is None:
-            return FullKey(() if oid in self._waiting else _in_order(self._known.get(oid, ()), columns))
+            return FullKey(() if oid in self._waiting else key_in_order(self._known.get(oid, ()), columns))
         if self._holds(oid, found, columns):
             self._known[oid] = found.columns
-            return FullKey(_in_order(found.columns, columns))
+            return FullKey(key_in_order(found.columns, columns))
         waiting = self._waiting.get(oid)
         # The same answer again: it is the earlier place from which it holds, or a table that is altered all the time would wait for good.
         later = waiting if waiting is not None and set(waiting.columns) == set(found.columns) else found
         self._waiting[oid] = later
         return FullKey(self.settle(oid, later, columns)) if place > later.asked_at else FullKey((), later)
 
+    def has_seen(self, oid: int) -> bool:
+        """Whether the catalog has ever shown the table. If not, it is gone, or the transaction that made it has not committed."""
+        return oid in self._known or oid in self._waiting
+
     def settle(self, oid: int, later: CatalogKey, columns: Collection[str]) -> tuple[str, ...]:
         """The log has passed the place at which `later` was asked for."""
         if self._waiting.get(oid) is later:
             del self._waiting[oid]
             self._known[oid] = later.columns
-        return _in_order(later.columns, columns)
+        return key_in_order(later.columns, columns)
 
     def _holds(self, oid: int, found: CatalogKey, columns: Collection[str]) -> bool:
         """Whether the catalog's key is the one known. The first answer is taken as it is, if it can be the key of these columns."""
         if oid in self._waiting:
             return False
         return set(self._known[oid]) == set(found.columns) if oid in self._known else set(found.columns) <= set(columns)
-
-
-def _in_order(key: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
-    names = tuple(name for name in columns if name in key)
-    # A key of which a column is gone, by a rename or a drop, tells nothing apart any more.
-    return names if len(names) == len(key) else ()

@@ -43,10 +43,12 @@ class _Described:
 class _Tables:
     """What has been described so far, to all or to one open transaction: the tables by OID."""
 
-    def __init__(self) -> None:
+    def __init__(self, unseen: dict[int, _Described] | None = None) -> None:
         self.described: dict[int, _Described] = {}
         self.unsettled: set[int] = set()
         """Those that have a key only later."""
+        self.unseen = unseen or {}
+        """Those under replica identity FULL that have been described, now or before, and that the catalog did not show."""
 
     def put(self, oid: int, described: _Described) -> None:
         self.described[oid] = described
@@ -106,23 +108,33 @@ class RelationHistory:
                 continue
             relation = decode_relation(frames, index)
             described = self._describe(body, relation, timeline.place_at(frames, index))
+            if relation.is_full and not self._keys.has_seen(oid):
+                known.unseen[oid] = described
             if before is None or before.schema != described.schema:
                 versions.add(oid, index, described.schema)
             known.put(oid, described)
         self._settle_keys(frames, timeline, known, versions)
         return versions
 
-    def commit(self, stream: int) -> None:
-        """What an open transaction was told holds for all now, but for tables that have been described to all since."""
-        for oid, described in self._streams.pop(stream, _Tables()).described.items():
+    def commit(self, stream: int) -> dict[int, tuple[str, ...]]:
+        """What an open transaction was told holds for all now, but for tables that have been described to all since.
+
+        Gives the keys of the tables that it made itself, which nobody could see before.
+        """
+        told = self._streams.pop(stream, _Tables())
+        for oid, described in told.described.items():
             current = self._current.described.get(oid)
             if current is None or current.number < described.number:
                 # The catalog did not show what the transaction did to the key as long as it was open.
                 self._current.put(oid, self._rekeyed(described) if described.is_full else described)
+        made = {oid: (self._current.described.get(oid) or self._rekeyed(described)).schema.key for oid, described in told.unseen.items()}
+        return {oid: key for oid, key in made.items() if key}
 
-    def forget(self, stream: int) -> None:
+    def forget(self, stream: int, *, is_whole: bool) -> None:
         """A transaction, or a part of it, was rolled back: whatever it still has to say, it is told all tables anew."""
-        self._streams.pop(stream, None)
+        told = self._streams.pop(stream, None)
+        if told is not None and not is_whole:
+            self._streams[stream] = _Tables(told.unseen)
 
     def _settle_keys(self, frames: Frames, timeline: Timeline, known: _Tables, versions: Versions) -> None:
         """Give tables the keys that waited for a place which the log passes among `frames`."""
