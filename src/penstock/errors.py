@@ -436,6 +436,13 @@ class StillDifferentError(PenstockError):
     recovery = Recovery.OPERATOR
 
 
+class CaptureMissingError(PenstockError):
+    """The pipeline reads a spool into which nobody captures: the process that should is not running."""
+
+    code = "PEN-4010"
+    recovery = Recovery.OPERATOR
+
+
 class TableRewrittenError(SnapshotLostError):
     """A table was rewritten, emptied or altered while it was being copied: what was read of it does not belong together any more."""
 

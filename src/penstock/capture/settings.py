@@ -60,6 +60,8 @@ class CaptureSettings:
     """How much WAL the slot may retain before `applied` gives way to `spooled`; None: never."""
     message_prefixes: tuple[str, ...] = ()
     """Of the logical messages that are kept in the spool; all others are passed over."""
+    is_separate: bool = False
+    """Whether a process of its own captures into the spool, so that readers only follow it."""
 
     def to_options(self) -> dict[str, str]:
         """As options of the Spark source. Spark hides the option called `password` wherever it shows options."""
@@ -73,6 +75,7 @@ class CaptureSettings:
             "confirm": self.confirm.value,
             "maxRetainedWal": "" if self.max_retained_bytes is None else str(self.max_retained_bytes),
             "messagePrefixes": json.dumps(self.message_prefixes),
+            "capture": "separate" if self.is_separate else "embedded",
         }
         if self.address.password is not None:
             options["password"] = self.address.password.reveal()
@@ -100,6 +103,7 @@ class CaptureSettings:
             Confirm(_choice("confirm", folded.get("confirm") or Confirm.APPLIED, [each.value for each in Confirm])),
             int(_number("maxRetainedWal", folded["maxretainedwal"], 0)) if folded.get("maxretainedwal") else None,
             tuple(json.loads(folded.get("messageprefixes") or "[]")),
+            _choice("capture", folded.get("capture") or "embedded", ("embedded", "separate")) == "separate",
         )
 
 

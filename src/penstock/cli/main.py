@@ -1,4 +1,4 @@
-"""`penstock`: check, run, status, verify, demo.
+"""`penstock`: check, run, capture, status, verify, demo.
 
 Exit codes: 0 ok, 1 runtime, 2 configuration, 3 source or machine, 4 source and target differ, 130 interrupted.
 """
@@ -36,6 +36,20 @@ def run(
     from penstock.cli.run import run_pipeline
 
     raise typer.Exit(run_pipeline(config, once=once, console=Console(stderr=True)))
+
+
+@app.command()
+def capture(
+    config: ConfigPath,
+    forget: Annotated[
+        str | None, typer.Option(metavar="CONSUMER", help="let go of what this pipeline has not released, and exit; it will not read again")
+    ] = None,
+) -> None:
+    """Read the slot into the spool, for the pipelines that name it with source.capture: separate, until stopped."""
+    from penstock.cli.capture import run_capture, run_forget
+
+    console = Console(stderr=True)
+    raise typer.Exit(run_capture(config, console) if forget is None else run_forget(config, forget, console))
 
 
 @app.command()

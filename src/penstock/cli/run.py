@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from pyspark.sql import SparkSession
 from rich.console import Console
 
 from penstock.cli.live import LiveDisplay
+from penstock.cli.signals import on_signals
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.pipeline.pipeline import Pipeline
 from penstock.spark.session import build_session, delta_package
@@ -28,7 +27,7 @@ def run_pipeline(path: Path, *, once: bool, console: Console) -> int:
             ended_by.append(number)
             pipeline.stop()
 
-        _on_signals(stop)
+        on_signals(stop)
         result = pipeline.run(once=once)
     failed = result.failed
     console.print(f"at {result.position}: {len(result.tables) - len(failed)} tables up to date, {len(failed)} failed", highlight=False)
@@ -50,14 +49,3 @@ def start_session(config: PipelineConfig) -> SparkSession:
         conf=config.spark.conf,
         log=config.state / "spark.log",
     )
-
-
-def _on_signals(stop: Callable[[int], None]) -> None:
-    """Let SIGINT and SIGTERM end a run in order; a second one ends the process at once."""
-
-    def end(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        stop(number)
-
-    signal.signal(signal.SIGINT, end)
-    signal.signal(signal.SIGTERM, end)

@@ -51,6 +51,7 @@ def _facts(status: PipelineStatus) -> list[tuple[str, str]]:
         facts.append(("capture", f"{status.capture_state}{trouble}, sealed {capture.sealed}, {rows}"))
         facts += [("fix", capture.failure.hint)] if capture.failure and capture.failure.hint else []
     facts.append(("spool", f"{_bytes(status.spool_bytes)} in {status.spool_segments} segments"))
+    facts += [("consumer", f"{each.name}, released {each.released}, {each.age_seconds:.0f} s ago") for each in status.consumers]
     facts += [("warning", each) for each in status.warnings]
     return facts
 

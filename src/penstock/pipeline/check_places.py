@@ -1,4 +1,4 @@
-"""The part of a check that looks at this machine: the state directory, the target, Java."""
+"""The part of a check that looks at this machine: the state directory, a capture of its own, the target, Java."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from penstock.capture.following import check_shared, missing_capture
 from penstock.errors import EnvironmentUnfitError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.findings import Step
@@ -17,7 +18,8 @@ _LEAST_FREE_BYTES = 256 << 20
 
 
 def check_places(config: PipelineConfig) -> list[Step]:
-    return [_check_state(config), _check_sink(config), _check_java()]
+    capture = [_check_capture(config)] if config.source.capture == "separate" else []
+    return [_check_state(config), *capture, _check_sink(config), _check_java()]
 
 
 def _check_state(config: PipelineConfig) -> Step:
@@ -33,6 +35,17 @@ def _check_state(config: PipelineConfig) -> Step:
             step.warn(
                 "spool-larger-than-disk", f"the spool may grow to {config.max_spool_bytes >> 20:,} MiB, more than its disk has left", fix
             )
+    return step
+
+
+def _check_capture(config: PipelineConfig) -> Step:
+    """A run waits for a capture that is not there, so its absence is only told."""
+    step = Step("capture", f"into {config.spool}")
+    with step.catching():
+        missing = missing_capture(config.spool)
+        if missing is not None:
+            step.warn("capture-not-running", missing.message, missing.hint)
+        check_shared(config.spool, config.slot, config.publication, config.types.policy)
     return step
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -80,6 +81,13 @@ class SourceConfig(_Model):
     publication: str | None = Field(None, description="default: penstock_<pipeline>", min_length=1, max_length=63)
     failover: bool = Field(
         False, description="have standbys keep a copy of the slot, so that it survives a promotion; Postgres 17 and later"
+    )
+    capture: Literal["embedded", "separate"] = Field(
+        "embedded",
+        description="who reads the slot: the run itself, or `penstock capture`, a process of its own behind which several pipelines read",
+    )
+    spool: Path | None = Field(
+        None, description="where captured changes are kept; default: in the state directory. Pipelines that share a slot name the same one"
     )
     tls: TlsConfig | None = None
 
@@ -242,7 +250,7 @@ class PipelineConfig(_Model):
 
     @property
     def spool(self) -> Path:
-        return self.state / "spool"
+        return self.source.spool or self.state / "spool"
 
     @property
     def checkpoint(self) -> Path:
@@ -255,7 +263,7 @@ class PipelineConfig(_Model):
     def selects(self, name: TableName) -> bool:
         return any(rule.selects(name) for rule in self.tables)
 
-    def capture_settings(self, *, quiet_seconds: float | None = None) -> CaptureSettings:
+    def capture_settings(self, *, quiet_seconds: float | None = None, tables: Iterable[TableName] = ()) -> CaptureSettings:
         """Without tables: publication and slot are the pipeline's to create, and a slot that is gone must not be made anew in silence."""
         limits = CaptureLimits(spool_bytes=self.max_spool_bytes)
         if quiet_seconds is not None:
@@ -265,11 +273,13 @@ class PipelineConfig(_Model):
             self.slot,
             self.publication,
             self.spool,
+            tuple(tables),
             limits=limits,
             types=self.types.policy,
             failover=self.source.failover,
             confirm=self.confirm,
             max_retained_bytes=self.max_retained_wal,
+            is_separate=self.source.capture == "separate",
         )
 
 
@@ -312,6 +322,8 @@ def _resolved(config: PipelineConfig, base: Path) -> PipelineConfig:
     source = config.source
     if isinstance(source.password, FileReference):
         source = source.model_copy(update={"password": FileReference(file=base / source.password.file)})
+    if source.spool is not None:
+        source = source.model_copy(update={"spool": base / source.spool})
     if source.tls is not None:
         paths = {name: base / value for name in ("root_cert", "cert", "key") if (value := getattr(source.tls, name)) is not None}
         source = source.model_copy(update={"tls": source.tls.model_copy(update=paths)})

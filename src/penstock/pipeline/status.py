@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
+from penstock.capture.following import missing_capture
 from penstock.errors import PenstockError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.position import Position
 from penstock.postgres.connection import connect
 from penstock.postgres.slot import COPY_ANEW, Slot, current_position, inspect_slot
+from penstock.spool.consumers import Consumer, inspect_consumers
 from penstock.spool.lock import is_locked
 from penstock.spool.reader import SpoolReader
 from penstock.spool.retention import spool_bytes
 from penstock.spool.status import CaptureStatus, load_status
+
+_AWAY_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,10 @@ class PipelineStatus:
     """Why the server could not be asked; all else is still told."""
     is_capturing: bool = True
     """Whether the process that wrote `capture` still holds the spool."""
+    consumers: tuple[Consumer, ...] = ()
+    """Who reads the spool, this pipeline among them."""
+    missing: PenstockError | None = None
+    """Where the capture is a process of its own: why it does not run; None if it does."""
 
     @property
     def capture_state(self) -> str | None:
@@ -70,6 +78,8 @@ class PipelineStatus:
         gone = []
         if self.epoch is not None and self.slot is None and self.source_error is None:
             gone = [f"slot {self.slot_name} is gone, and the targets hold only what committed up to {self.epoch.position}: {COPY_ANEW}"]
+        gone += [f"{self.missing.message}: {self.missing.hint}"] if self.missing is not None else []
+        gone += [_away(each) for each in self.consumers if each.age_seconds > _AWAY_SECONDS and len(self.consumers) > 1]
         if capture is None:
             return tuple(gone)
         waits_for = capture.waits_for if self.is_capturing else ()
@@ -116,6 +126,9 @@ class PipelineStatus:
                 "safe_wal_bytes": capture.lag.safe_wal_bytes if capture.lag else None,
                 "open_transactions": [asdict(each) for each in capture.lag.holders] if capture.lag else [],
             },
+            "consumers": {
+                each.name: {"released": str(each.released), "age_seconds": round(each.age_seconds, 1)} for each in self.consumers
+            },
             "warnings": list(self.warnings),
             "spool": {
                 "bytes": self.spool_bytes,
@@ -158,4 +171,14 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
         server,
         source_error,
         is_locked(config.spool),
+        tuple(inspect_consumers(config.spool)),
+        missing_capture(config.spool) if config.source.capture == "separate" else None,
+    )
+
+
+def _away(consumer: Consumer) -> str:
+    hours = consumer.age_seconds / 3600
+    return (
+        f"consumer {consumer.name} has released nothing after {consumer.released} for {hours:.0f} h, and everything after it is kept: "
+        f"start it, or let go of it with `penstock capture CONFIG --forget {consumer.name}`"
     )

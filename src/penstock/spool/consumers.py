@@ -1,12 +1,15 @@
 """How far each reader of the spool has released it. What all of them have released may be deleted.
 
 A consumer is one pipeline, and only it writes its own file. It appears by its first release, at the position from which it needs changes,
-before it reads anything; a spool without consumers keeps everything.
+before it reads anything, and before the fence of a snapshot whose changes it will need; a spool without consumers keeps everything. The
+capture may run all the while: every step here is one rename, so that it never sees a consumer gone for a moment.
 """
 
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import SpoolCorruptError
@@ -16,20 +19,50 @@ from penstock.spool.layout import FORMAT, SpoolLayout, consumer_name
 from penstock.spool.manifest import parse_document
 
 
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """One reader, as others see it."""
+
+    name: str
+    released: Position
+    """It needs nothing up to here any more."""
+    age_seconds: float
+    """How long ago it said so. One that runs says so every few seconds."""
+
+
 def release(root: Path, consumer: str, position: Position) -> Position:
     """Say that `consumer` needs nothing up to `position` any more; gives what is released now, since that never goes back."""
     path = SpoolLayout(root).consumer(consumer)
     current = _load(path)
     if current is not None and current >= position:
         return current
+    return hold(root, consumer, position)
+
+
+def hold(root: Path, consumer: str, position: Position) -> Position:
+    """Say that `consumer` needs everything after `position`, also where it has released more: its target may have been put back."""
     document = {"format": FORMAT, "consumer": consumer, "released": str(position)}
-    storage.replace_bytes(path, json.dumps(document).encode())
+    storage.replace_bytes(SpoolLayout(root).consumer(consumer), json.dumps(document).encode())
     return position
 
 
-def forget(root: Path, consumer: str) -> None:
-    """Remove a consumer that will not read again; nothing happens if it is not known."""
-    storage.remove_file(SpoolLayout(root).consumer(consumer))
+def forget(root: Path, consumer: str) -> bool:
+    """Remove a consumer that will not read again; says whether it was known."""
+    path = SpoolLayout(root).consumer(consumer)
+    is_known = storage.mark(path) is not None
+    storage.remove_file(path)
+    return is_known
+
+
+def inspect_consumers(root: Path) -> list[Consumer]:
+    """Every consumer, by name."""
+    layout = SpoolLayout(root)
+    found = []
+    for name, position in sorted(released(root).items()):
+        mark = storage.mark(layout.consumer(name))
+        if mark is not None:
+            found.append(Consumer(name, position, max(0.0, time.time() - mark.modified_ns / 1e9)))
+    return found
 
 
 def released(root: Path) -> dict[str, Position]:

@@ -50,6 +50,8 @@ class CaptureStatus:
     """While the slot is being created: the transactions that must end first."""
     lag: CaptureLag | None = None
     """As of the last look at the server; None before the first."""
+    numeric: str | None = None
+    """What numeric without a bound becomes in the spool; None where an earlier version did not say."""
 
     def __post_init__(self) -> None:
         if self.updated_at.tzinfo is None:
@@ -81,6 +83,7 @@ def write_status(root: Path, status: CaptureStatus) -> None:
         "confirmed": str(status.confirmed),
         "waits_for": [asdict(each) for each in status.waits_for],
         "lag": None if status.lag is None else {**asdict(status.lag), "sampled_at": status.lag.sampled_at.isoformat()},
+        "numeric": status.numeric,
     }
     storage.replace_bytes(SpoolLayout(root).status, json.dumps(document).encode(), durable=False)
 
@@ -109,6 +112,7 @@ def load_status(root: Path) -> CaptureStatus | None:
             confirmed=Position.parse(document.get("confirmed", "0/0")),
             waits_for=tuple(OpenTransaction(**each) for each in document.get("waits_for", ())),
             lag=_parse_lag(document.get("lag")),
+            numeric=document.get("numeric"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise SpoolCorruptError("capture-status.json is not a status", hint="delete the file; a running capture writes it anew") from error

@@ -1,0 +1,57 @@
+"""The capture of a configuration as a process of its own: what it captures, and who reads behind it."""
+
+from __future__ import annotations
+
+from penstock.capture.provision import inspect_coverage
+from penstock.capture.settings import CaptureSettings
+from penstock.errors import ConfigError
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.standing import slot_missing
+from penstock.pipeline.tables import check_selected, select_tables
+from penstock.postgres.connection import connect
+from penstock.postgres.slot import inspect_slot
+from penstock.spool.consumers import forget, inspect_consumers
+
+ALIVE_SECONDS = 30.0
+"""A consumer that has released something within this time runs."""
+
+
+def plan_capture(config: PipelineConfig) -> CaptureSettings:
+    """What `penstock capture` runs. Publication and slot are created for the tables of this configuration if no capture ever ran.
+
+    Tables of other pipelines, and tables that come later, are added to the publication by the pipelines that mirror them: who copies a
+    table must know whether its changes were published before.
+    """
+    if config.source.capture != "separate":
+        raise ConfigError(
+            "source.capture is embedded: every run of this pipeline captures by itself",
+            hint="set source.capture: separate in every configuration that reads this slot, or leave the capture to `penstock run`",
+        )
+    address = config.source.address()
+    with connect(address, "penstock capture") as connection:
+        selection = select_tables(connection, config)
+        check_selected(selection, address.describe())
+        has_slot = inspect_slot(connection, config.slot) is not None
+    if has_slot:
+        return config.capture_settings()
+    if EpochLog(config.sink.delta.path, config.pipeline).last() is not None:
+        raise slot_missing(config)
+    wanted = [name for name in selection.tables if name not in selection.refused]
+    report = inspect_coverage(address, config.publication, wanted)
+    blocked = {name for blocker in report.blockers for name in blocker.tables}
+    return config.capture_settings(tables=[name for name in wanted if name not in blocked] or wanted)
+
+
+def forget_consumer(config: PipelineConfig, name: str) -> None:
+    """Let the capture confirm and delete what `name` has not released: it will not read again, or only after a copy of its tables anew."""
+    found = {each.name: each for each in inspect_consumers(config.spool)}
+    if name not in found:
+        raise ConfigError(f"the spool at {config.spool} has no consumer {name!r}", hint=f"those that it has: {', '.join(found) or 'none'}")
+    age_seconds = found[name].age_seconds
+    if age_seconds < ALIVE_SECONDS:
+        raise ConfigError(
+            f"consumer {name} runs: it released {found[name].released} only {age_seconds:.0f} s ago",
+            hint=f"stop that pipeline, wait {ALIVE_SECONDS:.0f} s, and say it again",
+        )
+    forget(config.spool, name)

@@ -1,0 +1,151 @@
+"""`penstock capture`, as a process: what it captures, how it ends, and what it does beside another."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.main import app
+from penstock.errors import ConfigError, SlotMissingError
+from penstock.pipeline.capturing import forget_consumer, plan_capture
+from penstock.pipeline.check import check_pipeline
+from penstock.pipeline.status import inspect_status
+from penstock.position import Position
+from penstock.schema import TableName
+from penstock.spool.consumers import hold, inspect_consumers, release
+from penstock.spool.layout import SpoolLayout
+from penstock.spool.lock import is_locked
+from penstock.spool.reader import SpoolReader
+from penstock.spool.status import load_status
+from tests.integration.capturing.process import SharedSlot, wait_for
+
+
+def _table(shared: SharedSlot, name: str) -> None:
+    shared.database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
+
+
+def _spooled_tables(shared: SharedSlot) -> set[TableName]:
+    reader = SpoolReader(shared.spool)
+    assert reader.start is not None
+    assert reader.end is not None
+    return set(reader.read(reader.start, reader.end).tables)
+
+
+def test_it_captures_for_all_and_confirms_what_the_slowest_has_released(shared: SharedSlot) -> None:
+    """It makes publication and slot for its own tables, goes on when another pipeline adds one, and ends with a last confirmation."""
+    for name in ("a", "b"):
+        _table(shared, name)
+    path = shared.config("one", ["public.a"])
+    capture = shared.start(path).wait_until_it_runs()
+    shared.wait_for_spool(shared.execute("INSERT INTO a VALUES (1, 'x'); INSERT INTO b VALUES (1, 'nobody asked for it')"))
+    shared.database.execute(f"ALTER PUBLICATION {shared.slot} ADD TABLE b")
+    end = shared.wait_for_spool(shared.execute("INSERT INTO a VALUES (2, 'x'); INSERT INTO b VALUES (2, 'x')"))
+    assert _spooled_tables(shared) == {TableName("public", "a"), TableName("public", "b")}
+    slow = release(shared.spool, "slow", SpoolReader(shared.spool).start or Position.ZERO)
+    release(shared.spool, "fast", end)
+    last = shared.wait_for_spool(shared.execute("INSERT INTO a VALUES (3, 'x')"))
+    wait_for(lambda: (_confirmed(shared) or slow) >= slow, "a confirmation", capture.log.read_text)
+    assert shared.confirmed <= slow
+    release(shared.spool, "slow", end)
+    assert capture.stop() == 0
+    assert shared.confirmed == end < last
+    assert not is_locked(shared.spool)
+    assert shared.database.query("SELECT active FROM pg_replication_slots WHERE slot_name = %s", shared.slot) == [(False,)]
+    assert f"confirmed {end}" in capture.log.read_text()
+
+
+def _confirmed(shared: SharedSlot) -> Position | None:
+    status = load_status(shared.spool)
+    return status.confirmed if status is not None else None
+
+
+def test_killed_and_started_again_it_misses_nothing(shared: SharedSlot) -> None:
+    _table(shared, "a")
+    path = shared.config("one", ["public.a"])
+    shared.start(path).wait_until_it_runs().kill()
+    shared.execute("INSERT INTO a VALUES (1, 'while it is away')")
+    capture = shared.start(path).wait_until_it_runs()
+    shared.wait_for_spool(shared.execute("INSERT INTO a VALUES (2, 'x')"))
+    capture.kill()
+    reader = SpoolReader(shared.spool)
+    assert reader.start is not None
+    assert reader.end is not None
+    found = reader.read(reader.start, reader.end).tables[TableName("public", "a")]
+    assert found.counts.rows == 2
+
+
+def test_a_second_capture_of_the_spool_ends_and_names_the_first(shared: SharedSlot) -> None:
+    _table(shared, "a")
+    path = shared.config("one", ["public.a"])
+    first = shared.start(path).wait_until_it_runs()
+    second = shared.start(path)
+    assert second.wait() == 1
+    assert f"PEN-2001: process {first.pid} writes to the spool" in second.log.read_text()
+    other = shared.start(shared.config("other", ["public.a"], spool="spool_other"))
+    wait_for(lambda: "PEN-1202" in other.log.read_text(), "a slot that is taken", other.log.read_text)
+
+
+def test_status_and_check_say_whether_it_runs_and_who_reads(shared: SharedSlot) -> None:
+    _table(shared, "a")
+    path = shared.config("one", ["public.a"])
+    warnings = inspect_status(shared.load(path)).warnings
+    assert "is not running: start `penstock capture`" in warnings[0]
+    assert "capture-not-running" in {each.code for each in check_pipeline(path).warnings}
+    shared.start(path).wait_until_it_runs()
+    release(shared.spool, "one", Position.of(7))
+    status = inspect_status(shared.load(path))
+    assert [each.name for each in status.consumers] == ["one"]
+    assert status.missing is None
+    printed = CliRunner().invoke(app, ["status", str(path)]).output
+    assert "consumer   one, released 0/7, 0 s ago" in printed
+    found = check_pipeline(path)
+    assert "capture-not-running" not in {each.code for each in found.warnings}
+    assert found.problems == []
+    clashing = shared.config("two", ["public.a"], publication="other")
+    assert [each.code for each in check_pipeline(clashing).problems] == ["PEN-2004"]
+
+
+def test_a_consumer_that_is_gone_for_ever_can_be_forgotten(shared: SharedSlot) -> None:
+    _table(shared, "a")
+    path = shared.config("one", ["public.a"])
+    capture = shared.start(path).wait_until_it_runs()
+    end = shared.wait_for_spool(shared.execute("INSERT INTO a VALUES (1, 'x')"))
+    release(shared.spool, "here", end)
+    hold(shared.spool, "gone", Position.ZERO)
+    config = shared.load(path)
+    with pytest.raises(ConfigError, match="no consumer 'typo'"):
+        forget_consumer(config, "typo")
+    with pytest.raises(ConfigError, match="consumer gone runs"):
+        forget_consumer(config, "gone")
+    _grow_old(shared, "gone", hours=5)
+    assert "gone has released nothing" in inspect_status(config).warnings[0]
+    result = CliRunner().invoke(app, ["capture", str(path), "--forget", "gone"])
+    assert (result.exit_code, result.output) == (0, f"forgotten: gone; left: here at {end}\n")
+    assert [each.name for each in inspect_consumers(shared.spool)] == ["here"]
+    wait_for(lambda: shared.confirmed >= end, f"a slot at {end}", capture.log.read_text)
+
+
+def _grow_old(shared: SharedSlot, consumer: str, *, hours: int) -> None:
+    then = time.time() - hours * 3600
+    os.utime(SpoolLayout(shared.spool).consumer(consumer), (then, then))
+
+
+def test_a_configuration_that_captures_by_itself_is_refused(shared: SharedSlot) -> None:
+    _table(shared, "a")
+    with pytest.raises(ConfigError, match=r"source\.capture is embedded"):
+        plan_capture(shared.load(shared.config("one", ["public.a"], capture="embedded")))
+
+
+def test_a_slot_that_is_gone_is_not_made_anew_in_silence(shared: SharedSlot) -> None:
+    _table(shared, "a")
+    path = shared.config("one", ["public.a"])
+    capture = shared.start(path).wait_until_it_runs()
+    shared.wait_for_spool(shared.execute("INSERT INTO a VALUES (1, 'x')"))
+    assert capture.stop() == 0
+    shared.database.execute("SELECT pg_drop_replication_slot(%s)", shared.slot)
+    again = shared.start(path)
+    assert again.wait() == 3
+    assert SlotMissingError.code in again.log.read_text()
