@@ -23,7 +23,7 @@ from penstock.position import Position
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.sinks.base import Sink, TableChanges, Target
-from penstock.spool.consumers import forget, release
+from penstock.spool.consumers import hold, release
 from penstock.spool.range import SpoolRange
 from penstock.spool.reader import SpoolReader
 from penstock.spool.values import check_values
@@ -80,8 +80,7 @@ class EpochApplier:
         self._targets = dict(targets)
         self.statuses = dict(statuses)
         # A target that was put back needs ground that was released before: begin with what all of them hold.
-        forget(self._reader.root, self._consumer)
-        release(self._reader.root, self._consumer, self._needed())
+        hold(self._reader.root, self._consumer, self._needed())
 
     def hold(self, name: TableName, fence: Position | None = None) -> None:
         """Keep the changes of a table that is being copied: those after its fence, or all from now on while it has none.

@@ -11,7 +11,7 @@ import time
 from penstock.capture.following import check_shared, missing_capture
 from penstock.errors import CaptureMissingError, SpoolLockedError
 from penstock.pipeline.config import PipelineConfig
-from penstock.spool.lock import SpoolLock
+from penstock.spool.lock import SpoolLock, is_locked
 from penstock.spool.status import load_status
 
 _POLL_SECONDS = 0.1
@@ -67,7 +67,7 @@ class CaptureCompanion:
     def _wait_for_end(self) -> SpoolLockedError | None:
         """Wait, at most ten seconds, until nobody writes to the spool; gives back who still does."""
         deadline = time.monotonic() + _END_SECONDS
-        while True:
+        while is_locked(self._config.spool):
             try:
                 with SpoolLock(self._config.spool):
                     return None
@@ -75,3 +75,4 @@ class CaptureCompanion:
                 if time.monotonic() > deadline:
                     return error
                 time.sleep(_POLL_SECONDS)
+        return None

@@ -22,10 +22,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.capture.provision import ensure_capture, inspect_coverage
-from penstock.errors import PenstockError, Recovery, SpoolLockedError, WorkerStartError, parse_error
+from penstock.errors import PenstockError, Recovery, WorkerStartError, parse_error
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.background import BackgroundSnapshots
+from penstock.pipeline.companion import CaptureCompanion
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
@@ -44,8 +45,6 @@ from penstock.sinks.base import Sink
 from penstock.sinks.delta import DeltaSink
 from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
-from penstock.spool.lock import SpoolLock
-from penstock.spool.status import load_status
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +54,6 @@ _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _ONCE_QUIET_SECONDS = 0.2
 _LATE_WORKER = "Python worker failed to connect back"
-_CAPTURE_END_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +80,7 @@ class Pipeline:
         self._sink: Sink = DeltaSink(spark, self._root, config.pipeline)
         self._stopping = threading.Event()
         self._applier: EpochApplier | None = None
+        self._capture = CaptureCompanion(config)
         self._trouble: str | None = None
 
     def stop(self) -> None:
@@ -122,6 +121,7 @@ class Pipeline:
 
     def _attempt(self, goal: Position | None) -> RunResult:
         """From looking around to the end of the stream."""
+        self._capture.check()
         system = identify_system(self._address)
         applier = EpochApplier(
             self._sink,
@@ -203,6 +203,8 @@ class Pipeline:
         try:
             while not self._stopping.is_set() and not (goal is not None and applier.position >= goal and applier.is_level):
                 self._tell_trouble()
+                if goal is not None:
+                    self._capture.check_patience()
                 snapshots.check()
                 applier.let_in()
                 if copying and not applier.is_copying:
@@ -222,22 +224,11 @@ class Pipeline:
         finally:
             snapshots.stop()
             query.stop()
-            self._wait_for_capture()
-
-    def _wait_for_capture(self) -> None:
-        """Spark ends the capture's process and does not wait for it; the last confirmation and the slot's release come from there."""
-        deadline = time.monotonic() + _CAPTURE_END_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                with SpoolLock(self._config.spool):
-                    return
-            except SpoolLockedError:
-                time.sleep(_POLL_SECONDS)
+            self._capture.settle()
 
     def _tell_trouble(self) -> None:
         """The capture lives in another process and tries again by itself; say why nothing comes."""
-        status = load_status(self._config.spool)
-        reason = status.failure.message if status is not None and status.failure is not None else None
+        reason = self._capture.trouble()
         if reason is not None and reason != self._trouble:
             self._observer.interrupted(reason, 0.0)
         self._trouble = reason

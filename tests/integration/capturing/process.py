@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -17,7 +17,11 @@ from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.position import Position
 from penstock.spool.reader import SpoolReader
 from penstock.spool.status import load_status
+from tests.fix_pipeline import Mirror
 from tests.fix_postgres import Database
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 DEADLINE_SECONDS = 60.0
 _SOURCES = Path(__file__).parents[3] / "src"
@@ -109,6 +113,13 @@ class SharedSlot:
     def load(self, config: Path) -> PipelineConfig:
         return load_config(config)
 
+    def mirror(self, session: SparkSession, pipeline: str, tables: list[str], **changes: Any) -> Mirror:
+        """A pipeline that reads behind the capture, with state and lake of its own."""
+        directory = self._directory / pipeline
+        directory.mkdir()
+        document = self.document(pipeline, tables, spool=str(self.spool))
+        return Mirror(session, self.database, directory, {**document, **changes})
+
     @property
     def confirmed(self) -> Position:
         rows = self.database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
@@ -117,6 +128,10 @@ class SharedSlot:
     def execute(self, statement: str) -> Position:
         """What commits here ends at or before what is given back."""
         self.database.execute(statement)
+        return self.position
+
+    @property
+    def position(self) -> Position:
         return Position.parse(self.database.query("SELECT pg_current_wal_insert_lsn()::text")[0][0])
 
     def wait_for_spool(self, position: Position) -> Position:

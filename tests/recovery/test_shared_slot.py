@@ -1,0 +1,147 @@
+"""Two pipelines behind one capture: whoever is killed, and in whatever order they come back, both end equal to the source."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.observer import PipelineObserver
+from penstock.position import Position
+from penstock.spark.session import SHORT_LIVED
+from penstock.spool.consumers import inspect_consumers
+from tests.fix_pipeline import Mirror
+from tests.fix_postgres import Database
+from tests.integration.capturing.process import SharedSlot
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PHASE_SECONDS = 300.0
+SMALL = {"master": "local[1]", "conf": {**SHORT_LIVED, "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}}
+ONE = ["public.a", "public.c"]
+TWO = ["public.b", "public.c"]
+
+
+@pytest.fixture
+def shared(database: Database, tmp_path: Path) -> Iterator[SharedSlot]:
+    made = SharedSlot(database, tmp_path)
+    yield made
+    made.close()
+
+
+class Writing:
+    """Rows are inserted into three tables, a transaction at a time, until the end of the block. Inserts are appended: none may come twice."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="writing", daemon=True)
+        self.transactions = 0
+
+    def __enter__(self) -> Writing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._database.connect(autocommit=True) as connection:
+            while not self._stopping.wait(0.05):
+                self.transactions += 1
+                with connection.transaction():
+                    for table in ("a", "b", "c"):
+                        connection.execute(f"INSERT INTO {table} VALUES (%s, 'new')", [self.transactions])
+
+
+class Waiting(PipelineObserver):
+    """Keeps why a run waited."""
+
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+        self.has_waited = threading.Event()
+
+    def interrupted(self, reason: str, pause_seconds: float) -> None:
+        self.reasons.append(reason)
+        self.has_waited.set()
+
+
+@pytest.mark.timeout(1200)
+def test_two_pipelines_on_one_slot_equal_the_source_whoever_is_killed(shared: SharedSlot, database: Database, spark: SparkSession) -> None:
+    for table in ("a", "b", "c"):
+        database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
+        database.execute(f"INSERT INTO {table} SELECT -g, 'old' FROM generate_series(1, 200) g")
+    one = shared.mirror(spark, "one", ONE, spark=SMALL)
+    two = shared.mirror(spark, "two", TWO, spark=SMALL)
+    capture = shared.start(one.path)
+    with Writing(database) as writing:
+        with _running(one) as first, _running(two) as second:
+            for each in (one, two):
+                _wait_beyond(each, Position.ZERO)
+            capture.kill()
+            time.sleep(0.5)
+            capture = shared.start(two.path)
+            _wait_beyond(one, shared.position)
+            _kill(first)
+            _wait_beyond(two, shared.position)
+            assert shared.confirmed <= _position(one), "what the one that is away has not applied is kept for it"
+            capture.kill()
+            _kill(second)
+        assert {each.name for each in inspect_consumers(shared.spool)} == {"one", "two"}
+        waiting = Waiting()
+        back = threading.Thread(target=one.run_once, args=[waiting], name="one")
+        back.start()
+        assert waiting.has_waited.wait(PHASE_SECONDS)
+        assert "is not running: start `penstock capture`" in waiting.reasons[0]
+        capture = shared.start(one.path)
+        back.join()
+    assert writing.transactions > 20
+    for each in (two, one):
+        each.run_once()
+    one.assert_equal(*ONE)
+    two.assert_equal(*TWO)
+    assert capture.stop() == 0
+    assert shared.confirmed == min(_position(one), _position(two))
+
+
+def _position(mirror: Mirror) -> Position:
+    last = EpochLog(mirror.config.sink.delta.path, mirror.config.pipeline).last()
+    return last.position if last is not None else Position.ZERO
+
+
+def _wait_beyond(mirror: Mirror, position: Position) -> None:
+    log = mirror.path.with_name("run.log")
+    deadline = time.monotonic() + PHASE_SECONDS
+    while _position(mirror) <= position:
+        assert time.monotonic() < deadline, f"not beyond {position} in {PHASE_SECONDS} s:\n{log.read_text()[-3000:]}"
+        time.sleep(0.1)
+
+
+@contextmanager
+def _running(mirror: Mirror) -> Iterator[subprocess.Popen[bytes]]:
+    with mirror.path.with_name("run.log").open("wb") as output:
+        command = [sys.executable, "-m", "penstock.cli.main", "run", str(mirror.path)]
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The driver and its whole session: JVM and Python workers with it."""
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(timeout=30)
