@@ -41,7 +41,7 @@ def shared(database: Database, tmp_path: Path) -> Iterator[SharedSlot]:
 
 
 class Writing:
-    """Rows are inserted into three tables, a transaction at a time, until the end of the block. Inserts are appended: none may come twice."""
+    """Rows are inserted into three tables, a transaction at a time, until the end of the block. They are appended: none may come twice."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from penstock.capture.confirming import Confirm
+from penstock.capture.settings import CaptureSettings
 from penstock.errors import ConfigError, SecretError
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.postgres.types.policy import TypePolicy
@@ -30,6 +31,16 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     assert config.sink.delta.path == tmp_path / "lake"
     assert config.spool == tmp_path / "state" / "spool"
     assert config.slot == config.publication == "penstock_shop"
+
+
+def test_pipelines_that_share_a_slot_name_the_same_spool(tmp_path: Path) -> None:
+    shared = MINIMAL.replace('shop"}', 'shop", slot: all, publication: all, spool: ../spool, capture: separate}')
+    config = _load(tmp_path, shared)
+    assert config.spool == tmp_path / "../spool"
+    settings = config.capture_settings(tables=[TableName("public", "orders")])
+    assert (settings.slot, settings.spool, settings.is_separate) == ("all", config.spool, True)
+    assert CaptureSettings.from_options(settings.to_options()) == settings
+    assert not _load(tmp_path, MINIMAL).capture_settings().is_separate
 
 
 def test_an_absolute_path_stays_as_it_is(tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +17,12 @@ from penstock.spool.reader import SpoolReader
 from penstock.spool.status import load_status
 from tests.fix_pipeline import Mirror
 from tests.fix_postgres import Database
+from tests.waiting import DEADLINE_SECONDS, wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-DEADLINE_SECONDS = 60.0
 _SOURCES = Path(__file__).parents[3] / "src"
-
-
-def wait_for(condition: Callable[[], object], what: str, state: Callable[[], object]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{what} did not come true; at the end: {state()}")
-        time.sleep(0.05)
 
 
 class CaptureProcess:

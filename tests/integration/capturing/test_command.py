@@ -20,7 +20,8 @@ from penstock.spool.layout import SpoolLayout
 from penstock.spool.lock import is_locked
 from penstock.spool.reader import SpoolReader
 from penstock.spool.status import load_status
-from tests.integration.capturing.process import SharedSlot, wait_for
+from tests.integration.capturing.process import SharedSlot
+from tests.waiting import wait_for
 
 
 def _table(shared: SharedSlot, name: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from penstock.errors import SpoolCorruptError
 from penstock.spool import SpoolReader, SpoolWriter, forget, minimum, release, released, spool_bytes
+from penstock.spool.consumers import hold, inspect_consumers
 from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, capture, changes, delete_released, piece, transactions
 
 THREE = [[Commit(10)], [Commit(20, (ORDERS, ITEMS))], [Commit(30)]]
@@ -18,6 +19,17 @@ def test_a_release_never_goes_backward(tmp_path: Path) -> None:
     assert released(tmp_path) == {"one": at(30)}
 
 
+def test_a_consumer_whose_target_was_put_back_holds_what_it_had_released(tmp_path: Path) -> None:
+    release(tmp_path, "one", at(20))
+    release(tmp_path, "two", at(30))
+    assert hold(tmp_path, "one", at(10)) == at(10)
+    assert minimum(tmp_path) == at(10)
+    assert [(each.name, each.released, each.age_seconds < 60) for each in inspect_consumers(tmp_path)] == [
+        ("one", at(10), True),
+        ("two", at(30), True),
+    ]
+
+
 def test_the_minimum_is_over_all_consumers(tmp_path: Path) -> None:
     assert (released(tmp_path), minimum(tmp_path)) == ({}, None)
     names = ["one", "../Two/é %", ".hidden"]
@@ -25,8 +37,8 @@ def test_the_minimum_is_over_all_consumers(tmp_path: Path) -> None:
         release(tmp_path, name, at(position))
     assert released(tmp_path) == {name: at(position) for position, name in enumerate(names, 20)}
     assert minimum(tmp_path) == at(20)
-    forget(tmp_path, "one")
-    forget(tmp_path, "never seen")
+    assert forget(tmp_path, "one")
+    assert not forget(tmp_path, "never seen")
     assert minimum(tmp_path) == at(21)
 
 
