@@ -46,7 +46,7 @@ def test_the_pause_for_another_machine_shrinks_while_the_receive_buffer_runs_ful
     assert pauses[-1] == pace_module._PAUSE_SECONDS
 
 
-@pytest.mark.parametrize(("waited_seconds", "pause_seconds"), [(0.025, 0.001), (0.0055, 0.001), (0.002, 0.004), (0.0, 0.006)])
+@pytest.mark.parametrize(("waited_seconds", "pause_seconds"), [(0.025, 0.001), (0.0075, 0.001), (0.002, 0.006), (0.0, 0.008)])
 def test_a_calm_connection_is_read_within_a_moment_of_becoming_readable_and_a_steady_one_not_again_at_once(
     monkeypatch: pytest.MonkeyPatch, waited_seconds: float, pause_seconds: float
 ) -> None:
