@@ -117,14 +117,31 @@ def _relation_blockers(publication: Publication | None, relation: Relation) -> I
             f"ALTER TABLE {partition} SET LOGGED; or, if it is foreign: ALTER TABLE {table} DETACH PARTITION {partition};",
             (name,),
         )
-    if not relation.is_published and (publication is None or publication.update or publication.delete):
-        yield from _identity_blockers(relation)
+    if publication is None or publication.update or publication.delete:
+        yield from _hidden_blockers(publication, relation)
+        if not relation.is_published:
+            yield from _identity_blockers(relation)
+
+
+def _hidden_blockers(publication: Publication | None, relation: Relation) -> Iterator[Blocker]:
+    """Replica identities of which a part is generated and not published: they fail also where a table is published already."""
+    for heap in (heap for heap in relation.unidentified if heap.hidden):
+        own = table_sql(heap.name)
+        kind, fix = "virtual", f"ALTER TABLE {own} REPLICA IDENTITY USING INDEX …; with a unique index that is not deferrable;"
+        if heap.hidden == "s" and publication is not None:
+            kind, fix = "stored", f"ALTER PUBLICATION {identifier(publication.name)} SET (publish_generated_columns = stored);"
+        elif heap.is_immediate:
+            fix = f"ALTER TABLE {own} REPLICA IDENTITY DEFAULT;"
+        whole = "REPLICA IDENTITY FULL and" if heap.identity == "f" else "in its replica identity"
+        fails = "UPDATE and DELETE on it fail" if relation.is_published else "once published, UPDATE and DELETE on it would fail"
+        what = f"table {heap.name} has {whole} a {kind} generated column, which is not published: {fails}"
+        yield Blocker(ReplicaIdentityError.code, what, fix, (relation.name,))
 
 
 def _identity_blockers(relation: Relation) -> Iterator[Blocker]:
     """One for each kind of fault; it names the partitions that have it."""
     faults: dict[str, list[HeapIdentity]] = defaultdict(list)
-    for heap in relation.unidentified:
+    for heap in (heap for heap in relation.unidentified if not heap.hidden):
         faults[_identity_fault(heap)].append(heap)
     for fault, heaps in faults.items():
         who = f"table {relation.name}"

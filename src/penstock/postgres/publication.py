@@ -33,6 +33,7 @@ _OID, _KEYLESS, _LISTED_FULL = 2, 11, 12
 class Publication:
     """A row of pg_publication. `is_ours` means that this role may alter it."""
 
+    name: str
     oid: int
     all_tables: bool
     insert: bool
@@ -59,6 +60,8 @@ class HeapIdentity:
     has_primary: bool
     is_immediate: bool
     """Whether there is a primary key that is not deferrable."""
+    hidden: str | None
+    """Whether generated columns are part of the identity, but not of what is published: `v` virtual ones, `s` stored ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Relation:
 
 def inspect_publication(connection: Connection, name: str) -> Publication | None:
     row: Any = connection.execute(query("publication", "publication"), {"publication": name}).fetchone()
-    return None if row is None else Publication(*row)
+    return None if row is None else Publication(name, *row)
 
 
 def inspect_relations(connection: Connection, publication: str, tables: Iterable[TableName]) -> list[Relation]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-import psycopg
 import pytest
 
 from penstock.capture.provision import ensure_coverage, inspect_coverage
@@ -138,45 +137,6 @@ def test_P05_a_column_list_without_the_key_is_a_blocker(shop: Database, address:
     assert [(blocker.code, blocker.tables) for blocker in report.blockers] == [("PEN-1105", (pair,))]
     mend(shop, report)
     assert inspect_coverage(address, "pub", {ORDERS, pair}).satisfied
-
-
-@pytest.mark.versions(15, 18)
-def test_P05_R02_a_column_list_of_a_table_under_replica_identity_full_is_a_blocker_since_its_updates_fail(
-    shop: Database, address: SourceAddress
-) -> None:
-    shop.execute("CREATE TABLE keyed (id int PRIMARY KEY, v int, secret int); CREATE TABLE bare (id int, v int)")
-    shop.execute("CREATE TABLE parted (id int PRIMARY KEY, v int, secret int) PARTITION BY RANGE (id)")
-    shop.execute("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10); CREATE TABLE rest PARTITION OF parted DEFAULT")
-    shop.execute("INSERT INTO keyed VALUES (1, 1, 1); INSERT INTO bare VALUES (1, 1); INSERT INTO parted VALUES (1, 1, 1)")
-    for table in ("keyed", "bare", "part"):
-        shop.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
-    listed = "keyed (id, v), bare (id, v) WHERE (id > 0), parted (id, v), orders (id)"
-    shop.execute(f"CREATE PUBLICATION pub FOR TABLE {listed} WITH (publish_via_partition_root = true)")
-    names = {TableName("public", name) for name in ("keyed", "bare", "parted")}
-    for name in names:
-        with pytest.raises(psycopg.errors.InvalidColumnReference):
-            shop.execute(f"UPDATE {name} SET v = 2")
-    report = inspect_coverage(address, "pub", names | {ORDERS})
-    assert codes(report) == ["PEN-1105"] * 3
-    assert {table for blocker in report.blockers for table in blocker.tables} == names
-    assert [blocker.what for blocker in report.blockers if "partition public.part has REPLICA IDENTITY FULL" in blocker.what]
-    for blocker in report.blockers:
-        shop.execute(blocker.remedy.removeprefix("to publish all its columns: "))
-    assert inspect_coverage(address, "pub", names | {ORDERS}).satisfied
-    for name in names:
-        shop.execute(f"UPDATE {name} SET v = 2")
-    shown = "SELECT tablename, attnames::text[], rowfilter IS NOT NULL FROM pg_publication_tables WHERE tablename <> 'orders' ORDER BY 1"
-    assert shop.query(shown) == [("bare", ["id", "v"], True), ("keyed", ["id", "v"], False), ("parted", ["id", "v"], False)]
-
-
-@pytest.mark.versions(15, 18)
-def test_P05_R02_a_column_list_under_full_is_no_blocker_where_nothing_but_inserts_is_published(
-    shop: Database, address: SourceAddress
-) -> None:
-    shop.execute("ALTER TABLE orders REPLICA IDENTITY FULL; CREATE PUBLICATION pub FOR TABLE orders (id) WITH (publish = 'insert')")
-    (blocker,) = inspect_coverage(address, "pub", {ORDERS}).blockers
-    assert "leaves out" in blocker.what
-    shop.execute("UPDATE orders SET v = 2")
 
 
 def test_R04_a_table_whose_updates_would_fail_once_published_is_refused(shop: Database, address: SourceAddress) -> None:

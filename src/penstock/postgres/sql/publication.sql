@@ -17,6 +17,10 @@ WITH published AS MATERIALIZED (
   JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
   WHERE t.pubname = %(publication)s
+), generated AS MATERIALIZED (
+  -- From 18 on UPDATE also fails where the identity has a generated column that is not published. Virtual ones never are.
+  SELECT pg_catalog.current_setting('server_version_num')::int >= 180000 AS counts,
+         COALESCE((SELECT pg_catalog.to_jsonb(p) ->> 'pubgencols' FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s), 's') AS published
 )
 SELECT r.nspname, r.relname, c.oid, c.relkind::text, c.relpersistence::text,
        CASE WHEN c.relispartition THEN root.nspname END, CASE WHEN c.relispartition THEN root.relname END,
@@ -49,7 +53,8 @@ LEFT JOIN LATERAL (
   SELECT pg_catalog.bool_and(l.oid IN (SELECT oid FROM published)) AS published,
          pg_catalog.array_agg(l.oid::pg_catalog.regclass::text) FILTER (WHERE l.relkind = 'f' OR l.relpersistence <> 'p') AS apart,
          pg_catalog.jsonb_agg(heap.identity ORDER BY ln.nspname, l.relname) FILTER (WHERE l.relkind <> 'f' AND CASE l.relreplident
-           WHEN 'f' THEN false WHEN 'n' THEN true WHEN 'i' THEN key.has_chosen IS NOT TRUE ELSE key.is_immediate IS NOT TRUE END) AS unidentified,
+           WHEN 'f' THEN hidden.kind IS NOT NULL WHEN 'n' THEN true WHEN 'i' THEN key.has_chosen IS NOT TRUE OR hidden.kind IS NOT NULL
+           ELSE key.is_immediate IS NOT TRUE OR hidden.kind IS NOT NULL END) AS unidentified,
          pg_catalog.jsonb_agg(heap.identity ORDER BY ln.nspname, l.relname) FILTER (WHERE l.relreplident = 'f') AS whole
   FROM (
     SELECT c.oid
@@ -66,9 +71,22 @@ LEFT JOIN LATERAL (
     FROM pg_catalog.pg_index i
     WHERE i.indrelid = l.oid AND i.indisvalid
   ) key ON true
+  LEFT JOIN LATERAL (
+    SELECT max(a.attgenerated::text) AS kind
+    FROM pg_catalog.pg_attribute a
+    CROSS JOIN generated g
+    WHERE g.counts AND a.attrelid = l.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> '' AND a.attgenerated::text <> g.published
+      AND pg_catalog.jsonb_typeof(pg_catalog.to_jsonb(pr) -> 'prattrs') IS DISTINCT FROM 'array'
+      AND (l.relreplident = 'f' OR EXISTS (
+        SELECT 1
+        FROM pg_catalog.pg_index i
+        WHERE i.indrelid = l.oid AND CASE l.relreplident WHEN 'i' THEN i.indisreplident WHEN 'd' THEN i.indisprimary END
+          AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+      ))
+  ) hidden ON true
   CROSS JOIN LATERAL (
     SELECT pg_catalog.jsonb_build_array(
-      ln.nspname, l.relname, l.relreplident, COALESCE(key.has_primary, false), COALESCE(key.is_immediate, false)
+      ln.nspname, l.relname, l.relreplident, COALESCE(key.has_primary, false), COALESCE(key.is_immediate, false), hidden.kind
     ) AS identity
   ) heap
 ) leaves ON true
