@@ -42,8 +42,10 @@ class Source(NamedTuple):
 
     system: SystemIdentity
     slot: Slot
+    start: Position
+    """Where the capture goes on."""
     keys: dict[int, tuple[str, ...]]
-    """Those that tables had where the capture goes on."""
+    """Those that tables had there."""
     types: TypeResolver
 
 
@@ -64,7 +66,7 @@ def inspect_source(settings: CaptureSettings, reader: SpoolReader, on_wait: OnWa
             slot = ensure_slot(settings.address, connection, settings.slot, failover=True)
         types = TypeResolver(settings.types, inspect_types(connection), partial(load_types, settings.address))
         start = max(reader.end or Position.ZERO, slot.confirmed)
-        return Source(system, slot, SchemaHistory.load(settings.spool).keys(start), types)
+        return Source(system, slot, start, SchemaHistory.load(settings.spool).keys(start), types)
 
 
 def _check_history(

@@ -9,7 +9,7 @@ from penstock.capture.events import snapshot_events
 from penstock.capture.settings import CaptureSettings
 from penstock.contracts.capture import UNTRACKED, Change, Commit
 from penstock.errors import NoTablesError
-from penstock.postgres.catalog import inspect_schema, inspect_tables
+from penstock.postgres.catalog import inspect_schemas, inspect_tables
 from penstock.postgres.chunks import Chunk, plan_chunks, read_chunk
 from penstock.postgres.connection import connect
 from penstock.postgres.exported import export_snapshot
@@ -43,5 +43,7 @@ def _plan(settings: CaptureSettings, tables: Sequence[TableName]) -> list[Chunk]
             )
         wanted = [known[table] for table in dict.fromkeys(tables)]
         # In the columns that the stream has too, and of the same types.
-        shapes = [(table, inspect_schema(connection, table, settings.types, settings.publication)) for table in wanted]
-        return [chunk for table, schema in shapes for chunk in plan_chunks(connection, table, schema, _CHUNK_BYTES, settings.publication)]
+        shapes = inspect_schemas(connection, wanted, settings.types, settings.publication)
+        return [
+            chunk for table in wanted for chunk in plan_chunks(connection, table, shapes[table.name], _CHUNK_BYTES, settings.publication)
+        ]

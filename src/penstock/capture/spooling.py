@@ -184,8 +184,7 @@ class SpoolCapture:
 
     def _capture(self) -> None:
         settings = self._settings
-        system, slot, keys, types = inspect_source(settings, self._reader, self._wait_for_slot)
-        start = max(self._reader.end or Position.ZERO, slot.confirmed)
+        system, slot, start, keys, types = inspect_source(settings, self._reader, self._wait_for_slot)
         limits = settings.limits
         request = StreamRequest(
             settings.slot,
