@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.capture.settings import CaptureSettings
     from penstock.capture.wal import WalCapture
     from penstock.postgres.connection import SourceAddress
+    from penstock.spark.available import available_now
     from penstock.spark.datasource import register
 
 __version__ = "0.1.0"
@@ -35,6 +36,7 @@ __all__ = [
     "Upsert",
     "WalCapture",
     "__version__",
+    "available_now",
     "register",
 ]
 
@@ -43,6 +45,7 @@ _ELSEWHERE = {
     "CaptureSettings": "penstock.capture.settings",
     "SourceAddress": "penstock.postgres.connection",
     "WalCapture": "penstock.capture.wal",
+    "available_now": "penstock.spark.available",
     "register": "penstock.spark.datasource",
 }
 

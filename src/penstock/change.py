@@ -27,6 +27,8 @@ class ChangeType(StrEnum):
     UPDATE_POSTIMAGE = "update_postimage"
     DELETE = "delete"
     TRUNCATE = "truncate"
+    SNAPSHOT = "snapshot"
+    """A row as a snapshot found it, at the position of its fence. Only in what the Spark source gives out; never in a spool."""
 
 
 CHANGE_TYPE = "_change_type"

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import ClassVar
 
 from penstock.capture.confirming import Confirm
 from penstock.errors import ConfigError
@@ -63,6 +64,9 @@ class CaptureSettings:
     is_separate: bool = False
     """Whether a process of its own captures into the spool, so that readers only follow it."""
 
+    OPTION_NAMES: ClassVar[frozenset[str]]
+    """What `from_options` reads, in lower case."""
+
     def to_options(self) -> dict[str, str]:
         """As options of the Spark source. Spark hides the option called `password` wherever it shows options."""
         options = {
@@ -105,6 +109,12 @@ class CaptureSettings:
             tuple(json.loads(folded.get("messageprefixes") or "[]")),
             _choice("capture", folded.get("capture") or "embedded", ("embedded", "separate")) == "separate",
         )
+
+
+CaptureSettings.OPTION_NAMES = frozenset(
+    {"dsn", "password", "slot", "publication", "spool", "tables", "failover", "confirm", "maxretainedwal", "messageprefixes"}
+    | {field.name.replace("_", "") for kind in (CaptureLimits, TypePolicy) for field in fields(kind)}
+)
 
 
 def tables_option(tables: Iterable[TableName]) -> str:

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from penstock.cli.types_page import types_page
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.config import DeltaConfig, PipelineConfig, SourceConfig, SparkConfig, TableRule, TlsConfig, TypesConfig
+from penstock.spark.options import options_page
 
 _FOLLOWS: Mapping[Recovery, str] = {
     Recovery.RETRY: "Penstock backs off and tries again by itself, from the same position.",
@@ -73,7 +74,12 @@ _MODELS: Mapping[type[BaseModel], str] = {
     SparkConfig: "`spark`",
 }
 
-PAGES: Mapping[str, Callable[[], str]] = {"errors.md": errors_page, "configuration.md": configuration_page, "types.md": types_page}
+PAGES: Mapping[str, Callable[[], str]] = {
+    "errors.md": errors_page,
+    "configuration.md": configuration_page,
+    "source-options.md": options_page,
+    "types.md": types_page,
+}
 
 
 def write_pages(folder: Path) -> None:

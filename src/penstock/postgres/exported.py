@@ -1,4 +1,4 @@
-"""A snapshot and the position at which it is exact.
+"""A snapshot, and the position at which it is exact if it needs one.
 
 The pair comes from creating a temporary logical slot: every transaction that commits up to its consistent point is visible in the exported
 snapshot, every later one is not. The snapshot lives as long as the connection that made the slot stays idle.
@@ -11,12 +11,14 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from psycopg import sql
 
 from penstock.position import Position
-from penstock.postgres.connection import SourceAddress, connect, connect_replication, replication_command
+from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command
 from penstock.postgres.health import inspect_blockers, log_wait
+from penstock.postgres.queries import query
 from penstock.postgres.slot import PLUGIN, OnWait
 
 
@@ -45,3 +47,18 @@ def export_snapshot(address: SourceAddress, on_wait: OnWait = log_wait) -> Itera
 
         _, consistent, name, _ = replication_command(connection, command, "exporting a snapshot", on_wait=tell)
         yield ExportedSnapshot(name, Position.parse(consistent))
+
+
+@contextmanager
+def share_snapshot(address: SourceAddress) -> Iterator[str]:
+    """Hold a snapshot that has no position, for reading alone: the role needs no right to replicate, and nothing is waited for."""
+    with connect(address, "penstock holder") as connection, connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        row: Any = connection.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
+        yield row[0]
+
+
+def count_readers(connection: Connection) -> int:
+    """How many sessions of this role read chunks of this database just now."""
+    row: Any = connection.execute(query("replication", "chunk_readers")).fetchone()
+    return int(row[0])

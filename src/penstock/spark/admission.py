@@ -39,18 +39,23 @@ class Admission:
 
     rows: int | None = 1_000_000
     bytes: int | None = 1 << 30
+    transactions: int | None = None
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Admission:
-        """Read `maxRowsPerBatch` and `maxBytesPerBatch`. Spark folds their names to lower case."""
+        """Read `maxRowsPerBatch`, `maxBytesPerBatch` and `maxTransactionsPerBatch`. Spark folds their names to lower case."""
         folded = {name.lower(): value for name, value in options.items()}
         default = cls()
-        return cls(_count(folded, "maxRowsPerBatch", default.rows), _count(folded, "maxBytesPerBatch", default.bytes))
+        return cls(
+            _count(folded, "maxRowsPerBatch", default.rows),
+            _count(folded, "maxBytesPerBatch", default.bytes),
+            _count(folded, "maxTransactionsPerBatch", default.transactions),
+        )
 
     def under(self, limit: Any) -> Admission:
         """What is left of it when Spark asks for `limit`; None from a Spark that knows no limits."""
         if isinstance(limit, ReadAllAvailable):
-            return Admission(None, None)
+            return Admission(None, None, None)
         if isinstance(limit, ReadMaxRows):
             return replace(self, rows=limit.max_rows)
         return self
@@ -61,5 +66,5 @@ def _count(folded: Mapping[str, str], name: str, default: int | None) -> int | N
     if text is None:
         return default
     if not text.strip().isdecimal() or int(text) == 0:
-        raise ConfigError(f"the option {name!r} is not a number above 0: {text!r}", hint=f"the default is {default}")
+        raise ConfigError(f"the option {name!r} is not a number above 0: {text!r}", hint=f"the default is {default or 'no limit'}")
     return int(text)

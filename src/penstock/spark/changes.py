@@ -1,4 +1,4 @@
-"""Reading spooled changes of one table, in a task, as Arrow batches of one fixed schema."""
+"""Reading spooled changes, in a task, as Arrow batches of one fixed schema."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
-from penstock.errors import SchemaChangedError
+from penstock.errors import EnvironmentUnfitError, SchemaChangedError
+from penstock.schema import TableName
+from penstock.spark.envelope import to_envelopes
 from penstock.spool.reader import FileSlice
 from penstock.spool.rows import read_rows
 
@@ -30,16 +32,37 @@ def plan_tasks(slices: Iterable[FileSlice]) -> list[tuple[FileSlice, ...]]:
 
 def read_changes(slices: Sequence[FileSlice], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The rows of some slices, in order. Spark 4.1 matches columns by their place alone, so the schema is held exactly."""
-    for each in slices:
-        yield from _read_slice(each, schema)
-
-
-def _read_slice(slice: FileSlice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    # A batch stands in memory as a whole, here and in the JVM.
-    for batch in read_rows(slice, _BATCH_ROWS, _BATCH_BYTES):
-        if batch.schema.names != schema.names or batch.schema.types != schema.types:
-            raise SchemaChangedError(
-                f"table {slice.file.table} changed its shape while it was being streamed",
-                hint="start the query anew, with a new checkpoint, to take up the new shape",
-            )
+    for each, batch in _read(slices):
+        check_shape(each.file.table, batch.schema, schema)
         yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def read_envelopes(slices: Sequence[FileSlice]) -> Iterator[pa.RecordBatch]:
+    """The same as envelopes, whatever shape the tables have."""
+    for each, batch in _read(slices):
+        yield to_envelopes(batch, each.file.schema)
+
+
+def check_shape(table: TableName, found: pa.Schema, schema: pa.Schema) -> None:
+    if found.names != schema.names or found.types != schema.types:
+        raise SchemaChangedError(
+            f"table {table} changed its shape while it was being streamed",
+            hint="start the query anew, with a new checkpoint, to take up the new shape",
+        )
+
+
+def _read(slices: Sequence[FileSlice]) -> Iterator[tuple[FileSlice, pa.RecordBatch]]:
+    for each in slices:
+        _check_reachable(each)
+        # A batch stands in memory as a whole, here and in the JVM.
+        for batch in read_rows(each, _BATCH_ROWS, _BATCH_BYTES):
+            yield each, batch
+
+
+def _check_reachable(slice: FileSlice) -> None:
+    root = slice.path.parents[2]
+    if not root.exists():
+        raise EnvironmentUnfitError(
+            f"the spool at {root} cannot be reached from this executor",
+            hint='put it where the driver and every executor see it: .option("spool", "/a/shared/directory")',
+        )

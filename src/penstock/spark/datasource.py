@@ -9,28 +9,32 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceStreamReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from penstock.capture.settings import CaptureSettings, tables_option
 from penstock.change import METADATA_NAMES, change_schema
-from penstock.errors import ConfigError, NoTablesError, SchemaChangedError, UnsupportedTableError
-from penstock.postgres.catalog import inspect_schema, inspect_tables
+from penstock.errors import ConfigError, SchemaChangedError, UnsupportedTableError
+from penstock.postgres.catalog import inspect_schema
 from penstock.postgres.connection import connect
-from penstock.schema import TableName, TableSchema
-from penstock.spark.reader import ChangeStreamReader, ControlStreamReader
+from penstock.schema import TableSchema
+from penstock.spark.available import FORMAT
+from penstock.spark.batch import CurrentRowsReader
+from penstock.spark.beginning import choose_tables
+from penstock.spark.envelope import ENVELOPE_SCHEMA
+from penstock.spark.reader import ControlStreamReader
+from penstock.spark.request import SourceRequest
+from penstock.spark.stream import EnvelopeStreamReader, TableStreamReader
 
-FORMAT = "postgres-cdc"
+__all__ = ["CONTROL_FORMAT", "FORMAT", "ControlSource", "PostgresCdcSource", "register"]
+
 CONTROL_FORMAT = "penstock-control"
 
 
 class PostgresCdcSource(DataSource):
-    """The changes of one table, typed, in order, as a stream.
+    """Changes as a stream, typed for one table or as envelopes for many; and the current rows of one table as a batch.
 
-    Options: `dsn`, `password`, `table` (schema.name), `slot`, `publication` (default: the slot's name), `spool` (a directory that the
-    executors reach), `consumer` (default: derived from the table; queries that share a spool need one each), `maxRowsPerBatch`,
-    `maxBytesPerBatch`, and the fields of `TypePolicy` and `CaptureLimits` in camel case (`onUnrepresentable`, `segmentRows`, …).
+    `penstock.spark.options` declares the options.
     """
 
     @classmethod
@@ -38,39 +42,31 @@ class PostgresCdcSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        return _spark_schema(self._change_schema())
+        """The same for stream and batch: Spark does not say which of them it asks for."""
+        request = SourceRequest.parse(self.options)
+        if request.choice.single is None:
+            return _spark_schema(ENVELOPE_SCHEMA)
+        return _spark_schema(_chosen(change_schema(_inspect_table(request)), request))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        table = self._table()
-        consumer = self.options.get("consumer") or f"spark-{table}"
-        options = {**self.options, "tables": tables_option([table])}
-        found = self._change_schema()
-        if _spark_schema(found) != schema:
-            raise SchemaChangedError(
-                f"table {table} does not have the shape that the query was built with",
-                hint="build the query anew with .load(), and give it no schema of its own",
-            )
-        return ChangeStreamReader(options, table, consumer, found)
+        request = SourceRequest.parse(self.options)
+        if request.columns:
+            raise ConfigError("the option 'columns' is only for spark.read", hint="choose columns of the stream with .select(…)")
+        if request.choice.single is None:
+            _check_same(ENVELOPE_SCHEMA, schema, "the envelope")
+            return EnvelopeStreamReader(request)
+        found = change_schema(_inspect_table(request))
+        _check_same(found, schema, f"table {request.choice.single}")
+        return TableStreamReader(request, found)
 
-    def _table(self) -> TableName:
-        text = self.options.get("table")
-        if not text:
-            raise ConfigError("the option 'table' is missing", hint='add .option("table", "public.orders")')
-        try:
-            return TableName.parse(text)
-        except ValueError as error:
-            raise ConfigError(f"the option 'table' is {error}", hint='write it as in SQL: public.orders, or public."my orders"') from error
-
-    def _change_schema(self) -> pa.Schema:
-        settings = CaptureSettings.from_options(self.options)
-        wanted = self._table()
-        with connect(settings.address) as connection:
-            for table in inspect_tables(connection):
-                if table.name == wanted:
-                    found = inspect_schema(connection, table, settings.types, settings.publication)
-                    _check_names(found)
-                    return change_schema(found)
-        raise NoTablesError(f"there is no table {wanted} in {settings.address.describe()}", hint="check the option 'table'; case counts")
+    def reader(self, schema: StructType) -> DataSourceReader:
+        request = SourceRequest.parse(self.options)
+        if request.choice.single is None:
+            raise ConfigError("the option 'table' is missing", hint='spark.read takes one table: .option("table", "public.orders")')
+        table = _inspect_table(request)
+        found = _chosen(change_schema(table), request)
+        _check_same(found, schema, f"table {request.choice.single}")
+        return CurrentRowsReader(request, table, found)
 
 
 class ControlSource(DataSource):
@@ -87,11 +83,32 @@ class ControlSource(DataSource):
         return ControlStreamReader(self.options)
 
 
-def _check_names(table: TableSchema) -> None:
-    reserved = sorted(METADATA_NAMES.intersection(table.column_names))
+def _inspect_table(request: SourceRequest) -> TableSchema:
+    """The one table that is asked for, as it is now."""
+    settings = request.capture()
+    with connect(settings.address) as connection:
+        (table,) = choose_tables(connection, request)
+        found = inspect_schema(connection, table, settings.types, settings.publication)
+    reserved = sorted(METADATA_NAMES.intersection(found.column_names))
     if reserved:
         raise UnsupportedTableError(
-            f"table {table.name} has a column named {reserved[0]!r}, a name that changes need for themselves", hint="rename the column"
+            f"table {found.name} has a column named {reserved[0]!r}, a name that changes need for themselves", hint="rename the column"
+        )
+    return found
+
+
+def _chosen(schema: pa.Schema, request: SourceRequest) -> pa.Schema:
+    for name in request.columns:
+        if name not in schema.names:
+            raise ConfigError(f"table {request.choice} has no column {name!r}", hint=f"it has: {', '.join(schema.names)}")
+    return pa.schema([schema.field(name) for name in request.columns]) if request.columns else schema
+
+
+def _check_same(found: pa.Schema, schema: StructType, what: str) -> None:
+    if _spark_schema(found) != schema:
+        raise SchemaChangedError(
+            f"{what} does not have the shape that the query was built with",
+            hint="build the query anew with .load(), and give it no schema of its own",
         )
 
 

@@ -15,27 +15,20 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
 from penstock.capture.following import SpoolFollower
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.spooling import SpoolCapture
-from penstock.errors import ConnectionLostError, SpoolGapError
+from penstock.errors import ConnectionLostError
 from penstock.position import Position
 from penstock.postgres.connection import connect
 from penstock.postgres.slot import current_position
-from penstock.schema import TableName
 from penstock.spark.admission import Admission, ReadMaxRows, SupportsTriggerAvailableNow
-from penstock.spark.changes import plan_tasks, read_changes
-from penstock.spark.worker import settle_worker
-from penstock.spool.consumers import release
-from penstock.spool.reader import FileSlice, SpoolReader
-from penstock.spool.values import check_values
+from penstock.spool.reader import SpoolReader
 
 _LINGER_SECONDS = 0.2
 _CATCH_UP_SECONDS = 3600.0
@@ -75,9 +68,8 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         record, and confirming such a place would lose that transaction.
         """
         with connect(CaptureSettings.from_options(self._options).address) as connection:
-            self._goal = current_position(connection)
-        # On a quiet database, the goal is reached when the server has vouched for it.
-        self._options.setdefault("quietseconds", str(_AVAILABLE_NOW_QUIET_SECONDS))
+            goal = current_position(connection)
+        self._end_at(goal if self._goal is None else min(goal, self._goal))
 
     def latestOffset(self, start: Mapping[str, str] | None = None, limit: Any = None) -> dict[str, str]:
         """The first call after a finished batch, and the only one that acknowledges it. Never goes back, whatever the spool holds."""
@@ -95,7 +87,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             return self._offset(reached)  # asked first: its first segment may come at any moment, and begins where it begins
         first = self._first(spool, reached)
         admission = self._admission.under(limit)
-        planned = spool.limit(first, max_rows=admission.rows, max_bytes=admission.bytes)
+        planned = spool.limit(first, max_rows=admission.rows, max_bytes=admission.bytes, max_transactions=admission.transactions)
         if self._goal is not None:
             planned = min(planned, _segment_end_at(spool, self._goal) or planned)
         return self._offset(planned if planned > first else reached)
@@ -115,6 +107,11 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     def stop(self) -> None:
         if self._capture is not None:
             self._capture.stop()
+
+    def _end_at(self, goal: Position) -> None:
+        """Read nothing beyond the segment that holds `goal`. On a quiet database, it is reached when the server has vouched for it."""
+        self._goal = goal
+        self._options.setdefault("quietseconds", str(_AVAILABLE_NOW_QUIET_SECONDS))
 
     def _offset(self, position: Position) -> dict[str, str]:
         """Spark compares offsets as JSON text: one order of keys, one spelling."""
@@ -204,49 +201,3 @@ class ControlStreamReader(SpoolStreamReader):
         """The pipeline looks for holes, by what its targets hold; a checkpoint older than the spool is no reason to stop."""
         begin = spool.start
         return begin if begin is not None and reached < begin else reached
-
-
-@dataclass
-class SlicePartition(InputPartition):
-    """Some files, or parts of them, in order; read by one task."""
-
-    slices: tuple[FileSlice, ...]
-
-
-class ChangeStreamReader(SpoolStreamReader):
-    """The typed changes of one table. What Spark has committed is released to the capture."""
-
-    def __init__(self, options: Mapping[str, str], table: TableName, consumer: str, schema: pa.Schema) -> None:
-        super().__init__(options)
-        self._table = table
-        self._consumer = consumer
-        self._schema = schema
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, SlicePartition)
-        settle_worker()
-        return read_changes(partition.slices, self._schema)
-
-    def _prepare(self, settings: CaptureSettings, finished: Position) -> None:
-        # Before the capture starts, so that it can tell whether the slot has moved past what this query holds.
-        release(settings.spool, self._consumer, finished)
-
-    def _acknowledge(self, position: Position) -> None:
-        release(CaptureSettings.from_options(self._options).spool, self._consumer, position)
-
-    def _first(self, spool: SpoolReader, reached: Position) -> Position:
-        """A query that has never run begins where the spool begins, or where an earlier query of the same consumer has got to."""
-        begin = super()._first(spool, reached)
-        return begin if reached > Position.ZERO else max(begin, release(spool.root, self._consumer, Position.ZERO))
-
-    def _plan(self, spool: SpoolReader, start: Position, end: Position) -> Sequence[InputPartition]:
-        if start >= end:
-            raise SpoolGapError(
-                f"the batch up to {end} cannot be repeated: what is left of its changes begins at {start}",
-                hint="start the query anew, with a new checkpoint and into a new target",
-            )
-        changes = spool.read(start, end).tables.get(self._table)
-        if changes is None:
-            return []
-        check_values(self._table, changes.slices, refuse_inexact=CaptureSettings.from_options(self._options).types.refuses_inexact)
-        return [SlicePartition(task) for task in plan_tasks(changes.slices)]

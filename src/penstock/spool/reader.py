@@ -6,6 +6,7 @@ before are parsed. Segments may vanish, and the whole spool may be deleted and c
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,8 +63,10 @@ class SpoolReader:
             stretches = self._cover(start, end)
         return slice_range(self._layout, start, end, stretches)
 
-    def limit(self, start: Position, *, max_rows: int | None = None, max_bytes: int | None = None) -> Position:
-        """The furthest segment end after `start` up to which rows and bytes stay within the limits; at least one segment.
+    def limit(
+        self, start: Position, *, max_rows: int | None = None, max_bytes: int | None = None, max_transactions: int | None = None
+    ) -> Position:
+        """The furthest segment end after `start` up to which all counts stay within their limits; at least one segment.
 
         `start` itself if nothing is there after it. `SpoolGapError` if there is, but not from `start` on.
         """
@@ -71,12 +74,12 @@ class SpoolReader:
         if end is None or end <= start:
             return start
         self._cover(start, Position.of(start.value + 1))
-        reached, rows, size_bytes = start, 0, 0
+        reached, counts = start, [0, 0, 0]
+        limits = [math.inf if limit is None else limit for limit in (max_rows, max_bytes, max_transactions)]
         for stretch in self._ground.walk(start):
-            rows += stretch.segment.rows
-            size_bytes += stretch.segment.bytes
-            is_over = (max_rows is not None and rows > max_rows) or (max_bytes is not None and size_bytes > max_bytes)
-            if is_over and reached > start:
+            found = (stretch.segment.rows, stretch.segment.bytes, stretch.segment.transactions)
+            counts = [count + more for count, more in zip(counts, found, strict=True)]
+            if reached > start and any(count > limit for count, limit in zip(counts, limits, strict=True)):
                 break
             reached = stretch.segment.end
         return reached

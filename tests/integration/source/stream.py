@@ -123,7 +123,7 @@ class ChangeSource:
         if self.address.password is not None:
             options["password"] = self.address.password.reveal()
         # Segments at once, and quiet ground soon: tests wait for both.
-        return {**options, "table": "public.orders", "quietSeconds": "0.5"}
+        return {**options, "table": "public.orders", "quietSeconds": "0.5", "startingPosition": "slot"}
 
     def reader(self, options: dict[str, str] | None = None, *, spark: SparkSession | None = None) -> DataStreamReader:
         return (spark or self.spark).readStream.format("postgres-cdc").options(**{**self.options, **(options or {})})

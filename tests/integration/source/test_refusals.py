@@ -25,9 +25,9 @@ def refuse(number: int) -> None:
     [
         ({"table": "public.nothing"}, "PEN-1401", "public.nothing"),
         ({"table": "orders"}, "PEN-1001", "'table'"),
-        ({"table": ""}, "PEN-1001", "'table' is missing"),
-        ({"slot": ""}, "PEN-1001", "'slot' is missing"),
-        ({"spool": ""}, "PEN-1001", "'spool' is missing"),
+        ({"tables": "public.orders"}, "PEN-1001", "both given"),
+        ({"slot": "Orders"}, "PEN-1001", "'Orders'"),
+        ({"maxRowPerBatch": "5"}, "PEN-1001", "maxRowsPerBatch"),
         ({"dsn": ""}, "PEN-1001", "'dsn' is missing"),
         ({"dsn": "nonsense"}, "PEN-1001", "connection string"),
         ({"dsn": "postgresql://cdc@127.0.0.1:1/x"}, "PEN-1101", "cdc@127.0.0.1:1/x"),
@@ -86,7 +86,7 @@ def test_failure_of_the_capture_reaches_the_query_with_its_code(source: ChangeSo
     assert error.hint
 
 
-def test_slot_that_was_made_anew_is_a_hole_although_the_spool_is_gone_too(source: ChangeSource) -> None:
+def test_slot_that_is_gone_is_a_hole_although_the_spool_is_gone_too(source: ChangeSource) -> None:
     run = source.start()
     source.insert(1, 3)
     run.wait_for_rows(3)
@@ -94,6 +94,10 @@ def test_slot_that_was_made_anew_is_a_hole_although_the_spool_is_gone_too(source
     source.drop_slot()
     source.delete_spool()
     source.insert(4, 6)
+    failed = source.start()
+    assert "PEN-1201" in failed.wait_for_failure()
+    assert failed.rows == []
+    source.provision()
     failed = source.start()
     assert "PEN-1205" in failed.wait_for_failure()
     assert failed.rows == []

@@ -8,6 +8,17 @@ SELECT current_setting('wal_level'), current_setting('server_version_num')::int,
 -- name: current_lsn
 SELECT pg_catalog.pg_current_wal_flush_lsn()::text
 
+-- name: insert_lsn
+SELECT pg_catalog.pg_current_wal_insert_lsn()::text
+
+-- name: snapshot_xmin
+SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint & 4294967295
+
+-- name: chunk_readers
+SELECT count(*)
+FROM pg_catalog.pg_stat_activity a
+WHERE a.datname = pg_catalog.current_database() AND a.usename = current_user AND a.application_name = 'penstock snapshot'
+
 -- name: slot
 -- Columns that came after Postgres 13 are read through JSON, where a missing one is NULL.
 SELECT s.restart_lsn::text, s.confirmed_flush_lsn::text, d.newer ->> 'invalidation_reason',

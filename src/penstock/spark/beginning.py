@@ -1,0 +1,79 @@
+"""How a new query begins: which tables it reads, publication and slot for them, and whether a position can still be had."""
+
+from __future__ import annotations
+
+from penstock.capture.continuity import check_continuity
+from penstock.capture.provision import ensure_capture
+from penstock.capture.settings import CaptureSettings
+from penstock.errors import ConfigError, NoTablesError, SlotMissingError
+from penstock.position import Position
+from penstock.postgres.catalog import CatalogTable, inspect_tables
+from penstock.postgres.connection import Connection, connect
+from penstock.postgres.horizon import insert_position
+from penstock.postgres.publication import inspect_publication, inspect_relations
+from penstock.postgres.slot import inspect_slot
+from penstock.spark.request import SourceRequest
+from penstock.spool.identity import load_identity
+from penstock.spool.reader import SpoolReader
+
+
+def choose_tables(connection: Connection, request: SourceRequest) -> list[CatalogTable]:
+    """The tables of now that the query reads, in name order."""
+    found = [table for table in inspect_tables(connection) if request.choice.selects(table.name)]
+    settings = request.capture()
+    if not request.choice.patterns:
+        relations = inspect_relations(connection, settings.publication, [table.name for table in found])
+        published = {relation.name for relation in relations if relation.is_published}
+        found = [table for table in found if table.name in published]
+    if not found:
+        raise _no_tables(connection, request, settings)
+    return found
+
+
+def ensure_source(request: SourceRequest) -> None:
+    """Publication, then slot. A slot that is gone is not made anew where one has been read before: the capture then says what is lost."""
+    settings = request.capture()
+    with connect(settings.address) as connection:
+        slot = inspect_slot(connection, settings.slot)
+        tables = [table.name for table in choose_tables(connection, request)]
+    if slot is not None or load_identity(settings.spool) is None:
+        ensure_capture(settings.address, settings.slot, settings.publication, tables, failover=settings.failover)
+
+
+def begin_now(settings: CaptureSettings) -> Position:
+    """Call it when the slot is there."""
+    with connect(settings.address) as connection:
+        return insert_position(connection)
+
+
+def check_start(settings: CaptureSettings, start: Position) -> None:
+    """Raise unless every change after `start` can still be had."""
+    with connect(settings.address) as connection:
+        slot, server = inspect_slot(connection, settings.slot), insert_position(connection)
+    if start > server:
+        raise ConfigError(
+            f"the option 'startingPosition' is {start}, and the server's log reaches only to {server}",
+            hint="use now to begin at the end of the log",
+        )
+    if slot is None:
+        raise SlotMissingError(
+            f"nothing after {start} can be had: there is no slot {settings.slot}",
+            hint="use snapshot or now, which make the slot, or name another one by the option slot",
+        )
+    spool = SpoolReader(settings.spool)
+    ground = (spool.start, spool.end) if spool.start is not None and spool.end is not None else None
+    check_continuity(start, ground, slot.confirmed, settings.slot)
+
+
+def _no_tables(connection: Connection, request: SourceRequest, settings: CaptureSettings) -> NoTablesError:
+    place = settings.address.describe()
+    if request.choice.single is not None:
+        return NoTablesError(f"there is no table {request.choice.single} in {place}", hint="check the option 'table'; case counts")
+    if request.choice.patterns:
+        return NoTablesError(f"no table in {place} is one of {request.choice}", hint="check the option 'tables'; case counts")
+    if inspect_publication(connection, settings.publication) is None:
+        return NoTablesError(
+            f"neither table nor tables is given, and there is no publication {settings.publication} in {place}",
+            hint='add .option("table", "public.orders"), .option("tables", "public.*"), or the name of a publication that is there',
+        )
+    return NoTablesError(f"the publication {settings.publication} in {place} holds no table", hint="add tables to it")

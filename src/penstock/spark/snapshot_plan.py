@@ -1,0 +1,135 @@
+"""The plan of a stream's snapshot: which blocks of which heaps are read, in which order, and how that goes on after the snapshot was lost.
+
+A plan is a list of steps; an offset says how many of them are done. The plan outlives the process that made it, in a file of the spool, so
+that a batch can be repeated and finished steps are not taken again. It says nothing of snapshots by name: these die with their connection.
+
+When a snapshot is lost, the steps that are left are taken under a new one, later than the fence. Nothing is missed by that, since live
+changes begin at the fence all the same; but a row may have moved, between the two snapshots, from a block that is still to be read to one
+that has been read, and if a part of it lies out of line (TOAST), no change carries that part. So a renewed plan ends with a second look at
+all blocks that were read before: only for rows written since the fence, of which there are few. A heap that was rewritten meanwhile is read
+again as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from penstock.errors import SpoolCorruptError
+from penstock.position import Position
+from penstock.schema import TableName
+from penstock.spool import storage
+from penstock.spool.manifest import parse_document
+
+_FORMAT = 1
+ROW_BYTES = 64
+"""What a row is taken for, in bytes of heap, where batches are bounded by rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heap:
+    """An ordinary table, or a partition of `table`."""
+
+    table: TableName
+    oid: int
+    filenode: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Blocks `first` to `last` (exclusive; None: to the end) of one heap. `is_second`: only rows written since the fence."""
+
+    heap: Heap
+    first: int
+    last: int | None
+    heap_bytes: int
+    is_second: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPlan:
+    """`horizon` is the oldest transaction that the first snapshot did not see the end of: rows written since carry it, or a later one."""
+
+    fence: Position
+    horizon: int
+    steps: tuple[Step | None, ...]
+    """None where a step has become void."""
+    renewals: int = 0
+
+    def admit(self, done: int, max_rows: int | None, max_bytes: int | None) -> int:
+        """How many steps may be done after the next batch; at least one more, if there is one."""
+        limits = [limit for limit in (max_bytes, max_rows * ROW_BYTES if max_rows is not None else None) if limit is not None]
+        limit, total = min(limits, default=None), 0
+        for number in range(done, len(self.steps)):
+            step = self.steps[number]
+            total += step.heap_bytes if step is not None and not step.is_second else 0
+            if limit is not None and total > limit and number > done:
+                return number
+        return len(self.steps)
+
+    def renew(self, done: int, heaps: Mapping[int, Sequence[Step]]) -> SnapshotPlan:
+        """What follows the first `done` steps under a new snapshot. `heaps` holds the steps that each heap would have now, by its OID.
+
+        It is never shorter than it was: a batch that was planned before reaches to the same number.
+        """
+        rewritten = {step.heap.oid for step in self.steps if step is not None and not _stands(step.heap, heaps)}
+        left = [step for step in self.steps[done:] if step is not None and not step.is_second and step.heap.oid not in rewritten]
+        anew = [step for oid in sorted(rewritten) for step in heaps.get(oid, ())]
+        taken = [step for step in self.steps[:done] if step is not None and not step.is_second and step.heap.oid not in rewritten]
+        second = [replace(step, is_second=True) for step in taken]
+        steps = (*self.steps[:done], *left, *anew, *second)
+        void = (None,) * max(0, len(self.steps) - len(steps))
+        return replace(self, steps=steps + void, renewals=self.renewals + 1)
+
+
+def _stands(heap: Heap, heaps: Mapping[int, Sequence[Step]]) -> bool:
+    return any(step.heap.filenode == heap.filenode for step in heaps.get(heap.oid, ()))
+
+
+def store_plan(root: Path, consumer: str, plan: SnapshotPlan) -> None:
+    """Durable when it returns."""
+    heaps = list(dict.fromkeys(step.heap for step in plan.steps if step is not None))
+    places = {heap: place for place, heap in enumerate(heaps)}
+    document = {
+        "format": _FORMAT,
+        "consumer": consumer,
+        "fence": str(plan.fence),
+        "horizon": plan.horizon,
+        "renewals": plan.renewals,
+        "heaps": [[str(heap.table), heap.oid, heap.filenode] for heap in heaps],
+        "steps": [None if step is None else _step_document(step, places[step.heap]) for step in plan.steps],
+    }
+    storage.replace_bytes(_path(root, consumer), json.dumps(document, separators=(",", ":")).encode())
+
+
+def load_plan(root: Path, consumer: str) -> SnapshotPlan | None:
+    path = _path(root, consumer)
+    data = storage.read_bytes(path)
+    if data is None:
+        return None
+    document = parse_document(data, where=f"snapshots/{path.name}")
+    try:
+        heaps = [Heap(TableName.parse(table), oid, filenode) for table, oid, filenode in document["heaps"]]
+        steps = tuple(None if step is None else _parse_step(step, heaps) for step in document["steps"])
+        return SnapshotPlan(Position.parse(document["fence"]), int(document["horizon"]), steps, int(document["renewals"]))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise SpoolCorruptError(
+            f"snapshots/{path.name} holds no plan", hint="start the query anew, with a new checkpoint and into a new target"
+        ) from error
+
+
+def _step_document(step: Step, place: int) -> list[Any]:
+    return [place, step.first, step.last, step.heap_bytes, int(step.is_second)]
+
+
+def _parse_step(document: Sequence[Any], heaps: Sequence[Heap]) -> Step:
+    place, first, last, heap_bytes, is_second = document
+    return Step(heaps[place], int(first), None if last is None else int(last), int(heap_bytes), bool(is_second))
+
+
+def _path(root: Path, consumer: str) -> Path:
+    return root / "snapshots" / f"{quote(consumer, safe='')}.json"

@@ -1,0 +1,199 @@
+"""The snapshot of a stream, as seen from the reader's process: it takes the snapshot, holds it, and hands out its blocks to tasks.
+
+Publication and slot must be there before. The exported snapshot lives as long as its connection here; tasks import it by name. See
+`SnapshotPlan` for what happens when it is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from penstock.change import CHANGE_TYPE, COMMIT_VERSION, METADATA_FIELDS, ORDINAL, XID, ChangeType, change_schema
+from penstock.errors import SnapshotLostError, SpoolGapError, TableWithoutKeyError
+from penstock.position import Position
+from penstock.postgres.catalog import CatalogTable, inspect_schemas
+from penstock.postgres.chunks import Chunk, plan_chunks, read_chunk
+from penstock.postgres.connection import Connection, SourceAddress, connect
+from penstock.postgres.exported import ExportedSnapshot, export_snapshot
+from penstock.postgres.horizon import inspect_filenodes, inspect_horizon, written_since
+from penstock.schema import TableSchema
+from penstock.spark.request import SourceRequest
+from penstock.spark.snapshot_plan import Heap, SnapshotPlan, Step, load_plan, store_plan
+
+_log = logging.getLogger(__name__)
+
+_ORDINALS_PER_STEP = 1 << 40
+"""Places of the rows of one step; far more than a heap of 2³² blocks has room for."""
+_ANEW = "start the query anew, with a new checkpoint and into a new target"
+
+FindTables = Callable[[Connection], list[CatalogTable]]
+CheckSchema = Callable[[TableSchema], None]
+
+
+@dataclass
+class ChunkPartition(InputPartition):
+    """One step of a snapshot; read by one task, on any machine that reaches the source."""
+
+    address: SourceAddress
+    snapshot: str
+    chunk: Chunk
+    fence: int | None
+    """None where there is no position, as in a batch."""
+    number: int
+    refuse_inexact: bool
+
+
+class StreamSnapshot:
+    """One consumer's snapshot. Used by one thread, that of Spark's calls."""
+
+    def __init__(self, request: SourceRequest, find_tables: FindTables, check_schema: CheckSchema) -> None:
+        self._request = request
+        self._settings = request.capture()
+        self._find_tables = find_tables
+        self._check_schema = check_schema
+        self._stack = ExitStack()
+        self._held: ExportedSnapshot | None = None
+        self._held_since = 0.0
+        self._plan: SnapshotPlan | None = None
+        self._chunks: dict[int, Chunk] = {}
+        """By heap: a chunk to make others of."""
+
+    def begin(self) -> SnapshotPlan:
+        """Take a snapshot and plan how to read it; both anew, whatever there was before."""
+        exported = self._export()
+        steps = [step for heap in self._look().values() for step in heap]
+        with connect(self._settings.address) as connection:
+            horizon = inspect_horizon(connection, exported.name)
+        return self._keep(SnapshotPlan(exported.fence, horizon, tuple(steps)))
+
+    def plan(self, fence: Position) -> SnapshotPlan:
+        """The plan of the snapshot at `fence`, which this process or an earlier one made."""
+        if self._plan is None:
+            self._plan = load_plan(self._settings.spool, self._request.consumer)
+        if self._plan is None or self._plan.fence != fence:
+            raise SpoolGapError(
+                f"the plan of the snapshot at {fence} is not in the spool at {self._settings.spool}, so it cannot be finished", hint=_ANEW
+            )
+        return self._plan
+
+    def knows(self, fence: Position) -> bool:
+        """Whether there is a plan of a snapshot at `fence`."""
+        found = self._plan or load_plan(self._settings.spool, self._request.consumer)
+        return found is not None and found.fence == fence
+
+    def partitions(self, fence: Position, done: int, upto: int | None) -> list[ChunkPartition]:
+        """The steps after the first `done`, up to `upto` of them, or all there are. Every one before has been committed by Spark."""
+        plan = self.plan(fence)
+        if not self._is_fit(plan, done, upto):
+            plan = self._renew(plan, done)
+        assert self._held is not None
+        found = []
+        for number in range(done, len(plan.steps) if upto is None else upto):
+            step = plan.steps[number]
+            if step is not None:
+                found.append(self._partition(plan, step, number, self._held.name))
+        return found
+
+    def close(self) -> None:
+        """Let the source go. Called when the last step is committed, and when the process ends."""
+        self._held = None
+        self._stack.close()
+
+    def _partition(self, plan: SnapshotPlan, step: Step, number: int, snapshot: str) -> ChunkPartition:
+        template = self._chunks[step.heap.oid]
+        conditions = [template.row_filter] if template.row_filter is not None else []
+        if step.is_second:
+            conditions.append(written_since(plan.horizon))
+        row_filter = " AND ".join(f"({condition})" for condition in conditions) if conditions else None
+        chunk = replace(template, first=step.first, last=step.last, heap_bytes=step.heap_bytes, row_filter=row_filter)
+        refuse_inexact = self._settings.types.refuses_inexact
+        return ChunkPartition(self._settings.address, snapshot, chunk, plan.fence.value, number, refuse_inexact)
+
+    def _is_fit(self, plan: SnapshotPlan, done: int, upto: int | None) -> bool:
+        """Whether the snapshot that is held can serve the next batch."""
+        if self._held is None:
+            return False
+        is_old = time.monotonic() - self._held_since > self._request.hold_seconds
+        if is_old and done > 0 and all(chunk.schema.key for chunk in self._chunks.values()):
+            return False
+        wanted = {step.heap for step in plan.steps[done:upto] if step is not None}
+        try:
+            with connect(self._settings.address) as connection:
+                inspect_horizon(connection, self._held.name)
+                filenodes = inspect_filenodes(connection, [heap.oid for heap in wanted])
+        except SnapshotLostError:
+            return False
+        return all(filenodes.get(heap.oid) == heap.filenode for heap in wanted)
+
+    def _renew(self, plan: SnapshotPlan, done: int) -> SnapshotPlan:
+        exported = self._export()
+        steps = self._look()
+        _log.warning(
+            "snapshot renewed", extra={"fence": str(plan.fence), "now": str(exported.fence), "steps_done": done, "steps": len(plan.steps)}
+        )
+        for chunk in self._chunks.values():
+            if not chunk.schema.key:
+                raise TableWithoutKeyError(
+                    f"the snapshot of table {chunk.schema.name} was interrupted, and the table has no key by which rows that come twice "
+                    "could be told",
+                    hint=_ANEW,
+                )
+        return self._keep(plan.renew(done, steps))
+
+    def _keep(self, plan: SnapshotPlan) -> SnapshotPlan:
+        store_plan(self._settings.spool, self._request.consumer, plan)
+        self._plan = plan
+        return plan
+
+    def _export(self) -> ExportedSnapshot:
+        self.close()
+        self._held = self._stack.enter_context(export_snapshot(self._settings.address))
+        self._held_since = time.monotonic()
+        return self._held
+
+    def _look(self) -> dict[int, list[Step]]:
+        """The steps that each heap would have now."""
+        steps: dict[int, list[Step]] = {}
+        with connect(self._settings.address) as connection:
+            tables = self._find_tables(connection)
+            schemas = inspect_schemas(connection, tables, self._settings.types, self._settings.publication)
+            for table in tables:
+                schema = schemas[table.name]
+                self._check_schema(schema)
+                for chunk in plan_chunks(connection, table, schema, self._request.chunk_bytes, self._settings.publication):
+                    heap = Heap(table.name, chunk.heap_oid, chunk.filenode)
+                    steps.setdefault(heap.oid, []).append(Step(heap, chunk.first, chunk.last, chunk.heap_bytes))
+                    self._chunks[heap.oid] = chunk
+        return steps
+
+
+def read_snapshot(partition: ChunkPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one step, as changes: each a `snapshot` at the fence."""
+    schema = change_schema(partition.chunk.schema)
+    ordinal = partition.number * _ORDINALS_PER_STEP
+    chunk, snapshot = partition.chunk, partition.snapshot
+    for batch in read_chunk(partition.address, snapshot, chunk, refuse_inexact=partition.refuse_inexact):
+        columns = [*batch.columns[:-1], *_metadata(batch.num_rows, partition.fence, ordinal), batch.columns[-1]]
+        ordinal += batch.num_rows
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _metadata(rows: int, fence: int | None, ordinal: int) -> Sequence[pa.Array]:
+    """All but `_exact`, which the chunk has. When a row was committed, and by whom, its table does not say."""
+    known = {CHANGE_TYPE: ChangeType.SNAPSHOT.value, COMMIT_VERSION: fence, XID: 0}
+    arrays = []
+    for field in METADATA_FIELDS[:-1]:
+        if field.name == ORDINAL:
+            arrays.append(pa.array(range(ordinal, ordinal + rows), field.type))
+        elif field.name in known:
+            arrays.append(pa.repeat(pa.scalar(known[field.name], field.type), rows))
+        else:
+            arrays.append(pa.nulls(rows, field.type))
+    return arrays

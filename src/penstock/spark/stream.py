@@ -1,0 +1,195 @@
+"""The streams that users read: the changes of one table, typed, or of many, as envelopes; with a snapshot first.
+
+Where a new query begins, `startingPosition` says, and the first offset keeps it: Spark may repeat the first batch in another process. A
+snapshot comes in batches of blocks, read under an exported snapshot that this process holds; then the changes after its fence, from the
+spool. The order that makes it whole is publication, slot, fence: all that commits after the fence is in the slot, and stays there until
+Spark has committed it, since this consumer's release is the fence as long as the snapshot lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from penstock.capture.settings import CaptureSettings
+from penstock.change import change_schema
+from penstock.errors import SpoolGapError
+from penstock.position import Position
+from penstock.schema import TableSchema
+from penstock.spark import options as declared
+from penstock.spark.admission import Admission, ReadAllAvailable
+from penstock.spark.beginning import begin_now, check_start, choose_tables, ensure_source
+from penstock.spark.changes import check_shape, plan_tasks, read_changes, read_envelopes
+from penstock.spark.envelope import to_envelopes
+from penstock.spark.offsets import ChangeOffset
+from penstock.spark.reader import SpoolStreamReader
+from penstock.spark.request import SourceRequest
+from penstock.spark.snapshots import ChunkPartition, StreamSnapshot, read_snapshot
+from penstock.spark.worker import settle_worker
+from penstock.spool.consumers import release
+from penstock.spool.reader import FileSlice, SpoolReader
+from penstock.spool.values import check_values
+
+
+@dataclass
+class SlicePartition(InputPartition):
+    """Some files, or parts of them, in order; read by one task."""
+
+    slices: tuple[FileSlice, ...]
+
+
+class ChangeStreamReader(SpoolStreamReader):
+    """The changes of the chosen tables. What Spark has committed is released to the capture. Subclasses say what a row looks like."""
+
+    def __init__(self, request: SourceRequest) -> None:
+        super().__init__(request.options)
+        self._request = request
+        self._admission = request.admission
+        self._last = ChangeOffset.INITIAL
+        self._begun: ChangeOffset | None = None
+        self._snapshot: StreamSnapshot | None = None
+        if request.end is not None:
+            self._end_at(request.end)
+
+    # Spark's API ------------------------------------------------------------------------------------------------------------
+
+    def latestOffset(self, start: Mapping[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:
+        reached = ChangeOffset.parse(start) if start is not None else self._last
+        if reached == ChangeOffset.INITIAL:
+            self._begun = self._begun or self._begin(limit)
+            if self._begun != reached:
+                return self._begun.to_document()
+        if reached.chunk is not None:
+            return self._admitted(reached, limit).to_document()
+        if self._snapshot is not None:  # its last batch is finished
+            self._snapshot.close()
+        return super().latestOffset(start, limit)
+
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
+        first, last = ChangeOffset.parse(start), ChangeOffset.parse(end)
+        self._last, self._planned = last, last.position
+        if first == last:
+            return []
+        if first == ChangeOffset.INITIAL and self._request.start == declared.SLOT:
+            return super().partitions(start, end)
+        if first == ChangeOffset.INITIAL or first.chunk is not None:
+            self._running(last.position)
+            return self._steps(first, last)
+        return super().partitions(start, end)
+
+    def stop(self) -> None:
+        super().stop()
+        if self._snapshot is not None:
+            self._snapshot.close()
+
+    # the beginning --------------------------------------------------------------------------------------------------------------
+
+    def _begin(self, limit: Any) -> ChangeOffset:
+        """What the first batch ends at: the place where the query begins, or the first blocks of a snapshot."""
+        request, settings = self._request, self._request.capture()
+        start = request.start
+        if isinstance(start, Position):
+            check_start(settings, start)
+        ensure_source(request)
+        if start == declared.SLOT:
+            return ChangeOffset.INITIAL
+        if start == declared.NOW:
+            start = begin_now(settings)
+        if isinstance(start, Position):
+            self._running(start)
+            return ChangeOffset(start)
+        self._running(Position.ZERO)
+        plan = self._snapshots.begin()
+        release(settings.spool, request.consumer, plan.fence)
+        return self._admitted(ChangeOffset(plan.fence, 0), limit)
+
+    def _admitted(self, reached: ChangeOffset, limit: Any) -> ChangeOffset:
+        """The end of the next batch of blocks."""
+        assert reached.chunk is not None
+        capture, _ = self._running(reached.position)
+        capture.wait_until(Position.ZERO, 0.0)  # raises what ended it, if it has ended
+        plan = self._snapshots.plan(reached.position)
+        admission = Admission(None, None) if isinstance(limit, ReadAllAvailable) else self._request.snapshot_admission
+        upto = plan.admit(reached.chunk, admission.rows, admission.bytes)
+        return ChangeOffset(reached.position, None if upto == len(plan.steps) else upto)
+
+    def _steps(self, first: ChangeOffset, last: ChangeOffset) -> Sequence[InputPartition]:
+        """The blocks of a batch; none if all that it says is where the query begins."""
+        fence = last.position
+        if last.chunk is None and self._request.start != declared.SNAPSHOT and not self._snapshots.knows(fence):
+            return []
+        return self._snapshots.partitions(fence, first.chunk or 0, last.chunk)
+
+    @property
+    def _snapshots(self) -> StreamSnapshot:
+        if self._snapshot is None:
+            request = self._request
+            self._snapshot = StreamSnapshot(request, lambda connection: choose_tables(connection, request), self._check_schema)
+        return self._snapshot
+
+    def _check_schema(self, schema: TableSchema) -> None:
+        """Raise unless tables of this shape may be in the stream."""
+
+    # what the base asks --------------------------------------------------------------------------------------------------------
+
+    def _prepare(self, settings: CaptureSettings, finished: Position) -> None:
+        # Before the capture starts, so that it can tell whether the slot has moved past what this query holds.
+        self._acknowledge(finished)
+
+    def _acknowledge(self, position: Position) -> None:
+        # A position that a person gave may lie inside a commit record, and confirming such a place would lose that commit.
+        safe = Position.ZERO if position == self._request.start else position
+        release(self._request.capture().spool, self._request.consumer, safe)
+
+    def _first(self, spool: SpoolReader, reached: Position) -> Position:
+        """A query that begins with the slot begins where the spool does, or where an earlier query of the same consumer has got to."""
+        begin = super()._first(spool, reached)
+        return begin if reached > Position.ZERO else max(begin, release(spool.root, self._request.consumer, Position.ZERO))
+
+    def _plan(self, spool: SpoolReader, start: Position, end: Position) -> Sequence[InputPartition]:
+        if start >= end:
+            raise SpoolGapError(
+                f"the batch up to {end} cannot be repeated: what is left of its changes begins at {start}",
+                hint="start the query anew, with a new checkpoint and into a new target",
+            )
+        found: list[InputPartition] = []
+        refuse_inexact = self._request.capture().types.refuses_inexact
+        for table, changes in spool.read(start, end).tables.items():
+            if self._request.choice.selects(table):
+                check_values(table, changes.slices, refuse_inexact=refuse_inexact)
+                found += [SlicePartition(task) for task in plan_tasks(changes.slices)]
+        return found
+
+
+class TableStreamReader(ChangeStreamReader):
+    """One table: its own columns, typed, and the metadata of each change."""
+
+    def __init__(self, request: SourceRequest, schema: pa.Schema) -> None:
+        super().__init__(request)
+        self._schema = schema
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        settle_worker()
+        if isinstance(partition, ChunkPartition):
+            return read_snapshot(partition)
+        assert isinstance(partition, SlicePartition)
+        return read_changes(partition.slices, self._schema)
+
+    def _check_schema(self, schema: TableSchema) -> None:
+        check_shape(schema.name, change_schema(schema), self._schema)
+
+
+class EnvelopeStreamReader(ChangeStreamReader):
+    """Many tables: each change with its row as JSON. Shapes may differ, and change, as they like."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        settle_worker()
+        if isinstance(partition, ChunkPartition):
+            schema = partition.chunk.schema
+            return (to_envelopes(batch, schema) for batch in read_snapshot(partition))
+        assert isinstance(partition, SlicePartition)
+        return read_envelopes(partition.slices)

@@ -1,0 +1,159 @@
+"""`spark.read`: the rows of now, in parallel, under one snapshot."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from penstock.spark.holder import hold_snapshot
+from tests.integration.source.stream import ChangeSource, wait_for
+
+pytestmark = pytest.mark.source
+
+TYPES = """
+CREATE TABLE many (
+    id int PRIMARY KEY, word text COLLATE "und-x-icu", amount numeric(12,2), any_amount numeric, at timestamptz, day date, ok boolean,
+    f float8, code char(4)
+)
+"""
+FILL = """
+INSERT INTO many SELECT g, CASE g % 5 WHEN 0 THEN NULL WHEN 1 THEN 'a%b_' || g ELSE 'W' || g END, g / 7.0,
+    CASE g % 11 WHEN 0 THEN 'NaN' ELSE g END,
+    '2024-01-01'::timestamptz + g * interval '1 hour', CASE g % 13 WHEN 0 THEN 'infinity'::date ELSE '2024-01-01'::date + g END, g % 3 = 0,
+    CASE g % 17 WHEN 0 THEN 'NaN' ELSE g END, 'c' || g % 9
+FROM generate_series(1, 500) g
+"""
+FILTERS = [
+    "id = 7",
+    "id <> 7 AND id < 20",
+    "id IN (1, 2, 1000)",
+    "word = 'W7'",
+    "word > 'a'",
+    "word <= 'W3' AND word IS NOT NULL",
+    "word LIKE 'a\\\\%b%'",
+    "word LIKE '%_1'",
+    "word LIKE '%b%'",
+    "word IS NULL",
+    "amount >= 10.00 AND amount < 11",
+    "any_amount > 490",
+    "any_amount IS NULL",
+    "NOT any_amount = 5",
+    "day = date'2024-03-01'",
+    "day IS NULL",
+    "at < timestamp'2024-01-02 00:00:00Z'",
+    "ok",
+    "f > 480",
+    "code = 'c1'",
+    "code = 'c1  '",
+    "id <=> 3",
+]
+
+
+def read(source: ChangeSource, **options: str) -> DataFrame:
+    given = {name: value for name, value in source.options.items() if name in ("dsn", "password", "table")}
+    return source.spark.read.format("postgres-cdc").options(**{**given, **options}).load()
+
+
+def test_rows_of_now_come_in_parallel_from_one_moment(source: ChangeSource) -> None:
+    source.insert(1, 5000)
+    frame = read(source, chunkBytes="8192").select("id", "note")
+    planned = frame.rdd.getNumPartitions()
+    assert planned > 5
+    # Planned, and its snapshot taken; what commits from here on is not in it.
+    source.database.execute("UPDATE orders SET note = 'late'")
+    source.database.execute("DELETE FROM orders WHERE id <= 100")
+    rows = frame.rdd.collect()
+    assert sorted(row["id"] for row in rows) == list(range(1, 5001))
+    assert {row["note"] for row in rows} == {f"n{number}" for number in range(1, 5001)}
+
+
+def test_batch_makes_neither_slot_nor_publication(source: ChangeSource) -> None:
+    source.drop_slot()
+    source.database.execute(f"DROP PUBLICATION {source.slot}")
+    source.insert(1, 3)
+    assert sorted(row["id"] for row in read(source).collect()) == [1, 2, 3]
+    assert source.database.query("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == [(0,)]
+    assert source.database.query("SELECT count(*) FROM pg_publication") == [(0,)]
+
+
+def test_values_are_those_of_the_stream_and_say_that_they_are_a_snapshot(source: ChangeSource) -> None:
+    source.database.execute("CREATE TABLE wide (id int PRIMARY KEY, amount numeric(12,2), at timestamptz, day date, raw bytea)")
+    source.database.execute("INSERT INTO wide VALUES (1, 12.50, '2024-02-29 12:00:00+02', 'infinity', '\\x00ff')")
+    (row,) = read(source, table="public.wide").collect()
+    assert (row["amount"], row["at"].astimezone(UTC), row["day"], bytes(row["raw"])) == (
+        Decimal("12.50"),
+        datetime(2024, 2, 29, 10, tzinfo=UTC),
+        None,
+        b"\x00\xff",
+    )
+    assert (row["_change_type"], row["_commit_version"], row["_exact"]) == ("snapshot", None, {"day": "infinity"})
+    frame = read(source, table="public.wide")
+    assert frame.schema == source.reader({"table": "public.wide"}).load().schema
+
+
+def test_columns_are_chosen_by_name_and_only_these_are_read(source: ChangeSource) -> None:
+    source.database.execute("CREATE TABLE few (id int PRIMARY KEY, secret text, day date)")
+    source.database.execute("INSERT INTO few VALUES (1, 's', '2024-01-01')")
+    role = f"{source.database.name}_few"
+    source.database.execute(f"CREATE ROLE {role} LOGIN")
+    source.database.execute(f"GRANT SELECT (id, day) ON few TO {role}")
+    try:
+        dsn = source.options["dsn"].replace("user=postgres", f"user={role}")
+        assert role in dsn
+        frame = read(source, table="public.few", columns="day, id", dsn=dsn)
+        assert frame.columns == ["day", "id"]
+        assert [tuple(row) for row in frame.collect()] == [(date(2024, 1, 1), 1)]
+    finally:
+        source.database.execute(f"DROP OWNED BY {role}")
+        source.database.execute(f"DROP ROLE {role}")
+    with pytest.raises(PySparkException, match="has no column 'nothing'"):
+        read(source, columns="nothing")
+
+
+def test_filters_reach_the_source_and_never_change_the_result(source: ChangeSource) -> None:
+    source.database.execute(TYPES)
+    source.database.execute(FILL)
+    spark = source.spark
+    whole = spark.createDataFrame(read(source, table="public.many").collect(), read(source, table="public.many").schema).cache()
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        pruned = read(source, table="public.many")
+        columns = [F.col("id")]
+        for condition in FILTERS:
+            wanted = sorted(row["id"] for row in whole.where(condition).select(*columns).collect())
+            assert sorted(row["id"] for row in pruned.where(condition).select(*columns).collect()) == wanted, condition
+            assert wanted, condition
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+        whole.unpersist()
+
+
+def test_snapshot_that_is_gone_is_an_error_and_not_another_moment(source: ChangeSource) -> None:
+    source.insert(1, 3)
+    frame = read(source)
+    assert len(frame.rdd.collect()) == 3
+    held = "SELECT pid FROM pg_stat_activity WHERE application_name = 'penstock holder' AND datname = current_database()"
+    assert source.database.query(held)
+    source.database.execute(f"SELECT pg_terminate_backend(pid) FROM ({held}) h")
+    wait_for(lambda: not source.database.query(held), "end of the holder's sessions")
+    with pytest.raises(Exception, match="PEN-4002"):
+        frame.rdd.collect()
+
+
+def test_holder_ends_when_nobody_reads_or_its_spark_is_gone(source: ChangeSource) -> None:
+    held = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock holder' AND datname = current_database()"
+    name = hold_snapshot(source.address, 3600, idle_seconds=0.5)
+    assert name
+    wait_for(lambda: source.database.query(held) == [(0,)], "end of an idle holder")
+    hold_snapshot(source.address, 0.5, idle_seconds=3600)
+    wait_for(lambda: source.database.query(held) == [(0,)], "end of a holder whose time is over")
+
+
+def test_several_tables_cannot_be_read_at_once(source: ChangeSource) -> None:
+    with pytest.raises(PySparkException, match="PEN-1001"):
+        read(source, table="", tables="public.*").collect()

@@ -1,0 +1,279 @@
+"""A stream that begins with the table as it is: a snapshot at a fence, then every change after it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from pyspark.sql import Row
+
+from penstock.position import Position
+from penstock.spark.options import SNAPSHOT
+from penstock.spark.snapshot_plan import load_plan
+from penstock.spool.consumers import released
+from tests.integration.source.stream import BatchRefusedError, ChangeSource, RunningQuery, wait_for
+
+pytestmark = pytest.mark.source
+
+BLOCK = {"startingPosition": SNAPSHOT, "chunkBytes": "8192", "maxBytesPerBatch": "8192"}
+CONSUMER = "spark-public.orders"
+
+
+def fold(rows: list[Row]) -> dict[int, str | None]:
+    """What is left of all rows: in order, by key."""
+    state: dict[int, str | None] = {}
+    for row in sorted(rows, key=lambda row: (row["_commit_version"], row["_ordinal"])):
+        if row["_change_type"] == "truncate":
+            state.clear()
+        elif row["_change_type"] == "delete":
+            state.pop(row["id"], None)
+        else:
+            kept = row["_unchanged"] is not None and "note" in row["_unchanged"]
+            state[row["id"]] = state[row["id"]] if kept else row["note"]
+    return state
+
+
+def current(source: ChangeSource) -> dict[int, str | None]:
+    return dict(source.database.query("SELECT id, note FROM orders"))
+
+
+def wait_until_equal(source: ChangeSource, *runs: RunningQuery) -> list[Row]:
+    def rows() -> list[Row]:
+        return [row for run in runs for row in run.rows]
+
+    runs[-1].wait_for(lambda: fold(rows()) == current(source), "rows equal to the table")
+    return rows()
+
+
+def snapshot_ids(rows: list[Row]) -> list[int]:
+    return [row["id"] for row in rows if row["_change_type"] == "snapshot"]
+
+
+def fill(source: ChangeSource, rows: int) -> None:
+    """Some blocks of heap, 200 rows in each."""
+    source.database.execute("ALTER TABLE orders SET (autovacuum_enabled = false)")
+    source.insert(1, rows)
+
+
+def test_N01_rows_that_were_there_come_first_and_changes_from_the_fence_on(source: ChangeSource) -> None:
+    fill(source, 1000)
+    held, entered = threading.Event(), threading.Event()
+
+    def hold(number: int) -> None:
+        if number == 1:
+            entered.set()
+            assert held.wait(60)
+
+    run = source.start(hold, **BLOCK)
+    wait_for(entered.is_set, "second batch of the snapshot")
+    # While the rest of the table is still to be read.
+    source.database.execute("UPDATE orders SET note = 'late' WHERE id IN (1, 999)")
+    source.database.execute("DELETE FROM orders WHERE id IN (2, 1000)")
+    source.database.execute("UPDATE orders SET id = 5000 WHERE id = 3")
+    source.insert(2000, 2002)
+    held.set()
+    rows = wait_until_equal(source, run)
+    found = [row for row in rows if row["_change_type"] == "snapshot"]
+    assert sorted(row["id"] for row in found) == list(range(1, 1001))
+    (fence,) = {row["_commit_version"] for row in found}
+    assert all(row["_commit_version"] > fence for row in rows if row["_change_type"] != "snapshot")
+    places = [(row["_commit_version"], row["_ordinal"]) for row in rows]
+    assert len(set(places)) == len(places)
+    assert {(row["_commit_timestamp"], row["_xid"], row["_unchanged"], row["_exact"]) for row in found} == {(None, 0, None, None)}
+    assert len([batch for batch in run.filled if batch.rows[0]["_change_type"] == "snapshot"]) >= 5
+
+
+def test_snapshot_is_the_default_and_needs_neither_slot_nor_publication_before(source: ChangeSource) -> None:
+    source.drop_slot()
+    source.database.execute(f"DROP PUBLICATION {source.slot}")
+    source.insert(1, 3)
+    run = source.start(startingPosition="")
+    assert sorted(row["id"] for row in run.wait_for_rows(3)) == [1, 2, 3]
+    source.insert(4, 4)
+    assert [(row["id"], row["_change_type"]) for row in run.wait_for_rows(4)[3:]] == [(4, "insert")]
+
+
+def test_N05_empty_table_gives_no_row_and_then_its_changes(source: ChangeSource) -> None:
+    run = source.start(startingPosition=SNAPSHOT)
+    run.wait_for(lambda: run.batches, "first batch")
+    source.insert(1, 2)
+    assert [row["_change_type"] for row in run.wait_for_rows(2)] == ["insert", "insert"]
+
+
+def test_N03_after_a_crash_finished_blocks_are_not_read_again_and_the_end_is_right(source: ChangeSource) -> None:
+    source.database.execute("ALTER TABLE orders ALTER note SET STORAGE EXTERNAL")
+    fill(source, 1000)
+    source.database.execute("UPDATE orders SET note = repeat('long', 2000) WHERE id = 900")
+
+    def fail_on_the_third(number: int) -> None:
+        if number == 2:
+            raise BatchRefusedError(f"batch {number}")
+
+    first = source.start(fail_on_the_third, **BLOCK)
+    first.wait_for_failure()
+    source.wait_for_idle_slot()
+    done = snapshot_ids(first.rows)
+    assert done
+    # Rows that move, from blocks still to be read, into the room that the deleted ones leave in blocks that have been; one of them keeps
+    # its long value, so that the change itself does not carry it.
+    source.database.execute("DELETE FROM orders WHERE id = ANY (%s)", done[: len(done) // 2])
+    source.database.execute("VACUUM orders")
+    source.database.execute("UPDATE orders SET id = id WHERE id IN (900, 901)")
+    source.insert(3000, 3001)
+    moved = source.database.query("SELECT (ctid::text::point)[0]::int FROM orders WHERE id = 900")
+    again = source.start(**BLOCK)
+    rows = wait_until_equal(source, first, again)
+    assert moved[0][0] < 3, "the row did not move, so the test shows nothing"
+    repeated = set(snapshot_ids(again.rows)) & set(done)
+    assert repeated == set()
+    plan = load_plan(source.spool, CONSUMER)
+    assert plan is not None
+    assert plan.renewals == 1
+    fences = {row["_commit_version"] for row in rows if row["_change_type"] == "snapshot"}
+    assert fences == {plan.fence.value}
+
+
+def test_batch_of_the_snapshot_that_failed_is_repeated_with_the_same_range(source: ChangeSource) -> None:
+    fill(source, 600)
+
+    def refuse(number: int) -> None:
+        raise BatchRefusedError(f"batch {number}")
+
+    failed = source.start(refuse, **BLOCK)
+    failed.wait_for_failure()
+    planned = failed.offset(0)
+    again = source.start(**BLOCK)
+    wait_until_equal(source, again)
+    assert again.filled[0].number == 0
+    assert again.offset(0) == planned
+    assert sorted(snapshot_ids(again.rows)) == list(range(1, 601))
+
+
+def test_table_rewritten_in_the_middle_is_read_again_and_ends_right(source: ChangeSource) -> None:
+    fill(source, 1000)
+
+    def rewrite(number: int) -> None:
+        if number == 1:
+            source.database.execute("DELETE FROM orders WHERE id <= 500")
+            source.database.execute("VACUUM FULL orders")
+
+    run = source.start(rewrite, **BLOCK)
+    rows = wait_until_equal(source, run)
+    plan = load_plan(source.spool, CONSUMER)
+    assert plan is not None
+    assert plan.renewals >= 1
+    assert set(range(501, 1001)) <= set(snapshot_ids(rows))
+
+
+def test_snapshot_is_held_no_longer_than_allowed(source: ChangeSource) -> None:
+    fill(source, 600)
+    run = source.start(**BLOCK, snapshotHoldSeconds="0")
+    wait_until_equal(source, run)
+    plan = load_plan(source.spool, CONSUMER)
+    assert plan is not None
+    assert plan.renewals >= 1
+    held = "SELECT count(*) FROM pg_replication_slots WHERE temporary AND database = current_database()"
+    run.wait_for(lambda: source.database.query(held) == [(0,)], "end of the snapshot on the source")
+
+
+def test_table_without_a_key_whose_snapshot_was_lost_stops(source: ChangeSource) -> None:
+    source.database.execute("CREATE TABLE keyless (id int, note text)")
+    source.database.execute("ALTER TABLE keyless REPLICA IDENTITY FULL")
+    source.database.execute("INSERT INTO keyless SELECT g, 'n' FROM generate_series(1, 1000) g")
+
+    def fail_on_the_second(number: int) -> None:
+        if number == 1:
+            raise BatchRefusedError(f"batch {number}")
+
+    source.start(fail_on_the_second, **BLOCK, table="public.keyless").wait_for_failure()
+    source.wait_for_idle_slot()
+    assert "PEN-1402" in source.start(**BLOCK, table="public.keyless").wait_for_failure()
+
+
+def test_plan_that_is_gone_is_an_error_and_not_a_shorter_snapshot(source: ChangeSource) -> None:
+    fill(source, 600)
+
+    def fail_on_the_second(number: int) -> None:
+        if number == 1:
+            raise BatchRefusedError(f"batch {number}")
+
+    source.start(fail_on_the_second, **BLOCK).wait_for_failure()
+    source.wait_for_idle_slot()
+    source.delete_spool()
+    assert "PEN-2003" in source.start(**BLOCK).wait_for_failure()
+
+
+def test_source_keeps_what_commits_after_the_fence_until_spark_has_it(source: ChangeSource) -> None:
+    fill(source, 600)
+    held, entered = threading.Event(), threading.Event()
+
+    def hold(number: int) -> None:
+        if number == 1:
+            entered.set()
+            assert held.wait(60)
+
+    run = source.start(hold, **BLOCK)
+    wait_for(entered.is_set, "second batch")
+    source.insert_segments(2, 1, first=2000)
+    plan = load_plan(source.spool, CONSUMER)
+    assert plan is not None
+    assert released(source.spool)[CONSUMER] == plan.fence
+    assert source.confirmed <= plan.fence
+    held.set()
+    wait_until_equal(source, run)
+    run.wait_for(lambda: released(source.spool)[CONSUMER] > plan.fence, "release beyond the fence")
+
+
+def test_new_checkpoint_takes_a_new_snapshot(source: ChangeSource) -> None:
+    source.insert(1, 3)
+    run = source.start(startingPosition=SNAPSHOT)
+    run.wait_for_rows(3)
+    run.finish()
+    source.database.execute("DELETE FROM orders WHERE id = 1")
+    source.checkpoint = source.checkpoint.with_name("another")
+    again = source.start(startingPosition=SNAPSHOT)
+    assert sorted(snapshot_ids(again.wait_for_rows(2))) == [2, 3]
+
+
+def test_now_begins_with_what_commits_from_now_on(source: ChangeSource) -> None:
+    source.insert(1, 3)
+    run = source.start(startingPosition="now")
+    run.wait_for(lambda: run.batches, "first batch")
+    source.insert(4, 5)
+    assert [row["id"] for row in run.wait_for_rows(2)] == [4, 5]
+    run.finish()
+    source.insert(6, 6)
+    assert [row["id"] for row in source.start(startingPosition="now").wait_for_rows(1)] == [6]
+
+
+def test_position_begins_with_the_commit_after_it(source: ChangeSource) -> None:
+    source.insert(1, 1)
+    run = source.start()
+    source.insert(2, 2)
+    rows = run.wait_for_rows(2)
+    run.stop()
+    source.wait_for_idle_slot()
+    position = str(Position.of(rows[0]["_commit_version"]))
+    source.checkpoint = source.checkpoint.with_name("another")
+    again = source.start(startingPosition=position, consumer="another")
+    assert [row["id"] for row in again.wait_for_rows(1)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("position", "code", "words"),
+    [("0/10", "PEN-1205", "cannot be had"), ("FF/0", "PEN-1001", "reaches only to"), ("yesterday", "PEN-1001", "startingPosition")],
+)
+def test_position_that_cannot_be_had_is_refused(source: ChangeSource, position: str, code: str, words: str) -> None:
+    try:
+        error = source.start(startingPosition=position).wait_for_failure()
+    except Exception as raised:  # noqa: BLE001 - a text that is no position is refused at once
+        error = str(raised)
+    assert code in error
+    assert words in error
+
+
+def test_position_without_a_slot_makes_none(source: ChangeSource) -> None:
+    position = str(source.confirmed)
+    source.drop_slot()
+    assert "PEN-1201" in source.start(startingPosition=position).wait_for_failure()
+    assert source.database.query("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", source.slot) == []
