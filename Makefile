@@ -10,8 +10,10 @@ EXTRAS := demo,dev
 
 VENV := .venv
 VENV42 := .venv-spark42
+VENV43 := .venv-spark43
 BIN := $(VENV)/bin
 BIN42 := $(VENV42)/bin
+BIN43 := $(VENV43)/bin
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -28,6 +30,9 @@ install: $(VENV)/.installed ## Make .venv, with .venv/bin/penstock in it (Spark 
 .PHONY: install-spark42
 install-spark42: $(VENV42)/.installed ## Make .venv-spark42, the same with Spark 4.2
 
+.PHONY: install-spark43
+install-spark43: $(VENV43)/.installed ## Make .venv-spark43, the same with Spark 4.3 and Spark Connect
+
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
@@ -39,6 +44,12 @@ $(VENV42)/.installed: pyproject.toml constraints.txt constraints-spark42.txt
 	$(PYTHON) -m venv $(VENV42)
 	awk -F '==' 'FNR == NR { newer[$$1]; print; next } !($$1 in newer)' constraints-spark42.txt constraints.txt > $(VENV42)/constraints.txt
 	$(BIN42)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV42)/constraints.txt --editable '.[$(EXTRAS)]'
+	touch $@
+
+$(VENV43)/.installed: pyproject.toml constraints.txt constraints-spark43.txt
+	$(PYTHON) -m venv $(VENV43)
+	awk -F '==' 'FNR == NR { newer[$$1]; print; next } !($$1 in newer)' constraints-spark43.txt constraints.txt > $(VENV43)/constraints.txt
+	$(BIN43)/python -m pip install --quiet --disable-pip-version-check --constraint $(VENV43)/constraints.txt --editable '.[$(EXTRAS),connect]'
 	touch $@
 
 # --- to see it -----------------------------------------------------------------------------------------------------------
@@ -84,11 +95,11 @@ test-unit: install ## Unit and property tests; seconds
 
 .PHONY: test-quick
 test-quick: install ## Everything but recovery and acceptance
-	$(BIN)/python -m pytest -m 'not recovery and not acceptance' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not recovery and not acceptance and not connect' $(PYTEST_ARGS)
 
 .PHONY: test-capture
 test-capture: install ## Everything that needs no Spark: values, spool, capture, contracts
-	$(BIN)/python -m pytest -m 'not spark and not source and not recovery and not acceptance' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not spark and not source and not recovery and not acceptance and not connect' $(PYTEST_ARGS)
 
 .PHONY: test-spark41
 test-spark41: install ## Source, sinks and pipeline on Spark 4.1
@@ -103,13 +114,18 @@ test-recovery: install ## Kills, lost state, and the whole product as a user run
 test-spark42: install-spark42 ## The tests of the Spark source on Spark 4.2
 	$(BIN42)/python -m pytest -m source $(PYTEST_ARGS)
 
+# Not a part of `make test`: to install this Spark takes longer than the tests do.
+.PHONY: test-spark43
+test-spark43: install-spark43 ## The few tests of the source that run on Spark 4.3, and those over Spark Connect
+	$(BIN43)/python -m pytest -m 'connect or (source and newest)' $(PYTEST_ARGS)
+
 .PHONY: fuzz
 fuzz: install ## Damaged streams for the decoder, FUZZ_CASES of them in FUZZ_PROCESSES processes; hours. FUZZ_ARGS='--subject values': texts
 	$(BIN)/python -m tests.fuzz --cases $(FUZZ_CASES) --processes $(FUZZ_PROCESSES) $(FUZZ_ARGS)
 
 .PHONY: coverage
 coverage: install ## Unit to integration tests with branch coverage
-	$(BIN)/python -m pytest -m 'not recovery and not acceptance' --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not recovery and not acceptance and not connect' --cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
 
 .PHONY: lint
 lint: install ## Style, formatting, the direction of imports, types
@@ -139,5 +155,5 @@ package: install ## Build the wheel and the source distribution into dist/
 
 .PHONY: clean
 clean: ## Remove environments, caches and build results
-	rm -rf $(VENV) $(VENV42) .cache build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(VENV42) $(VENV43) .cache build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

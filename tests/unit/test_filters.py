@@ -60,7 +60,7 @@ ODD = ('odd "name',)
         (In(("id",), (None,)), "false"),
         (IsNotNull(("f",)), '"f" IS NOT NULL'),
         (EqualTo(ODD, "it's"), '"odd ""name" COLLATE "C" = \'it\'\'s\''),
-        (StringStartsWith(ODD, "50%_\\"), "\"odd \"\"name\" COLLATE \"C\" LIKE  E'50\\\\%\\\\_\\\\\\\\%'"),
+        (StringStartsWith(ODD, "50%_\\"), '"odd ""name" COLLATE "C" LIKE  E\'50\\\\%\\\\_\\\\\\\\%\''),
         (StringEndsWith(ODD, "x"), '"odd ""name" COLLATE "C" LIKE \'%x\''),
         (StringContains(ODD, "x"), '"odd ""name" COLLATE "C" LIKE \'%x%\''),
     ],

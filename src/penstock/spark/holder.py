@@ -47,14 +47,16 @@ def hold_snapshot(address: SourceAddress, longest_seconds: float, idle_seconds: 
         process.stdin.write(json.dumps(errand).encode())
         process.stdin.close()
         answer = process.stdout.readline().decode().strip().replace("\\n", "\n")
+    process.wait()
     if not answer or answer.startswith("PEN-"):
-        process.wait()
         raise parse_error(answer) or SnapshotLostError("the process that holds the snapshot ended at once")
     return answer
 
 
 def main() -> None:
     errand = json.loads(sys.stdin.read())
+    if os.fork():
+        os._exit(0)  # whoever started it need not wait for what goes on
     password = errand["password"]
     address = SourceAddress(errand["dsn"], Secret(password) if password else None)
     try:

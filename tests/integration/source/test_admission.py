@@ -130,3 +130,11 @@ def test_limit_of_the_trigger_goes_before_the_option(limit: object, admission: A
 def test_limit_that_is_no_count_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="maxBytesPerBatch"):
         Admission.from_options({"maxBytesPerBatch": text})
+
+
+def test_transactions_bound_a_batch_too(source: ChangeSource) -> None:
+    pile_up(source, segments=5, rows=2)
+    run = source.start(maxTransactionsPerBatch="2")
+    run.wait_for_rows(10)
+    assert sizes(run)[0] == 2  # the batch that had failed
+    assert max(len({row["_commit_version"] for row in batch.rows}) for batch in run.filled) == 2

@@ -11,8 +11,6 @@ from pyspark.sql import Row
 from penstock.spark.options import SNAPSHOT
 from tests.integration.source.stream import ChangeSource
 
-pytestmark = pytest.mark.source
-
 ODD = """
 CREATE TABLE odd (
     id bigint PRIMARY KEY, n numeric, m numeric(12,2), f float4, raw bytea, at timestamptz, plain timestamp, day date,
@@ -46,6 +44,8 @@ def of(rows: list[Row], table: str) -> list[Row]:
     return sorted((row for row in rows if row["_table"] == table), key=lambda row: (row["_commit_version"], row["_ordinal"]))
 
 
+@pytest.mark.source
+@pytest.mark.newest
 def test_tables_come_together_as_exact_json_with_their_snapshot_first_whatever_becomes_of_their_shape(source: ChangeSource) -> None:
     execute = source.database.execute
     execute(ODD)
