@@ -1,10 +1,11 @@
 """Streaming tables that are fed from Postgres. Every run takes in what has committed since the last one, and ends.
 
-`spark` is there: spark-pipelines puts it into the module. Settings come from Spark's configuration, so that they are in one place:
-spark.penstock.dsn, spark.penstock.password (optional), spark.penstock.state (a directory that the executors reach).
+Settings come from the environment of `spark-pipelines`: SHOP_DSN, SHOP_STATE (a directory that the executors reach), and PGPASSWORD.
 """
 
 from __future__ import annotations
+
+import os
 
 from pyspark import pipelines as dp
 from pyspark.sql import DataFrame, SparkSession
@@ -15,13 +16,13 @@ spark = SparkSession.active()
 def changes(table: str) -> DataFrame:
     name = table.replace(".", "_")
     options = {
-        "dsn": spark.conf.get("spark.penstock.dsn"),
-        "password": spark.conf.get("spark.penstock.password", ""),
+        "dsn": os.environ["SHOP_DSN"],
+        "password": os.environ.get("PGPASSWORD", ""),
         "table": table,
         "slot": f"declarative_{name}",
-        "spool": f"{spark.conf.get('spark.penstock.state')}/{name}",
+        "spool": f"{os.environ['SHOP_STATE']}/{name}",
     }
-    return spark.readStream.format("postgres-cdc").options(**{key: value for key, value in options.items() if value}).load()
+    return spark.readStream.format("postgres-cdc").options(**options).load()
 
 
 @dp.table(comment="Every change of public.orders, its first rows among them")
@@ -35,8 +36,8 @@ def order_activity() -> DataFrame:
 
 
 # AUTO CDC folds changes into a mirror of the table. Spark 4.2 and later have it, but refuse every open table format as its target so far:
-# set spark.penstock.mirror=true the day that yours takes MERGE.
-if spark.conf.get("spark.penstock.mirror", "false") == "true":
+# set SHOP_MIRROR=true the day that yours takes MERGE.
+if os.environ.get("SHOP_MIRROR") == "true":
     dp.create_streaming_table("orders")
     dp.create_auto_cdc_flow(  # type: ignore[attr-defined]  # not in Spark 4.1
         target="orders",

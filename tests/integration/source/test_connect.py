@@ -6,8 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow.dataset as ds
 import pytest
@@ -45,8 +47,9 @@ def environment() -> dict[str, str]:
     return {**os.environ, **settings}
 
 
-def run(command: list[str], folder: Path) -> str:
-    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False, timeout=540)
+def run(command: list[str], folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> str:
+    environ = {**environment(), **settings}
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=540)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -66,26 +69,19 @@ def test_stream_and_batch_work_over_spark_connect(database: Database, tmp_path: 
     assert "stream [(1, 'snapshot'), (2, 'snapshot')]" in output
 
 
-def test_declarative_pipeline_is_fed_by_the_source_and_goes_on_where_it_was(database: Database, tmp_path: Path) -> None:
+def test_declarative_pipeline_is_fed_by_the_source(database: Database, tmp_path: Path) -> None:
     address = fill(database)
     (tmp_path / "transformations").symlink_to(EXAMPLE / "transformations")
     spec = (EXAMPLE / "spark-pipeline.yml").read_text(encoding="utf-8")
     assert "file:///var/lib/penstock/declarative" in spec
     (tmp_path / "spark-pipeline.yml").write_text(spec.replace("file:///var/lib/penstock/declarative", f"file://{tmp_path}/storage"))
-    settings = {
-        "spark.penstock.dsn": address.dsn,
-        "spark.penstock.password": address.password.reveal() if address.password is not None else "",
-        "spark.penstock.state": str(tmp_path / "state"),
-        "spark.sql.warehouse.dir": str(tmp_path / "warehouse"),
-        "spark.ui.enabled": "false",
-        "spark.driver.host": "127.0.0.1",
-    }
+    password = address.password.reveal() if address.password is not None else ""
+    settings = {"SHOP_DSN": address.dsn, "SHOP_STATE": str(tmp_path / "state"), "PGPASSWORD": password}
     found = find_spec("pyspark")
     assert found is not None
     assert found.origin is not None
     program = str(Path(found.origin).parent / "bin" / "spark-pipelines")
-    command = [program, "run", *(part for name, value in settings.items() for part in ("--conf", f"{name}={value}"))]
-    run(command, tmp_path)
+    run([program, "run", "--conf", "spark.driver.host=127.0.0.1"], tmp_path, settings)
     assert rows(tmp_path) == [(1, "snapshot"), (2, "snapshot")]
 
 
