@@ -86,7 +86,7 @@ def test_declarative_pipeline_is_fed_by_the_source(database: Database, tmp_path:
 
 
 def rows(folder: Path) -> list[tuple[int, str]]:
-    (place,) = folder.glob("**/order_changes")
+    (place,) = folder.glob("spark-warehouse/**/order_changes")
     files = [str(path) for path in place.glob("*.parquet")]
     table = ds.dataset(files, format="parquet").to_table(columns=["id", "_change_type"])
     return sorted(zip(table["id"].to_pylist(), table["_change_type"].to_pylist(), strict=True))
