@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.spark.holder import hold_snapshot
-from tests.integration.source.stream import ChangeSource, wait_for
+from tests.integration.source.stream import ChangeSource
+from tests.waiting import wait_for
 
 TYPES = """
 CREATE TABLE many (

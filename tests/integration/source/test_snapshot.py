@@ -11,7 +11,8 @@ from penstock.position import Position
 from penstock.spark.options import SNAPSHOT
 from penstock.spark.snapshot_plan import load_plan
 from penstock.spool.consumers import released
-from tests.integration.source.stream import BatchRefusedError, ChangeSource, OnBatch, RunningQuery, wait_for
+from tests.integration.source.stream import BatchRefusedError, ChangeSource, OnBatch, RunningQuery
+from tests.waiting import wait_for
 
 BLOCK = {"startingPosition": SNAPSHOT, "chunkBytes": "8192", "maxBytesPerBatch": "8192"}
 CONSUMER = "spark-public.orders"
