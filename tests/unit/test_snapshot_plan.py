@@ -56,6 +56,12 @@ def test_heap_that_was_rewritten_is_read_again_as_a_whole() -> None:
     assert [(step.heap, step.first) for step in renewed.steps[2:] if step] == [(B, 0), (B, 1), (moved, 0), (moved, 1)]
 
 
+def test_heap_without_a_key_is_not_looked_at_again() -> None:
+    made = plan(steps(A, 2), steps(B, 2))
+    renewed = made.renew(3, {1: steps(A, 2), 2: steps(B, 2)}, keyless={1})
+    assert [(step.heap, step.first, step.is_second) for step in renewed.steps[3:] if step] == [(B, 1, False), (B, 0, True)]
+
+
 def test_heap_that_is_gone_leaves_void_steps_so_that_numbers_keep_their_meaning() -> None:
     made = plan(steps(A, 3), steps(B, 2))
     renewed = made.renew(1, {2: steps(B, 2)})

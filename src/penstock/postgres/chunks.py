@@ -85,10 +85,11 @@ def snapshot_schema(schema: TableSchema) -> pa.Schema:
     return pa.schema([*(pa.field(column.name, column.arrow_type) for column in schema.columns), pa.field(EXACT, EXACT_TYPE)])
 
 
-def read_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, *, refuse_inexact: bool = False) -> Generator[pa.RecordBatch]:
+def read_chunk(address: SourceAddress, snapshot: str | None, chunk: Chunk, *, refuse_inexact: bool = False) -> Generator[pa.RecordBatch]:
     """The rows of one chunk, typed by the stream's own decoder. Runs on an executor; opens its own connection.
 
-    With `refuse_inexact`, a value that its type cannot hold is an error.
+    Without a snapshot it is read under one of its own, of no use to other chunks. With `refuse_inexact`, a value that its type cannot
+    hold is an error.
     """
     with open_snapshot(address, snapshot, chunk.heap) as connection:
         yield from _read(connection, chunk, refuse_inexact=refuse_inexact)
@@ -114,13 +115,17 @@ def probe_chunks(address: SourceAddress, snapshot: str, chunks: Sequence[Chunk])
 
 
 @contextmanager
-def open_snapshot(address: SourceAddress, snapshot: str, table: TableName) -> Iterator[Connection]:
-    """A connection in a transaction under the snapshot, which ends with the block; `table` is for the message if the snapshot is gone."""
+def open_snapshot(address: SourceAddress, snapshot: str | None, table: TableName) -> Iterator[Connection]:
+    """A connection in a transaction under the snapshot, or one of its own, which ends with the block.
+
+    `table` is for the message if the snapshot is gone.
+    """
     with connect(address, "penstock snapshot") as connection:
         try:
             with reading(table):
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                _import_snapshot(connection, snapshot, table)
+                if snapshot is not None:
+                    _import_snapshot(connection, snapshot, table)
                 connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{_LOCK_SECONDS}s")))
                 pass_bytes(connection)
             yield connection

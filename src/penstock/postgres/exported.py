@@ -49,16 +49,24 @@ def export_snapshot(address: SourceAddress, on_wait: OnWait = log_wait) -> Itera
         yield ExportedSnapshot(name, Position.parse(consistent))
 
 
+@dataclass(frozen=True, slots=True)
+class SharedSnapshot:
+    """An exported snapshot without a position, and the connection that holds it."""
+
+    name: str
+    connection: Connection
+
+    def count_readers(self) -> int:
+        """How many sessions of this role read chunks of this database just now."""
+        self.connection.execute("SELECT pg_catalog.pg_stat_clear_snapshot()")
+        row: Any = self.connection.execute(query("replication", "chunk_readers")).fetchone()
+        return int(row[0])
+
+
 @contextmanager
-def share_snapshot(address: SourceAddress) -> Iterator[str]:
-    """Hold a snapshot that has no position, for reading alone: the role needs no right to replicate, and nothing is waited for."""
+def share_snapshot(address: SourceAddress) -> Iterator[SharedSnapshot]:
+    """Hold a snapshot for reading alone: the role needs no right to replicate, and nothing is waited for."""
     with connect(address, "penstock holder") as connection, connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         row: Any = connection.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
-        yield row[0]
-
-
-def count_readers(connection: Connection) -> int:
-    """How many sessions of this role read chunks of this database just now."""
-    row: Any = connection.execute(query("replication", "chunk_readers")).fetchone()
-    return int(row[0])
+        yield SharedSnapshot(row[0], connection)

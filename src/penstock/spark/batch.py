@@ -1,7 +1,8 @@
 """`spark.read`: the rows of one table as they are now, read in parallel under one snapshot.
 
 Spark plans a batch in one short-lived process and reads it in others, so neither can hold the snapshot: `penstock.spark.holder` does, in a
-process of its own. The rows have the columns of the stream, as its `snapshot` rows do, but no position: an ordinary snapshot has none.
+process of its own, unless a single task reads everything. The rows have the columns of the stream, as its `snapshot` rows do, but no
+position: an ordinary snapshot has none.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from penstock.capture.settings import CaptureSettings
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.chunks import Chunk, plan_chunks
 from penstock.postgres.connection import SourceAddress, connect
@@ -63,13 +65,20 @@ class CurrentRowsReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         settings = self._request.capture()
-        held = hold_snapshot(settings.address, self._request.hold_seconds)
         columns = tuple(column for column in self.table.columns if column.name in self._schema.names)
         wanted = replace(self.table, columns=columns or self.table.columns[:1])
+        chunks = self._chunks(settings, wanted)
+        held = None
+        if len(chunks) > 1:
+            # Blocks that are filled between the plan and the snapshot would be in none of the chunks but the last: plan again, after it.
+            held = hold_snapshot(settings.address, self._request.hold_seconds)
+            chunks = self._chunks(settings, wanted)
+        return [self._partition(settings.address, held, chunk, number) for number, chunk in enumerate(chunks)]
+
+    def _chunks(self, settings: CaptureSettings, wanted: TableSchema) -> list[Chunk]:
         with connect(settings.address) as connection:
             table = CatalogTable(self.table.oid, self.table.name)
-            chunks = plan_chunks(connection, table, wanted, self._request.chunk_bytes, settings.publication)
-        return [self._partition(settings.address, held, chunk, number) for number, chunk in enumerate(chunks)]
+            return plan_chunks(connection, table, wanted, self._request.chunk_bytes, settings.publication)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         settle_worker()
@@ -82,7 +91,7 @@ class CurrentRowsReader(DataSourceReader):
             columns = [batch.column(name) for name in self._schema.names]
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
-    def _partition(self, address: SourceAddress, snapshot: str, chunk: Chunk, number: int) -> ChunkPartition:
+    def _partition(self, address: SourceAddress, snapshot: str | None, chunk: Chunk, number: int) -> ChunkPartition:
         conditions = [chunk.row_filter] if chunk.row_filter is not None else []
         row_filter = " AND ".join(f"({condition})" for condition in conditions + self.conditions) or None
         refuse_inexact = self._request.capture().types.refuses_inexact

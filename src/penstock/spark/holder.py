@@ -1,7 +1,7 @@
 """Holds a snapshot open for a batch read, in a process of its own.
 
 Whoever plans the query starts it and reads the snapshot's name from it; tasks import the snapshot while they read. It ends by itself: when
-no task has been reading for some time, when the longest time is over, when Spark's process is gone, or when the connection is.
+tasks have come and gone, when none has come for long, when the longest time is over, when Spark's process or the connection is gone.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import sys
 import time
 
 from penstock.errors import PenstockError, SnapshotLostError, parse_error
-from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.exported import count_readers, share_snapshot
+from penstock.postgres.connection import SourceAddress
+from penstock.postgres.exported import SharedSnapshot, share_snapshot
 from penstock.secret import Secret
 
-IDLE_SECONDS = 300.0
-"""How long nobody needs to read before the snapshot is let go: a query may do other things first, or be run again."""
+IDLE_SECONDS = 60.0
+"""How long nobody reads, after somebody has, before the snapshot is let go."""
+PATIENCE = 5
+"""How many times as long it waits for the first reader: Spark may have other things to do."""
 
 _LOOK_SECONDS = 1.0
 
@@ -60,23 +62,23 @@ def main() -> None:
     password = errand["password"]
     address = SourceAddress(errand["dsn"], Secret(password) if password else None)
     try:
-        with share_snapshot(address) as name:
-            sys.stdout.write(name + "\n")
+        with share_snapshot(address) as shared:
+            sys.stdout.write(shared.name + "\n")
             sys.stdout.flush()
             sys.stdout.close()
-            _wait(address, errand["longest_seconds"], errand["idle_seconds"], errand["keeper"])
+            _wait(shared, errand["longest_seconds"], errand["idle_seconds"], errand["keeper"])
     except PenstockError as error:
         if not sys.stdout.closed:
             sys.stdout.write(str(error).replace("\n", "\\n") + "\n")
 
 
-def _wait(address: SourceAddress, longest_seconds: float, idle_seconds: float, keeper: int) -> None:
-    started = used = time.monotonic()
-    with connect(address, "penstock holder") as connection:
-        while time.monotonic() - used < idle_seconds and time.monotonic() - started < longest_seconds and _is_alive(keeper):
-            time.sleep(_LOOK_SECONDS)
-            if count_readers(connection) > 0:
-                used = time.monotonic()
+def _wait(shared: SharedSnapshot, longest_seconds: float, idle_seconds: float, keeper: int) -> None:
+    now = time.monotonic()
+    last, due = now + longest_seconds, now + idle_seconds * PATIENCE
+    while time.monotonic() < min(last, due) and _is_alive(keeper):
+        time.sleep(_LOOK_SECONDS)
+        if shared.count_readers() > 0:
+            due = time.monotonic() + idle_seconds
 
 
 def _is_alive(process: int) -> bool:

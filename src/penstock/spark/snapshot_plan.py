@@ -13,7 +13,7 @@ again as a whole.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,16 +71,18 @@ class SnapshotPlan:
                 return number
         return len(self.steps)
 
-    def renew(self, done: int, heaps: Mapping[int, Sequence[Step]]) -> SnapshotPlan:
+    def renew(self, done: int, heaps: Mapping[int, Sequence[Step]], keyless: Collection[int] = ()) -> SnapshotPlan:
         """What follows the first `done` steps under a new snapshot. `heaps` holds the steps that each heap would have now, by its OID.
 
-        It is never shorter than it was: a batch that was planned before reaches to the same number.
+        Of `keyless` heaps, no step may be left: what was read of them is as of the fence, and is not looked at again. The plan is never
+        shorter than it was: a batch that was planned before reaches to the same number.
         """
-        rewritten = {step.heap.oid for step in self.steps if step is not None and not _stands(step.heap, heaps)}
+        mended = [step for step in self.steps if step is not None and step.heap.oid not in keyless]
+        rewritten = {step.heap.oid for step in mended if not _stands(step.heap, heaps)}
         left = [step for step in self.steps[done:] if step is not None and not step.is_second and step.heap.oid not in rewritten]
         anew = [step for oid in sorted(rewritten) for step in heaps.get(oid, ())]
         taken = [step for step in self.steps[:done] if step is not None and not step.is_second and step.heap.oid not in rewritten]
-        second = [replace(step, is_second=True) for step in taken]
+        second = [replace(step, is_second=True) for step in taken if step.heap.oid not in keyless]
         steps = (*self.steps[:done], *left, *anew, *second)
         void = (None,) * max(0, len(self.steps) - len(steps))
         return replace(self, steps=steps + void, renewals=self.renewals + 1)

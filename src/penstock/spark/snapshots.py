@@ -42,7 +42,8 @@ class ChunkPartition(InputPartition):
     """One step of a snapshot; read by one task, on any machine that reaches the source."""
 
     address: SourceAddress
-    snapshot: str
+    snapshot: str | None
+    """None where the task may take its own, being alone."""
     chunk: Chunk
     fence: int | None
     """None where there is no position, as in a batch."""
@@ -121,7 +122,8 @@ class StreamSnapshot:
         if self._held is None:
             return False
         is_old = time.monotonic() - self._held_since > self._request.hold_seconds
-        if is_old and done > 0 and all(chunk.schema.key for chunk in self._chunks.values()):
+        left = {step.heap.oid for step in plan.steps[done:] if step is not None}
+        if is_old and done > 0 and all(self._chunks[oid].schema.key for oid in left):
             return False
         wanted = {step.heap for step in plan.steps[done:upto] if step is not None}
         try:
@@ -138,14 +140,15 @@ class StreamSnapshot:
         _log.warning(
             "snapshot renewed", extra={"fence": str(plan.fence), "now": str(exported.fence), "steps_done": done, "steps": len(plan.steps)}
         )
-        for chunk in self._chunks.values():
-            if not chunk.schema.key:
+        keyless = {oid for oid, chunk in self._chunks.items() if not chunk.schema.key}
+        for step in plan.steps[done:]:
+            if step is not None and step.heap.oid in keyless:
                 raise TableWithoutKeyError(
-                    f"the snapshot of table {chunk.schema.name} was interrupted, and the table has no key by which rows that come twice "
+                    f"the snapshot of table {step.heap.table} was interrupted, and the table has no key by which rows that come twice "
                     "could be told",
                     hint=_ANEW,
                 )
-        return self._keep(plan.renew(done, steps))
+        return self._keep(plan.renew(done, steps, keyless))
 
     def _keep(self, plan: SnapshotPlan) -> SnapshotPlan:
         store_plan(self._settings.spool, self._request.consumer, plan)

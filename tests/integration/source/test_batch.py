@@ -117,7 +117,8 @@ def test_filters_reach_the_source_and_never_change_the_result(source: ChangeSour
     source.database.execute(TYPES)
     source.database.execute(FILL)
     spark = source.spark
-    whole = spark.createDataFrame(read(source, table="public.many").collect(), read(source, table="public.many").schema).cache()
+    # Not cached: Spark's cache leaves out rows by the statistics of their floats, and stumbles over NaN.
+    whole = spark.createDataFrame(read(source, table="public.many").collect(), read(source, table="public.many").schema)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
         pruned = read(source, table="public.many")
@@ -128,13 +129,12 @@ def test_filters_reach_the_source_and_never_change_the_result(source: ChangeSour
             assert wanted, condition
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
-        whole.unpersist()
 
 
 def test_snapshot_that_is_gone_is_an_error_and_not_another_moment(source: ChangeSource) -> None:
-    source.insert(1, 3)
-    frame = read(source)
-    assert len(frame.rdd.collect()) == 3
+    source.insert(1, 1000)
+    frame = read(source, chunkBytes="8192")
+    assert len(frame.rdd.collect()) == 1000
     held = "SELECT pid FROM pg_stat_activity WHERE application_name = 'penstock holder' AND datname = current_database()"
     assert source.database.query(held)
     source.database.execute(f"SELECT pg_terminate_backend(pid) FROM ({held}) h")
@@ -145,11 +145,19 @@ def test_snapshot_that_is_gone_is_an_error_and_not_another_moment(source: Change
 
 def test_holder_ends_when_nobody_reads_or_its_spark_is_gone(source: ChangeSource) -> None:
     held = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock holder' AND datname = current_database()"
-    name = hold_snapshot(source.address, 3600, idle_seconds=0.5)
-    assert name
+    assert hold_snapshot(source.address, 3600, idle_seconds=0.1)
     wait_for(lambda: source.database.query(held) == [(0,)], "end of an idle holder")
     hold_snapshot(source.address, 0.5, idle_seconds=3600)
     wait_for(lambda: source.database.query(held) == [(0,)], "end of a holder whose time is over")
+
+
+def test_small_table_needs_no_holder_and_can_be_read_again_at_any_time(source: ChangeSource) -> None:
+    source.insert(1, 3)
+    frame = read(source)
+    assert len(frame.rdd.collect()) == 3
+    assert source.database.query("SELECT 1 FROM pg_stat_activity WHERE application_name = 'penstock holder'") == []
+    source.insert(4, 4)
+    assert len(frame.rdd.collect()) == 4
 
 
 def test_several_tables_cannot_be_read_at_once(source: ChangeSource) -> None:
