@@ -47,10 +47,11 @@ FILTERS = [
     "at < timestamp'2024-01-02 00:00:00Z'",
     "ok",
     "f > 480",
-    "code = 'c1'",
+    "code = 'c1'",  # blanks at the end count
     "code = 'c1  '",
     "id <=> 3",
 ]
+NOTHING = {"code = 'c1'"}
 
 
 def read(source: ChangeSource, **options: str) -> DataFrame:
@@ -126,7 +127,7 @@ def test_filters_reach_the_source_and_never_change_the_result(source: ChangeSour
         for condition in FILTERS:
             wanted = sorted(row["id"] for row in whole.where(condition).select(*columns).collect())
             assert sorted(row["id"] for row in pruned.where(condition).select(*columns).collect()) == wanted, condition
-            assert wanted, condition
+            assert wanted or condition in NOTHING, condition
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
