@@ -147,13 +147,13 @@ def sync_directories(paths: Sequence[Path]) -> None:
 
 def _at_once(sync: Callable[[Path], None], paths: Sequence[Path]) -> None:
     """Several at a time: each waits for the disk, and one commit of its journal serves all that wait. Raises what any of them raised."""
-    if len(paths) <= 1:
-        for path in paths:
-            sync(path)
-        return
-    with ThreadPoolExecutor(min(_SYNCS_AT_ONCE, len(paths)), thread_name_prefix="penstock-sync") as threads:
-        for _ in threads.map(sync, paths):
-            pass
+    if len(paths) > 1:
+        # An interpreter that is ending starts no more threads; then it is one by one.
+        with suppress(RuntimeError), ThreadPoolExecutor(min(_SYNCS_AT_ONCE, len(paths)), thread_name_prefix="penstock-sync") as threads:
+            list(threads.map(sync, paths))
+            return
+    for path in paths:
+        sync(path)
 
 
 def _sync(path: Path, flags: int) -> None:
