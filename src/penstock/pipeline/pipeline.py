@@ -35,7 +35,8 @@ from penstock.pipeline.snapshot import SnapshotCoordinator
 from penstock.pipeline.standing import check_log, check_origin
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, check_selected, fail_blocked, fail_unpublished, inspect_pipeline, select_tables
-from penstock.pipeline.verify import Comparison, compare_tables
+from penstock.pipeline.comparing import Comparison
+from penstock.pipeline.verify import compare_tables
 from penstock.position import Position
 from penstock.postgres.connection import connect
 from penstock.postgres.publication import inspect_memberships

@@ -1,0 +1,45 @@
+"""The source's side of a comparison: the rows of a table under a snapshot, put by executors into files that Spark reads at full speed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from penstock.errors import parse_error
+from penstock.postgres.chunks import Chunk, read_chunk, snapshot_schema
+from penstock.postgres.connection import SourceAddress
+
+
+def copy_source(spark: SparkSession, address: SourceAddress, snapshot: str, chunks: Sequence[Chunk], directory: Path) -> list[str]:
+    """One Spark job, a task for each chunk; gives the paths of the files that were written."""
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        written = spark.sparkContext.parallelize(chunks, max(1, len(chunks))).map(_chunk_copier(address, snapshot, directory)).collect()
+    except (PySparkException, Py4JJavaError) as error:
+        found = parse_error(str(error))
+        if found is None:
+            raise
+        raise found from error
+    return [path for path in written if path is not None]
+
+
+def _chunk_copier(address: SourceAddress, snapshot: str, directory: Path) -> Callable[[Chunk], str | None]:
+    """The function that travels to the executors."""
+    return lambda chunk: copy_chunk(address, snapshot, chunk, directory)
+
+
+def copy_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, directory: Path) -> str | None:
+    """One chunk into one file, whose path is given back; None if it has no rows."""
+    path = directory / f"{secrets.token_hex(8)}.parquet"
+    rows = 0
+    with pq.ParquetWriter(path, snapshot_schema(chunk.schema), compression="none") as writer:
+        for batch in read_chunk(address, snapshot, chunk):
+            writer.write_batch(batch)
+            rows += batch.num_rows
+    return str(path) if rows else None
