@@ -109,6 +109,10 @@ test-spark41: install ## Source, sinks and pipeline on Spark 4.1
 test-recovery: install ## Kills, lost state, and the whole product as a user runs it
 	$(BIN)/python -m pytest -m 'recovery or acceptance' $(PYTEST_ARGS)
 
+.PHONY: test-verify
+test-verify: install ## verify under a hundred rounds of writes, and in a million rows; half an hour
+	PENSTOCK_TEST_VERIFY_ROUNDS=100 PENSTOCK_TEST_VERIFY_ROWS=1000000 $(BIN)/python -m pytest -s tests/integration/pipeline/test_verify.py $(PYTEST_ARGS)
+
 # pytest itself fails when it selects no test.
 .PHONY: test-spark42
 test-spark42: install-spark42 ## The tests of the Spark source on Spark 4.2

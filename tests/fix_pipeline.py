@@ -16,9 +16,9 @@ from tests.fix_postgres import Database
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
+    from penstock.pipeline.comparing import Comparison
     from penstock.pipeline.observer import PipelineObserver
     from penstock.pipeline.pipeline import Pipeline, RunResult
-    from penstock.pipeline.verify import Comparison
 
 
 class Mirror:
@@ -71,18 +71,23 @@ class Mirror:
 MirrorFactory = Callable[..., Mirror]
 
 
+def mirror_document(database: Database, **changes: Any) -> dict[str, Any]:
+    """The configuration for everything in schema public; keyword arguments replace parts of it."""
+    document: dict[str, Any] = {
+        "pipeline": f"t{database.name.rsplit('_', 1)[-1]}_{database.name.split('_')[2]}",
+        "source": {"dsn": database.dsn},
+        "tables": ["public.*"],
+        "sink": {"delta": {"path": "lake"}},
+        "trigger": "100 ms",
+    }
+    return {**document, **changes}
+
+
 @pytest.fixture
 def mirror(spark: SparkSession, database: Database, tmp_path: Path) -> MirrorFactory:
     """`mirror()` for everything in schema public; keyword arguments replace parts of the configuration."""
 
     def make(**changes: Any) -> Mirror:
-        document: dict[str, Any] = {
-            "pipeline": f"t{database.name.rsplit('_', 1)[-1]}_{database.name.split('_')[2]}",
-            "source": {"dsn": database.dsn},
-            "tables": ["public.*"],
-            "sink": {"delta": {"path": "lake"}},
-            "trigger": "100 ms",
-        }
-        return Mirror(spark, database, tmp_path, {**document, **changes})
+        return Mirror(spark, database, tmp_path, mirror_document(database, **changes))
 
     return make

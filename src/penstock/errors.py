@@ -461,3 +461,10 @@ class WorkerStartError(PenstockError):
 
     code = "PEN-4007"
     recovery = Recovery.RETRY
+
+
+class EpochMissedError(PenstockError):
+    """The pipeline did not end an epoch at the position at which source and target were to be compared."""
+
+    code = "PEN-4008"
+    recovery = Recovery.OPERATOR

@@ -9,9 +9,10 @@ import pyarrow as pa
 import pytest
 from deltalake import write_deltalake
 
+from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, TableName
 from penstock.sinks.collapse import may_be_text
-from penstock.sinks.delta_log import KEY, OWNER, SOURCE_OID, _plain, load_target
+from penstock.sinks.delta_log import KEY, OWNER, SOURCE_OID, _plain, load_target, record_position, version_at
 
 NESTED = pa.schema(
     [
@@ -65,3 +66,19 @@ def test_a_key_that_may_be_beyond_its_type_is_known_by_its_text_too(arrow_type: 
 @pytest.mark.parametrize("arrow_type", [pa.int64(), pa.string(), pa.binary(), pa.bool_(), pa.float64()])
 def test_a_key_that_its_type_always_holds_is_known_by_itself(arrow_type: pa.DataType) -> None:
     assert not may_be_text(arrow_type)
+
+
+def test_the_version_of_a_position_is_the_last_one_before_anything_of_ours_beyond_it(tmp_path: Path) -> None:
+    """What others commit in between belongs to it: that is how a change behind our back is found."""
+    write_deltalake(tmp_path, pa.table({"id": [1]}))  # version 0
+    record_position(tmp_path, "a", Position.of(10))
+    write_deltalake(tmp_path, pa.table({"id": [2]}), mode="append")  # version 2, somebody else's
+    record_position(tmp_path, "other", Position.of(99))
+    record_position(tmp_path, "a", Position.of(20))  # version 4
+    write_deltalake(tmp_path, pa.table({"id": [3]}), mode="append")
+    found = {value: version_at(tmp_path, "a", Position.of(value)) for value in (9, 10, 19, 20, 21)}
+    assert found == {9: None, 10: 3, 19: 3, 20: 5, 21: 5}
+    record_position(tmp_path, "a", Position.ZERO)  # version 6: what the table holds no longer counts as a copy
+    record_position(tmp_path, "a", Position.of(30))
+    assert [version_at(tmp_path, "a", Position.of(value)) for value in (10, 20, 30)] == [3, 5, 7]
+    assert version_at(tmp_path / "none", "a", Position.of(10)) is None

@@ -57,3 +57,12 @@ def test_a_damaged_record_is_an_error_and_not_a_fresh_start(tmp_path: Path) -> N
     next(_directory(tmp_path).glob("*.json")).write_text("{}")
     with pytest.raises(SpoolCorruptError):
         log.last()
+
+
+def test_the_record_of_one_position_is_found_also_after_it_was_folded(tmp_path: Path) -> None:
+    log = EpochLog(tmp_path, "shop")
+    assert log.at(Position.of(16)) is None
+    for number in range(1, 600):
+        log.record(_epoch(number))
+    assert [log.at(Position.of(number * 16)) for number in (1, 256, 257, 599)] == [_epoch(number) for number in (1, 256, 257, 599)]
+    assert [log.at(Position.of(value)) for value in (0, 17, 599 * 16 + 1)] == [None, None, None]

@@ -15,12 +15,12 @@ import yaml
 from rich.console import Console
 
 from penstock.cli.live import LiveDisplay
-from penstock.cli.run import start_pipeline
-from penstock.cli.verify import print_comparisons
+from penstock.cli.run import start_session
+from penstock.cli.verify import print_report
 from penstock.errors import ConfigError, StillDifferentError
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.verify import Comparison
+from penstock.pipeline.verify import verify_tables
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.slot import current_position
 from penstock.spark.session import SHORT_LIVED
@@ -44,22 +44,22 @@ def run_demo(directory: Path, seconds: float, console: Console) -> int:
         console.print(f"  {shop}; starting Spark …", highlight=False)
         config = _write_config(directory, dsn)
         with LiveDisplay(console) as display:
-            pipeline = start_pipeline(config, display)
-            comparisons = _mirror(pipeline, display, dsn, seconds)
-    print_comparisons(comparisons, console)
-    if not all(each.equal for each in comparisons):
+            spark = start_session(config)
+            _mirror(Pipeline(config, spark, display), display, dsn, seconds)
+        report = verify_tables(spark, config)
+    print_report(report, console)
+    if not report.equal:
         raise StillDifferentError("source and target are not equal", hint="keep the demo directory and report what it printed")
     _print_farewell(directory, config, console)
     return 0
 
 
-def _mirror(pipeline: Pipeline, display: LiveDisplay, dsn: str, seconds: float) -> list[Comparison]:
-    """Run the pipeline here, and the workload beside it; compare when all of it has arrived."""
+def _mirror(pipeline: Pipeline, display: LiveDisplay, dsn: str, seconds: float) -> None:
+    """Run the pipeline here, and the workload beside it, until all of it has arrived."""
     driver = threading.Thread(target=_drive, args=(pipeline, display, dsn, seconds), name="demo-driver", daemon=True)
     driver.start()
     pipeline.run()
     driver.join()
-    return pipeline.compare()
 
 
 def _drive(pipeline: Pipeline, display: LiveDisplay, dsn: str, seconds: float) -> None:

@@ -81,11 +81,18 @@ def status(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", h
 
 
 @app.command()
-def verify(config: ConfigPath) -> None:
-    """Compare source and target row by row. For a source at rest and a pipeline that has caught up. Exit 0 equal, 4 different."""
+def verify(
+    config: ConfigPath,
+    table: Annotated[
+        list[str] | None, typer.Option("--table", metavar="TABLE", help="only this table; may be given more than once")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Compare source and target row by row at one position, while the pipeline runs or not. Exit 0 equal, 4 different or not comparable."""
     from penstock.cli.verify import run_verify
 
-    raise typer.Exit(run_verify(config, Console()))
+    code = run_verify(config, table or [], as_json=as_json, console=Console(), progress=Console(stderr=True))
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -1,8 +1,8 @@
 """Two tables of one shape, compared by the hashes of their rows, then, only where these differ, row by row and column by column.
 
-Rows fall into buckets by their key, and each side sums up the hashes of its rows by bucket. That needs no exchange of rows and no order, and
-a row that is missing, doubled or different in any column changes the sum of its bucket. Only rows of buckets that differ are laid side by
-side.
+Rows fall into buckets by their key, and each side sums up the hashes of its rows by bucket. That needs no exchange of rows and no order,
+and a row that is missing, doubled or different in any column changes the sum of its bucket. Only rows of buckets that differ are laid side
+by side.
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ class TableComparer:
 
         In halves, since a sum of whole hashes would overflow; that of halves has room for two thousand million rows.
         """
-        hashes = [
-            frame.select(self._bucket(), self._hash(), F.lit(side).cast("bigint").alias(_SIDE)) for frame, side in ((source, 1), (target, -1))
-        ]
+        hashes = [frame.select(self._bucket(), self._hash(), _side(value)) for frame, value in ((source, 1), (target, -1))]
         both = hashes[0].unionAll(hashes[1])
         side = F.col(_SIDE)
         return (
@@ -157,7 +155,7 @@ class TableComparer:
         if len(buckets) < _BUCKETS:
             frame = frame.where(self._bucket().isin(*buckets))
         row = F.struct(*(F.col(quoted(name)).alias(f"_{at}") for at, name in enumerate(self._columns()))).alias(_ROW)
-        return frame.select(F.struct(*self._key()).alias(_KEY), self._hash(), row, F.lit(side).cast("bigint").alias(_SIDE))
+        return frame.select(F.struct(*self._key()).alias(_KEY), self._hash(), row, _side(side))
 
     def _differs(self, at: int, name: str) -> Column:
         left, right = (canonical(F.col(f"{side}._{at}"), self.types[name]) for side in ("l", "r"))
@@ -193,3 +191,7 @@ class TableComparer:
         name = self._columns()[at]
         text = shown(F.col(f"{side}._{at}"), self.types[name])
         return text if name == EXACT else F.coalesce(text, F.col(f"{side}._{len(self.schema.column_names)}")[name])
+
+
+def _side(value: int) -> Column:
+    return F.lit(value).cast("bigint").alias(_SIDE)

@@ -257,6 +257,15 @@ class PipelineConfig(_Model):
         return self.state / "checkpoint"
 
     @property
+    def lock(self) -> Path:
+        """Held by the JVM of the run."""
+        return self.state / "pipeline.lock"
+
+    @property
+    def barriers(self) -> Path:
+        return self.state / "barriers"
+
+    @property
     def named_tables(self) -> list[TableName]:
         return [TableName.parse(rule.table) for rule in self.tables if rule.table is not None]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -47,6 +48,15 @@ class EpochLog:
         newest = [max(self._directory.glob(pattern), default=None) for pattern in ("*.json", "*.jsonl")]
         rows = [row for path in newest if path is not None for row in _rows(path)]
         return max(rows, key=lambda epoch: epoch.position, default=None)
+
+    def at(self, position: Position) -> Epoch | None:
+        """The row of exactly this position; None if no epoch ended there, or none has yet."""
+        name = f"{position.value:016X}"
+        # In this order: a row is in the larger file, which has the name of its last one, before the small file goes.
+        with suppress(FileNotFoundError):
+            return next(_rows(self._directory / f"{name}.json"))
+        folded = min((path for path in self._directory.glob("*.jsonl") if path.stem >= name), default=None)
+        return None if folded is None else next((row for row in _rows(folded) if row.position == position), None)
 
     def record(self, epoch: Epoch) -> None:
         """Make the row durable. Only after this may its position be confirmed."""

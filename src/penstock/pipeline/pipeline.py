@@ -35,8 +35,6 @@ from penstock.pipeline.snapshot import SnapshotCoordinator
 from penstock.pipeline.standing import check_log, check_origin
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, check_selected, fail_blocked, fail_unpublished, inspect_pipeline, select_tables
-from penstock.pipeline.comparing import Comparison
-from penstock.pipeline.verify import compare_tables
 from penstock.position import Position
 from penstock.postgres.connection import connect
 from penstock.postgres.publication import inspect_memberships
@@ -93,13 +91,9 @@ class Pipeline:
         """What is recorded so far: every streaming table holds everything up to here."""
         return self._applier.position if self._applier is not None else Position.ZERO
 
-    def compare(self) -> list[Comparison]:
-        """Compare source and target row by row. For a source at rest and a pipeline that has caught up and ended."""
-        return compare_tables(self._spark, self._config)
-
     def run(self, *, once: bool = False) -> RunResult:
         """Mirror until stopped. With `once`: until everything that had committed at the start is in the targets."""
-        with jvm_lock(self._spark, self._config.state / "pipeline.lock", _LOCK_SECONDS):
+        with jvm_lock(self._spark, self._config.lock, _LOCK_SECONDS):
             pause = _FIRST_PAUSE_SECONDS
             goal: Position | None = None
             while True:
@@ -246,6 +240,7 @@ class Pipeline:
         self._spark.dataSource.register(ControlSource)
         stream = self._spark.readStream.format(CONTROL_FORMAT).options(**options)
         stream = stream.option("maxRowsPerBatch", str(config.max_rows_per_epoch)).option("run", uuid4().hex)
+        stream = stream.option("barriers", str(config.barriers))
         writer = stream.load().writeStream.foreachBatch(apply).queryName(f"penstock {config.pipeline}")
         trigger = f"{int(config.trigger_seconds * 1000)} milliseconds"
         return writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime=trigger).start()

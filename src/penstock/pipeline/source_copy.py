@@ -11,7 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.errors import parse_error
+from penstock.errors import SnapshotTaskError, parse_error
 from penstock.postgres.chunks import Chunk, read_chunk, snapshot_schema
 from penstock.postgres.connection import SourceAddress
 
@@ -22,10 +22,8 @@ def copy_source(spark: SparkSession, address: SourceAddress, snapshot: str, chun
     try:
         written = spark.sparkContext.parallelize(chunks, max(1, len(chunks))).map(_chunk_copier(address, snapshot, directory)).collect()
     except (PySparkException, Py4JJavaError) as error:
-        found = parse_error(str(error))
-        if found is None:
-            raise
-        raise found from error
+        unnamed = SnapshotTaskError(f"a task that read {chunks[0].schema.name} ended without saying why")
+        raise parse_error(str(error)) or unnamed from error
     return [path for path in written if path is not None]
 
 
@@ -38,7 +36,7 @@ def copy_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, directory: P
     """One chunk into one file, whose path is given back; None if it has no rows."""
     path = directory / f"{secrets.token_hex(8)}.parquet"
     rows = 0
-    with pq.ParquetWriter(path, snapshot_schema(chunk.schema), compression="none") as writer:
+    with pq.ParquetWriter(path, snapshot_schema(chunk.schema), compression="none", use_dictionary=False, write_statistics=False) as writer:
         for batch in read_chunk(address, snapshot, chunk):
             writer.write_batch(batch)
             rows += batch.num_rows

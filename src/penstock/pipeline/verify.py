@@ -1,54 +1,147 @@
-"""Comparing source and target, table by table.
+"""Comparing source and target, table by table, at one position.
 
-The source is read the way a snapshot reads it, by executors under one exported snapshot, and compared with the target row by row. Every
-column counts, `_exact` too.
+The source is read the way a snapshot reads it, by executors under one exported snapshot, and compared with the version of the target that
+the pipeline made at the same position. Every column counts, `_exact` too. Tables of which no version is promised to equal the source,
+because they are still being copied, paused or failed, are reported as that and not compared.
 """
 
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from penstock.change import EXACT
+from penstock.errors import NoTablesError, PenstockError, Recovery, SchemaChangedError, SnapshotLostError
 from penstock.pipeline.comparing import Comparison, TableComparer
 from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.meeting import Meeting, Tell, meet
+from penstock.pipeline.scratch import scratch_directory
 from penstock.pipeline.source_copy import copy_source
+from penstock.pipeline.states import TableState
+from penstock.pipeline.verdicts import TableVerdict, VerifyReport
 from penstock.postgres.catalog import CatalogTable, inspect_schema, inspect_tables
-from penstock.postgres.chunks import plan_chunks
+from penstock.postgres.chunks import Chunk, plan_chunks
 from penstock.postgres.connection import connect
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
-from penstock.sinks.delta import DeltaSink
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import Target
+from penstock.sinks.delta_targets import DeltaTargets
 from penstock.sinks.names import quoted
+
+_ATTEMPTS = 3
+
+
+def verify_tables(
+    spark: SparkSession, config: PipelineConfig, names: Collection[TableName] = (), tell: Tell = lambda _: None
+) -> VerifyReport:
+    """Compare the tables `names`, or all that the configuration selects, whether the pipeline runs or not."""
+    started = time.monotonic()
+    foreign = [name for name in names if not config.selects(name)]
+    if foreign:
+        raise NoTablesError(f"the configuration does not select {foreign[0]}", hint="check --table, and tables: in the configuration")
+    verdicts: dict[TableName, TableVerdict] = {}
+    for attempt in range(1, _ATTEMPTS + 1):
+        lost: PenstockError | None = None
+        with meet(spark, config, tell) as meeting, scratch_directory(config.state / "verify") as scratch:
+            side = SideBySide(spark, config, scratch)
+            tables = side.inspect()
+            for name in sorted((set(names) or {*tables, *meeting.tables}) - verdicts.keys()):
+                tell(f"comparing {name}")
+                try:
+                    verdicts[name] = _judge(side, name, tables.get(name), meeting)
+                except PenstockError as error:
+                    if error.recovery is not Recovery.RETRY:
+                        raise
+                    lost = error
+        if lost is None:
+            break
+        if attempt == _ATTEMPTS:
+            raise lost
+    if not verdicts:
+        raise NoTablesError("no table of the source is selected", hint="check tables: in the configuration")
+    return VerifyReport(config.pipeline, tuple(verdicts[name] for name in sorted(verdicts)), time.monotonic() - started)
 
 
 def compare_tables(spark: SparkSession, config: PipelineConfig) -> list[Comparison]:
     """Compare every table that has a target, as both sides are now, in name order. For a source at rest and a pipeline that has ended."""
-    address = config.source.address()
-    sink = DeltaSink(spark, config.sink.delta.path, config.pipeline)
-    with export_snapshot(address) as exported:
-        with connect(address) as connection:
-            tables = [table for table in inspect_tables(connection) if config.selects(table.name)]
-        filled = [table for table in tables if sink.load_target(table.name) is not None]
-        return [compare_table(spark, config, table, exported, sink.path(table.name), None) for table in filled]
+    with export_snapshot(config.source.address()) as snapshot, scratch_directory(config.state / "verify") as scratch:
+        side = SideBySide(spark, config, scratch)
+        filled = [table for table in side.inspect().values() if side.targets.load_target(table.name) is not None]
+        return [side.compare(table, snapshot, None) for table in filled]
 
 
-def compare_table(
-    spark: SparkSession, config: PipelineConfig, table: CatalogTable, exported: ExportedSnapshot, target: Path, version: int | None
-) -> Comparison:
-    """One table under the snapshot, with a version of its target, by default the newest."""
-    address = config.source.address()
-    with connect(address) as connection:
-        schema = inspect_schema(connection, table, config.types.policy, config.publication)
-        chunks = plan_chunks(connection, table, schema, config.snapshot_chunk_bytes, config.publication)
-    scratch = config.state / "verify" / f"{exported.fence.value:016X}-{table.oid}"
+def _judge(side: SideBySide, name: TableName, table: CatalogTable | None, meeting: Meeting) -> TableVerdict:
+    """An error that time can mend, if the table has to be met again."""
+    fence = meeting.snapshot.fence
+    status = meeting.tables.get(name)
+    if status is None:
+        return TableVerdict(name, TableState.PENDING, fence, reason="the pipeline has not taken the table in yet")
+    if status.state is not TableState.STREAMING:
+        return TableVerdict(name, status.state, fence, reason=status.reason, remedy=status.remedy)
+    if table is None:
+        return TableVerdict(name, status.state, fence, reason="the source has no such table any more")
+    version = side.targets.version_at(name, fence) if status.applied == fence else None
+    if version is None:
+        raise SnapshotLostError(f"{side.targets.describe(name)} was filled anew while it was to be compared")
     try:
-        files = copy_source(spark, address, exported.name, chunks, scratch)
-        reader = spark.read.format("delta")
+        return TableVerdict(name, status.state, fence, side.compare(table, meeting.snapshot, version))
+    except PenstockError as error:
+        if error.recovery is not Recovery.OPERATOR:
+            raise
+        return TableVerdict(name, status.state, fence, reason=f"{error.code}: {error.message}", remedy=error.hint)
+
+
+@dataclass(frozen=True, slots=True)
+class SideBySide:
+    """Source and target of one pipeline. The source's rows go to `scratch`, a table at a time."""
+
+    spark: SparkSession
+    config: PipelineConfig
+    scratch: Path
+
+    @property
+    def targets(self) -> DeltaTargets:
+        return DeltaTargets(self.config.sink.delta.path, self.config.pipeline)
+
+    def inspect(self) -> dict[TableName, CatalogTable]:
+        """The source's tables that the configuration selects, in name order."""
+        with connect(self.config.source.address()) as connection:
+            return {table.name: table for table in inspect_tables(connection) if self.config.selects(table.name)}
+
+    def compare(self, table: CatalogTable, snapshot: ExportedSnapshot, version: int | None) -> Comparison:
+        """The table under the snapshot, with a version of its target, or the newest."""
+        schema, chunks = self._plan(table)
+        target = self.targets.load_target(table.name)
+        if target is not None:
+            _check_shape(schema, target, self.targets.describe(table.name))
+        reader = self.spark.read.format("delta")
         reader = reader if version is None else reader.option("versionAsOf", version)
-        right = reader.load(str(target)).select(*[quoted(name) for name in (*schema.column_names, EXACT)])
-        left = spark.read.schema(right.schema).parquet(*files) if files else right.limit(0)
-        return TableComparer(schema, {field.name: field.dataType for field in right.schema}).compare(left, right)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        right = reader.load(str(self.targets.path(table.name))).select(*(quoted(name) for name in (*schema.column_names, EXACT)))
+        directory = self.scratch / str(table.oid)
+        try:
+            files = copy_source(self.spark, self.config.source.address(), snapshot.name, chunks, directory)
+            left = self.spark.read.schema(right.schema).parquet(*files) if files else right.limit(0)
+            return TableComparer(schema, {field.name: field.dataType for field in right.schema}).compare(left, right)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _plan(self, table: CatalogTable) -> tuple[TableSchema, list[Chunk]]:
+        config = self.config
+        with connect(config.source.address()) as connection:
+            schema = inspect_schema(connection, table, config.types.policy, config.publication)
+            return schema, plan_chunks(connection, table, schema, config.snapshot_chunk_bytes, config.publication)
+
+
+def _check_shape(schema: TableSchema, target: Target, place: str) -> None:
+    found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
+    if schema.oid != target.source_oid or schema.key != target.key or not found.equals(target.schema):
+        raise SchemaChangedError(
+            f"table {schema.name} and {place} have not the same columns and key",
+            hint="let the pipeline catch up with the change, or see penstock status for what keeps it from that",
+        )

@@ -70,6 +70,37 @@ def load_applied(path: Path, application: str) -> Position | None:
     return None if log is None else _applied(log, application)
 
 
+def version_at(path: Path, application: str, position: Position) -> int | None:
+    """The newest version of the table that holds nothing of ours beyond `position`. None if there is none, or no table.
+
+    What others committed after our commit up to there belongs to it: compaction, or a change behind our back.
+    """
+    log = open_log(path)
+    if log is None:
+        return None
+    applied = _applied(log, application)
+    version: int = log.version()
+    if applied is not None and applied <= position:
+        return version
+    for number in range(version, -1, -1):
+        committed = _committed(path, application, number)
+        if committed is not None and Position.ZERO < committed <= position:
+            return version
+        if committed is not None:
+            version = number - 1
+    return None
+
+
+def _committed(path: Path, application: str, version: int) -> Position | None:
+    """The position in one commit; None if it holds none of ours, or is no longer there by itself."""
+    try:
+        lines = (path / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return None
+    found = (json.loads(line)["txn"] for line in lines if line.startswith('{"txn"'))
+    return next((Position.of(each["version"]) for each in found if each["appId"] == application), None)
+
+
 def _applied(log: DeltaTable, application: str) -> Position | None:
     version = log.transaction_version(application)
     return None if version is None or version == Position.ZERO.value else Position.of(version)

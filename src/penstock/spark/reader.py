@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -28,6 +29,7 @@ from penstock.position import Position
 from penstock.postgres.connection import connect
 from penstock.postgres.slot import current_position
 from penstock.spark.admission import Admission, ReadMaxRows, SupportsTriggerAvailableNow
+from penstock.spool.barriers import BarrierWatch
 from penstock.spool.reader import SpoolReader
 
 _LINGER_SECONDS = 0.2
@@ -90,6 +92,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         planned = spool.limit(first, max_rows=admission.rows, max_bytes=admission.bytes, max_transactions=admission.transactions)
         if self._goal is not None:
             planned = min(planned, _segment_end_at(spool, self._goal) or planned)
+        planned = self._cut(spool, first, planned)
         return self._offset(planned if planned > first else reached)
 
     def partitions(self, start: Mapping[str, str], end: Mapping[str, str]) -> Sequence[InputPartition]:
@@ -129,6 +132,10 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         """Where to read on. A query that has never run begins where the spool begins."""
         begin = spool.start
         return begin if begin is not None and reached == Position.ZERO else reached
+
+    def _cut(self, spool: SpoolReader, start: Position, planned: Position) -> Position:
+        """Where a batch that is planned up to `planned` is to end instead; `start` if there is to be none now."""
+        return planned
 
     def _prepare(self, settings: CaptureSettings, finished: Position) -> None:
         """Called once, before the capture starts; every batch up to `finished` is finished."""
@@ -191,6 +198,10 @@ class ControlStreamReader(SpoolStreamReader):
     with a batch, in which tables catch up that are behind the checkpoint.
     """
 
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._barriers = BarrierWatch(Path(self._options["barriers"])) if "barriers" in self._options else None
+
     def read(self, partition: InputPartition) -> Iterator[tuple[object, ...]]:
         return iter(())
 
@@ -201,3 +212,6 @@ class ControlStreamReader(SpoolStreamReader):
         """The pipeline looks for holes, by what its targets hold; a checkpoint older than the spool is no reason to stop."""
         begin = spool.start
         return begin if begin is not None and reached < begin else reached
+
+    def _cut(self, spool: SpoolReader, start: Position, planned: Position) -> Position:
+        return self._barriers.cut(spool, start, planned) if self._barriers is not None else planned

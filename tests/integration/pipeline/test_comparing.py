@@ -38,11 +38,9 @@ def _compare(source: DataFrame, target: DataFrame, *key: str) -> Comparison:
 
 def _rows(spark: SparkSession, rows: Sequence[dict[str, str]]) -> DataFrame:
     """Each row as expressions by column; what is not named is null."""
-    texts = []
-    for at, row in enumerate(rows):
-        values = [f"CAST({row.get(name, 'NULL')} AS {kind}) AS {name}" for name, kind in _SHAPE.items()]
-        texts.append(f"SELECT {at}L AS id, {', '.join(values)}")
-    return spark.sql(" UNION ALL ".join(texts))
+    casts = [", ".join(f"CAST({row.get(name, 'NULL')} AS {kind})" for name, kind in _SHAPE.items()) for row in rows]
+    values = ", ".join(f"({at}L, {each})" for at, each in enumerate(casts))
+    return spark.sql(f"SELECT * FROM VALUES {values} AS t (id, {', '.join(_SHAPE)})")
 
 
 APART: list[tuple[str, dict[str, str], dict[str, str]]] = [
@@ -118,9 +116,9 @@ def test_a_row_that_is_there_twice_and_lacks_elsewhere_does_not_cancel_out(spark
 
 
 def test_tables_that_differ_in_every_row_are_counted_whole(spark: SparkSession) -> None:
-    source = spark.range(20_000).selectExpr("id", "id AS v", "CAST(NULL AS map<string,string>) AS _exact")
+    source = spark.range(10_000).selectExpr("id", "id AS v", "CAST(NULL AS map<string,string>) AS _exact")
     found = _compare(source, source.selectExpr("id", "v + 1 AS v", "_exact"), "id")
-    assert (found.missing, found.extra, found.different, found.columns) == (0, 0, 20_000, {"v": 20_000})
+    assert (found.missing, found.extra, found.different, found.columns) == (0, 0, 10_000, {"v": 10_000})
     assert len(found.examples) == EXAMPLES
 
 
