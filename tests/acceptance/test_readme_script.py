@@ -36,9 +36,11 @@ def spark_submit() -> str:
 
 
 def seen(folder: Path) -> set[tuple[str, int]]:
+    """Of the files that Spark has finished, as its log has them."""
     found = set()
-    for path in folder.glob("part-*.parquet"):
-        table = pq.read_table(path, columns=["_change_type", "id"])
+    logs = [path.read_text(encoding="utf-8") for path in (folder / "_spark_metadata").glob("[0-9]*")]
+    for name in re.findall(r"part-[^/]*\.parquet", "".join(logs)):
+        table = pq.read_table(folder / name, columns=["_change_type", "id"])
         found |= set(zip(table["_change_type"].to_pylist(), table["id"].to_pylist(), strict=True))
     return found
 
