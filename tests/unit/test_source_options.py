@@ -9,14 +9,14 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.position import Position
 from penstock.schema import TableName
-from penstock.spark.options import OPTIONS, check_options, undeclared_fields
+from penstock.spark.options import OPTIONS, check_options, undeclared_options
 from penstock.spark.request import SourceRequest, TableChoice
 
 DSN = {"dsn": "postgresql://cdc@db.example/shop"}
 
 
-def test_everything_that_a_capture_can_be_told_is_an_option() -> None:
-    assert undeclared_fields() == set()
+def test_everything_that_a_capture_can_be_told_is_an_option_but_what_a_stream_has_no_use_for() -> None:
+    assert undeclared_options() == {"messageprefixes"}
 
 
 def test_names_are_unique_in_any_case_and_every_option_says_what_it_is_for() -> None:

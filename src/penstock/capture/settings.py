@@ -111,12 +111,6 @@ class CaptureSettings:
         )
 
 
-CaptureSettings.OPTION_NAMES = frozenset(
-    {"dsn", "password", "slot", "publication", "spool", "tables", "failover", "confirm", "maxretainedwal", "messageprefixes"}
-    | {field.name.replace("_", "") for kind in (CaptureLimits, TypePolicy) for field in fields(kind)}
-)
-
-
 def tables_option(tables: Iterable[TableName]) -> str:
     """The option `tables`, which users do not write themselves. JSON, since a table's name may hold any character."""
     return json.dumps([str(table) for table in tables])
@@ -171,3 +165,8 @@ def _number(option: str, text: str, default: float) -> float:
 def _camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(part.capitalize() for part in rest)
+
+
+CaptureSettings.OPTION_NAMES = frozenset(
+    {"password"} | {name.lower() for name in CaptureSettings(SourceAddress(""), "", "", Path()).to_options()}
+)

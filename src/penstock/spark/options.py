@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from penstock.capture.confirming import Confirm
-from penstock.capture.settings import CaptureLimits
+from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.postgres.types.policy import TypePolicy
 from penstock.spark.admission import Admission
@@ -50,6 +50,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("publication", "name", "", "the publication; by default it has the slot's name"),
     Option("spool", "directory", "", "where changes wait for Spark; all executors must reach it. By default in the user's state directory"),
     Option("consumer", "text", "", "who reads the spool; by default named after the tables. Queries that share a spool need one each"),
+    Option("capture", "choice", "embedded", "`separate` if `penstock capture` fills the spool, so that the query only follows it"),
     Option("columns", "list", "", "`spark.read` only: the columns to read; by default all"),
     Option("maxRowsPerBatch", "count", str(_ADMISSION.rows), "the most rows of one batch, in whole segments of the spool"),
     Option("maxBytesPerBatch", "count", str(_ADMISSION.bytes), "the most bytes of one batch, of the spool or of the table's heap"),
@@ -145,10 +146,9 @@ def options_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def undeclared_fields() -> set[str]:
-    """What a capture can be told and no option says; nothing, as a test holds."""
-    names = {field.name.replace("_", "") for kind in (CaptureLimits, TypePolicy) for field in fields(kind)}
-    return names - _BY_NAME.keys()
+def undeclared_options() -> set[str]:
+    """What a capture can be told and no option says; a test holds what that may be."""
+    return set(CaptureSettings.OPTION_NAMES - _BY_NAME.keys())
 
 
 def _hint(name: str) -> str:
