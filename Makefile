@@ -67,6 +67,11 @@ bench: install ## Capture speed beside pg_recvlogical, for inserts; a minute
 bench-capture: install ## Capture speed beside pg_recvlogical and Debezium, for all workloads; eight minutes
 	$(BIN)/python -m benchmarks.capture $(BENCH_ARGS)
 
+# The first run fetches DuckDB, 60 MB, into .cache, and the drivers of Spark.
+.PHONY: bench-snapshot
+bench-snapshot: install ## Snapshot speed beside COPY, DuckDB and Spark's JDBC reader; three minutes
+	$(BIN)/python -m benchmarks.snapshot $(BENCH_ARGS)
+
 .PHONY: bench-tables
 bench-tables: install ## How long a start takes with 1,000 tables
 	$(BIN)/python -m benchmarks.many_tables

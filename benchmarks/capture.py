@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
 from rich.console import Console
@@ -19,12 +18,12 @@ from rich.table import Table
 from benchmarks.cases import CASES, TRANSACTION_ROWS, Case
 from benchmarks.contenders import CONTENDERS, REFERENCE, Contender, Measurement
 from benchmarks.debezium import Debezium, Unavailable, WarmDebezium, prepared_debezium
-from benchmarks.goals import Goal, Rounds, latency_goals, median_rate, rate_goals
+from benchmarks.goals import Goal, latency_goals, rate_goals
 from benchmarks.latency import CLIENTS, Latency, measure_debezium, measure_latency
 from benchmarks.results import machine, save, versions
 from benchmarks.source import BenchSource
+from benchmarks.tables import goal_table, rate_table, ratio
 
-_VERDICTS = {True: "met", False: "[bold]missed[/bold]", None: ""}
 _LATENCY_RATE = 500
 _LATENCY_SECONDS = 10.0
 
@@ -44,7 +43,7 @@ def main() -> None:
             results["latency"] = run.latency()
     results["goals"] = [goal.to_json() for goal in run.goals]
     if run.goals:
-        console.print(_goal_table(run.goals))
+        console.print(goal_table(run.goals))
     console.print(f"took {time.monotonic() - start:.0f} s")
     if arguments.save:
         console.print(f"saved as benchmarks/results/{save('capture', results).name}")
@@ -97,7 +96,7 @@ class _Run:
                     self._measure(contender, rows, measured)
         start_up = REFERENCE.measure_start_up(source)
         title = f"{case.title}: {rows:,} rows, {wal_bytes / 1e6:.0f} MB of WAL, median of {rounds}, min–max"
-        console.print(_rate_table(title, measured))
+        console.print(rate_table(title, measured, REFERENCE.name))
         for contender in self._contenders:
             console.print(f"  {contender.name}: timed from {contender.timed}")
         console.print(f"  pg_recvlogical with nothing to read takes {start_up.wall_seconds * 1000:.0f} ms; nothing is subtracted above")
@@ -111,7 +110,7 @@ class _Run:
             "reference_start_up": start_up.to_json(),
             "load_average": [load_before, os.getloadavg()[0]],
             "rounds": {name: [each.to_json() for each in each_round] for name, each_round in measured.items()},
-            "ratio": {name: _ratio(measured, name) for name in measured},
+            "ratio": {name: ratio(measured, name, REFERENCE.name) for name in measured},
         }
 
     def _measure(self, contender: Contender, rows: int, measured: dict[str, list[Measurement]]) -> None:
@@ -139,37 +138,6 @@ class _Run:
         return {"rate": _LATENCY_RATE, "seconds": _LATENCY_SECONDS, **{name: each.to_json() for name, each in measured.items()}}
 
 
-# --- tables -----------------------------------------------------------------------------------------------------------------
-
-
-def _rate_table(title: str, measured: Rounds) -> Table:
-    table = Table(title=title, title_justify="left", show_lines=True)
-    table.add_column("")
-    for heading in ("k rows/s", "ratio", "wall s", "client CPU\ns / M rows", "server CPU\ns / M rows"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, mine in measured.items():
-        table.add_row(
-            name,
-            _spread(mine, lambda each: each.rows_per_second / 1000, "{:.0f}"),
-            f"{_ratio(measured, name):.2f}",
-            _spread(mine, lambda each: each.wall_seconds, "{:.2f}"),
-            _spread(mine, lambda each: each.client_cpu_seconds / each.rows * 1e6, "{:.2f}"),
-            _spread(mine, lambda each: each.server_cpu_seconds / each.rows * 1e6, "{:.2f}"),
-        )
-    return table
-
-
-def _spread(measured: Sequence[Measurement], figure: Callable[[Measurement], float], form: str) -> str:
-    values = [figure(each) for each in measured]
-    low, middle, high = (form.format(value) for value in (min(values), statistics.median(values), max(values)))
-    return f"{middle}\n{low}–{high}"
-
-
-def _ratio(measured: Rounds, name: str) -> float:
-    """Of the median rates; the reference has 1."""
-    return median_rate(measured[name]) / median_rate(measured[REFERENCE.name])
-
-
 def _latency_table(measured: Mapping[str, Latency]) -> Table:
     table = Table(title=f"from commit, at {_LATENCY_RATE} transactions/s of one row", title_justify="left")
     table.add_column("")
@@ -178,16 +146,6 @@ def _latency_table(measured: Mapping[str, Latency]) -> Table:
     for name, each in measured.items():
         times = (f"{seconds * 1000:.1f}" for seconds in (each.p50_seconds, each.p99_seconds, each.max_seconds))
         table.add_row(name, *times, f"{each.cpu_share:.0%}")
-    return table
-
-
-def _goal_table(goals: Sequence[Goal]) -> Table:
-    table = Table(title="goals", title_justify="left")
-    table.add_column("")
-    table.add_column("measured", justify="right")
-    table.add_column("")
-    for goal in goals:
-        table.add_row(goal.text, f"{goal.measured:.3g}", _VERDICTS[goal.is_met])
     return table
 
 

@@ -71,6 +71,17 @@ class BenchSource:
         self._call(case.change, rows)
         self._admin.execute("CHECKPOINT")
 
+    def fill(self, case: Case, rows: int) -> None:
+        """The tables with so many rows in them, at rest: nothing is left for the first reader to do, and no slot holds anything up."""
+        self.prepare(case, 0)
+        self._call(case.change, rows)
+        self._admin.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+        self._admin.execute("VACUUM (ANALYZE, FREEZE)")
+        self._admin.execute("CHECKPOINT")
+
+    def blocks(self, table: str) -> int:
+        return int(self._one("SELECT pg_relation_size(%s::regclass) / current_setting('block_size')::bigint", [table]))
+
     def _call(self, function: str, rows: int) -> None:
         statement = change_call(function)
         for low in range(1, rows + 1, TRANSACTION_ROWS):

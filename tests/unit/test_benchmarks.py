@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.contenders import ARROW, REFERENCE, Measurement
+from benchmarks.copies import DELTA, JDBC, PARQUET, DuckCopy
+from benchmarks.copies import REFERENCE as COPY
 from benchmarks.debezium import Debezium, Unavailable, prepared_debezium
 from benchmarks.goals import rate_goals
+from benchmarks.snapshot import snapshot_goals
 
 
 def test_without_java_debezium_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -25,3 +28,13 @@ def test_the_goals_compare_medians_of_the_same_run() -> None:
     measured = {REFERENCE.name: rounds(2, 2, 9), ARROW.name: rounds(1, 1, 9), Debezium.name: rounds(7, 7, 1)}
     goals = list(rate_goals("inserts", measured))
     assert [(goal.measured, goal.is_met) for goal in goals] == [(2.0, True), (0.5, True), (7.0, False), (1 / 7, False)]
+
+
+def test_a_snapshot_is_held_to_copy_jdbc_and_duckdb_of_the_same_run() -> None:
+    def rounds(seconds: float) -> list[Measurement]:
+        return [Measurement(1000, seconds, 0.0, 0.0)]
+
+    measured = {COPY.name: rounds(1), DuckCopy.name: rounds(2), PARQUET: rounds(2), DELTA: rounds(4), JDBC: rounds(3)}
+    assert [(goal.measured, goal.is_met) for goal in snapshot_goals(measured)] == [(0.5, True), (1.5, False), (1.0, True), (0.5, False)]
+    del measured[DuckCopy.name]
+    assert len(list(snapshot_goals(measured))) == 3

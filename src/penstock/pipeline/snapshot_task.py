@@ -12,21 +12,19 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock.pipeline.compression import writer_options
 from penstock.pipeline.snapshot_state import ChunkRecord, record_chunk
 from penstock.position import Position
 from penstock.postgres.chunks import Chunk, read_chunk
 from penstock.postgres.connection import SourceAddress
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.delta_log import file_stats
+from penstock.spark.worker import settle_worker
 from penstock.spool import storage
 
 _ROW_GROUP_ROWS = 122_880
 _ROW_GROUP_BYTES = 64 << 20
 _LONGEST_STATISTIC = 64
-
-# zstd at its fastest takes the time of snappy and half the room. A dictionary that outgrows its limit is given up: beyond a few thousand
-# values it costs more time than anything else, and saves nothing.
-_PARQUET = {"compression": "zstd", "compression_level": 1, "dictionary_pagesize_limit": 32 << 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,12 @@ class ChunkTask:
 
 def chunk_writer(address: SourceAddress, snapshot: str, *, refuse_inexact: bool = False) -> Callable[[ChunkTask], SnapshotFile]:
     """The function that travels to the executors."""
-    return lambda task: write_chunk(address, snapshot, task, refuse_inexact=refuse_inexact)
+
+    def write(task: ChunkTask) -> SnapshotFile:
+        settle_worker()
+        return write_chunk(address, snapshot, task, refuse_inexact=refuse_inexact)
+
+    return write
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,12 @@ class RecordedTask:
 
 def recording_writer(address: SourceAddress, snapshot: str, *, refuse_inexact: bool = False) -> Callable[[RecordedTask], ChunkRecord]:
     """The same for chunks that are recorded. From then on nobody reads them again, whatever becomes of the driver."""
-    return lambda recorded: _write_recorded(address, snapshot, recorded, refuse_inexact=refuse_inexact)
+
+    def write(recorded: RecordedTask) -> ChunkRecord:
+        settle_worker()
+        return _write_recorded(address, snapshot, recorded, refuse_inexact=refuse_inexact)
+
+    return write
 
 
 def _write_recorded(address: SourceAddress, snapshot: str, recorded: RecordedTask, *, refuse_inexact: bool) -> ChunkRecord:
@@ -76,14 +84,17 @@ def write_batches(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index
     # Another attempt at the same chunk, late or speculative, must not touch a file that may already be part of the table.
     name = f"{place.prefix}-{index:06d}-{secrets.token_hex(4)}.parquet"
     path = Path(place.directory) / name
+    groups = _row_groups(batches, place.schema)
+    table = next(groups, None)
+    if table is None:
+        return SnapshotFile(name, 0, 0, "{}")
     rows = 0
-    with pq.ParquetWriter(path, place.schema, compression="snappy") as writer:
-        for table in _row_groups(batches, place.schema):
+    with pq.ParquetWriter(path, place.schema, **writer_options(table)) as writer:
+        while table is not None:
             writer.write_table(table)
             rows += table.num_rows
-    if not rows:
-        path.unlink()
-        return SnapshotFile(name, 0, 0, "{}")
+            table = None  # before the next one is read
+            table = next(groups, None)
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return SnapshotFile(name, rows, path.stat().st_size, _statistics(path))
@@ -97,6 +108,7 @@ def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterato
         held.append(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
         count += batch.num_rows
         size += batch.nbytes
+        del batch  # or it would still be there when the next one is
         if count >= _ROW_GROUP_ROWS or size >= _ROW_GROUP_BYTES:
             yield pa.Table.from_batches(held, schema)
             held, count, size = [], 0, 0

@@ -147,12 +147,16 @@ def reading(table: TableName) -> Iterator[None]:
 
 def _read(connection: Connection, chunk: Chunk, *, refuse_inexact: bool) -> Generator[pa.RecordBatch]:
     target = snapshot_schema(chunk.schema)
+
+    def typed(texts: list[pa.StringArray]) -> pa.RecordBatch:
+        rows = decode_rows(texts, chunk.schema)
+        check_values(rows, chunk.schema, refuse_inexact=refuse_inexact)
+        return pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
+
     with reading(chunk.heap):
         check_filenodes(connection, {chunk.heap_oid: chunk.filenode}, chunk.heap)
-        for texts in read_texts(connection, chunk_statement(chunk), len(chunk.schema.columns)):
-            rows = decode_rows(texts, chunk.schema)
-            check_values(rows, chunk.schema, refuse_inexact=refuse_inexact)
-            yield pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
+        # Unlike a loop, `map` holds on to nothing: a block may be one row of a gigabyte.
+        yield from map(typed, read_texts(connection, chunk_statement(chunk), len(chunk.schema.columns)))
         check_filenodes(connection, {chunk.heap_oid: chunk.filenode}, chunk.heap)
 
 

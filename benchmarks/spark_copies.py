@@ -1,0 +1,181 @@
+"""One Spark session that copies a table again and again: each line on standard input names a way, and a directory.
+
+`python -m benchmarks.spark_copies`. What each copy took comes as a line of JSON. The clock starts when the session is there; CPU is that of
+the driver, the JVM and its Python workers together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from psycopg.conninfo import conninfo_to_dict
+from pyspark.sql import SparkSession
+from typing_extensions import override
+
+from benchmarks.cpu import TreeCpu, tree_cpu_seconds
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.pipeline import Pipeline
+from penstock.pipeline.snapshot_task import ChunkTask, chunk_writer
+from penstock.postgres.catalog import inspect_schema, inspect_tables
+from penstock.postgres.chunks import plan_chunks, snapshot_schema
+from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.exported import export_snapshot
+from penstock.schema import TableName
+from penstock.sinks.base import SnapshotPlace
+from penstock.spark.session import build_session, delta_package
+
+_DRIVER = "org.postgresql:postgresql:42.7.8"
+_FETCH_ROWS = 10_000
+_WAKE_SECONDS = 0.5
+_CHUNK_BYTES: int = PipelineConfig.model_fields["snapshot_chunk_bytes"].default
+_CHUNKS_A_TASK = 4
+"""At least, so that none has much more to do than the others."""
+
+Report = dict[str, float]
+
+
+class _Copies:
+    def __init__(self, spark: SparkSession, dsn: str, table: TableName, rows: int) -> None:
+        self._spark = spark
+        self._dsn = dsn
+        self._table = table
+        self._rows = rows
+        self._pipelines = 0
+
+    @property
+    def ways(self) -> Mapping[str, Callable[[Path], Report]]:
+        return {"jdbc": self.jdbc, "parquet": self.parquet, "delta": self.delta}
+
+    def jdbc(self, directory: Path) -> Report:
+        """In as many partitions as there are tasks at a time, by equal ranges of the key."""
+        partitions = self._spark.sparkContext.defaultParallelism
+        address = conninfo_to_dict(self._dsn)
+        options = {
+            "url": f"jdbc:postgresql://{address['host']}:{address['port']}/{address['dbname']}?user={address['user']}",
+            "driver": "org.postgresql.Driver",
+            "dbtable": str(self._table),
+            "partitionColumn": "id",
+            "lowerBound": "1",
+            "upperBound": str(self._rows + 1),
+            "numPartitions": str(partitions),
+            "fetchsize": str(_FETCH_ROWS),
+        }
+        with _Watch() as watch:
+            self._spark.read.format("jdbc").options(**options).load().write.parquet(str(directory))
+        return watch.report() | {"rows": self._spark.read.parquet(str(directory)).count()}
+
+    def parquet(self, directory: Path) -> Report:
+        """What a snapshot has executors do, without a target that takes the files."""
+        directory.mkdir()
+        address = SourceAddress.parse(self._dsn)
+        self._wake_workers()
+        with _Watch() as watch, export_snapshot(address) as exported:
+            with connect(address) as connection:
+                table = next(each for each in inspect_tables(connection) if each.name == self._table)
+                schema = inspect_schema(connection, table)
+                whole = sum(chunk.heap_bytes for chunk in plan_chunks(connection, table, schema, _CHUNK_BYTES, None))
+                chunk_bytes = min(_CHUNK_BYTES, whole // (self._spark.sparkContext.defaultParallelism * _CHUNKS_A_TASK))
+                chunks = plan_chunks(connection, table, schema, chunk_bytes, None)
+            place = SnapshotPlace(str(directory), snapshot_schema(schema), "snapshot")
+            tasks = [ChunkTask(index, chunk, place) for index, chunk in enumerate(chunks)]
+            files = self._spark.sparkContext.parallelize(tasks, len(tasks)).map(chunk_writer(address, exported.name)).collect()
+        return watch.report() | {"rows": sum(file.rows for file in files)}
+
+    def delta(self, directory: Path) -> Report:
+        """A pipeline that copies the table and ends; timed from the plan of its snapshot to the commit."""
+        self._pipelines += 1
+        config = PipelineConfig.model_validate(
+            {
+                "pipeline": f"bench_{self._pipelines}",
+                "source": {"dsn": self._dsn},
+                "tables": [{"table": str(self._table)}],
+                "sink": {"delta": {"path": directory}},
+                "state": directory.with_suffix(".state"),
+            }
+        )
+        stages = _Stages()
+        self._wake_workers()
+        start = time.perf_counter()
+        Pipeline(config, self._spark, stages).run(once=True)
+        return stages.report | {"run_seconds": time.perf_counter() - start}
+
+    def _wake_workers(self) -> None:
+        """Spark ends Python workers that had nothing to do for a minute, which in a snapshot does not happen."""
+        count = self._spark.sparkContext.defaultParallelism
+        self._spark.sparkContext.parallelize(range(count), count).foreach(_wake)
+
+
+def _wake(_: int) -> None:
+    """Load what a task loads; and last long enough for each worker to get one."""
+    importlib.import_module(ChunkTask.__module__)
+    time.sleep(_WAKE_SECONDS)
+
+
+class _Watch:
+    def __enter__(self) -> _Watch:
+        self._cpu = TreeCpu(os.getpid()).__enter__()
+        self._wall = time.perf_counter()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._seconds = time.perf_counter() - self._wall
+        self._cpu.__exit__(None, None, None)
+
+    def report(self) -> Report:
+        return {"wall_seconds": self._seconds, "cpu_seconds": self._cpu.seconds}
+
+
+class _Stages(PipelineObserver):
+    """When the snapshot of the one table began and ended."""
+
+    def __init__(self) -> None:
+        self.report: Report = {}
+        self._start = (0.0, 0.0)
+
+    @override
+    def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None:
+        self._start = (time.perf_counter(), tree_cpu_seconds(os.getpid()))
+
+    @override
+    def snapshot_finished(self, table: TableName, rows: int) -> None:
+        wall, cpu = self._start
+        used = tree_cpu_seconds(os.getpid()) - cpu
+        self.report = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": used, "rows": rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_copies", description=__doc__)
+    parser.add_argument("--dsn", required=True)
+    parser.add_argument("--table", required=True)
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--parallelism", type=int, required=True)
+    parser.add_argument("--directory", type=Path, required=True)
+    arguments = parser.parse_args()
+    # What the JVM prints must not get between the reports.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    spark = build_session(
+        "penstock benchmark",
+        master=f"local[{arguments.parallelism}]",
+        packages=(delta_package(), _DRIVER),
+        conf={"spark.driver.memory": "2g"},
+        log=arguments.directory / "spark.log",
+    )
+    copies = _Copies(spark, arguments.dsn, TableName.parse(arguments.table), arguments.rows)
+    print(json.dumps({"spark": spark.version}), file=answers)
+    for line in sys.stdin:
+        way, _, directory = line.rstrip("\n").partition(" ")
+        print(json.dumps(copies.ways[way](Path(directory))), file=answers)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
