@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from penstock.pipeline.config import PipelineConfig, load_config
+from penstock.pipeline.orders import TableOrders, load_orders
 from penstock.position import Position
 from tests.fix_postgres import Database
 
@@ -38,10 +39,18 @@ class Mirror:
     def slot(self) -> str:
         return self.config.slot
 
-    def pipeline(self, observer: PipelineObserver | None = None) -> Pipeline:
+    def pipeline(self, observer: PipelineObserver | None = None, reload: Callable[[], PipelineConfig] | None = None) -> Pipeline:
         from penstock.pipeline.pipeline import Pipeline
 
-        return Pipeline(self.config, self._spark, observer)
+        return Pipeline(self.config, self._spark, observer, reload)
+
+    def orders(self) -> TableOrders:
+        return load_orders(self.config.state)
+
+    def damage(self, table: str, statement: str) -> None:
+        """Change a target behind the pipeline's back; `{}` in the statement is the table."""
+        schema, name = table.split(".")
+        self._spark.sql(statement.format(f"delta.`{self.config.sink.delta.path / schema / name}`"))
 
     def run_once(self, observer: PipelineObserver | None = None) -> RunResult:
         return self.pipeline(observer).run(once=True)

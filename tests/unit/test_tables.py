@@ -75,6 +75,18 @@ class Shelf(Sink):
         raise AssertionError("nothing is written while tables are looked at")
 
     @override
+    def drop(self, table: TableName) -> None:
+        raise AssertionError
+
+    @override
+    def disown(self, table: TableName) -> None:
+        raise AssertionError
+
+    @override
+    def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
+        raise AssertionError
+
+    @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         raise AssertionError("nothing is written while tables are looked at")
 

@@ -1,4 +1,4 @@
-"""`penstock`: check, run, capture, status, verify, demo.
+"""`penstock`: check, run, capture, status, tables, verify, demo.
 
 Exit codes: 0 ok, 1 runtime, 2 configuration, 3 source or machine, 4 source and target differ, 130 interrupted.
 """
@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from penstock.cli.tables import app as tables_app
 from penstock.errors import PenstockError
 
 app = typer.Typer(
@@ -23,6 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # it would print local variables, secrets among them
     help="Mirror Postgres tables into a lakehouse, on Spark.",
 )
+
+app.add_typer(tables_app, name="tables")
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="the pipeline's YAML file", show_default=False)]
 

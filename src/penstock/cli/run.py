@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -21,7 +22,7 @@ def run_pipeline(path: Path, *, once: bool, console: Console) -> int:
     config.source.address()  # a missing secret is found before Spark is started
     ended_by: list[int] = []
     with LiveDisplay(console) as display:
-        pipeline = start_pipeline(config, display)
+        pipeline = start_pipeline(config, display, lambda: load_config(path))
 
         def stop(number: int) -> None:
             ended_by.append(number)
@@ -36,8 +37,8 @@ def run_pipeline(path: Path, *, once: bool, console: Console) -> int:
     return 1 if failed and (once or len(failed) == len(result.tables)) else 0
 
 
-def start_pipeline(config: PipelineConfig, display: LiveDisplay) -> Pipeline:
-    return Pipeline(config, start_session(config), display)
+def start_pipeline(config: PipelineConfig, display: LiveDisplay, reload: Callable[[], PipelineConfig] | None = None) -> Pipeline:
+    return Pipeline(config, start_session(config), display, reload)
 
 
 def start_session(config: PipelineConfig) -> SparkSession:

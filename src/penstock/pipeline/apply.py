@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from pathlib import Path
 from penstock.errors import ConnectionLostError, PenstockError, Recovery, SchemaChangedError, TargetRewoundError
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.observer import EpochReport, PipelineObserver
+from penstock.pipeline.shadows import Shadows
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.postgres.types.policy import TypePolicy
@@ -39,8 +40,8 @@ _IDLE_SECONDS = 1.0
 class EpochApplier:
     """Owns the tables' states while the pipeline streams.
 
-    Epochs come from the query's thread. Tables that were copied by other threads wait at the door until the next epoch takes them in, so
-    nobody who copies waits for an epoch.
+    Epochs come from the query's thread. What other threads ask for waits until the next epoch begins, so that nobody who copies waits for
+    an epoch, and no table changes its state in the middle of one.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class EpochApplier:
         system: str,
         observer: PipelineObserver,
         types: TypePolicy = TypePolicy.DEFAULT,
+        shadows: Shadows | None = None,
     ) -> None:
         self._sink = sink
         self._log = log
@@ -61,9 +63,10 @@ class EpochApplier:
         self._system = system
         self._observer = observer
         self._types = types
+        self._shadows = shadows
         self._targets: dict[TableName, Target] = {}
         self._holds: dict[TableName, Position] = {}
-        self._arrivals: deque[Target] = deque()
+        self._requests: deque[Callable[[], None]] = deque()
         self._turn = threading.Lock()
         self._writing = threading.Lock()
         self._ended_at = time.monotonic()
@@ -82,21 +85,40 @@ class EpochApplier:
         # A target that was put back needs ground that was released before: begin with what all of them hold.
         hold(self._reader.root, self._consumer, self._needed())
 
-    def hold(self, name: TableName, fence: Position | None = None) -> None:
-        """Keep the changes of a table that is being copied: those after its fence, or all from now on while it has none.
+    def expect(self, name: TableName) -> None:
+        """Keep the changes of a table that is about to be copied, from now on; so its fence cannot lie before what is kept."""
+        self._holds[name] = self.position
+        self._set({name: TableStatus(TableState.PENDING)})
 
-        Called before a fence is asked for, so that it cannot lie before what is kept.
-        """
-        self._holds[name] = self.position if fence is None else fence
-        self._set({name: TableStatus(TableState.PENDING if fence is None else TableState.SNAPSHOTTING)})
+    def hold(self, name: TableName, fence: Position) -> None:
+        """The table is being copied: what comes after its fence is kept."""
+        self._holds[name] = fence
+        self._set({name: TableStatus(TableState.SNAPSHOTTING)})
 
     def enter(self, target: Target) -> None:
         """Take over a table that has been copied. The next epoch brings it to where the others are."""
-        self._arrivals.append(target)
+        self._requests.append(lambda: self._enter(target))
 
-    def let_in(self) -> None:
-        """Where no epoch comes by itself, because the source is idle, make one for the tables that wait at the door."""
-        if self._arrivals and time.monotonic() - self._ended_at > _IDLE_SECONDS:
+    def pause(self, name: TableName) -> None:
+        """From the next epoch on, leave the table as it is, and keep its changes."""
+        self._requests.append(lambda: self._change(name, TableState.PAUSED))
+
+    def resume(self, name: TableName) -> None:
+        """With the next epoch, bring a paused table to where the others are."""
+        self._requests.append(lambda: self._change(name, TableState.CATCHING_UP))
+
+    def leave(self, name: TableName) -> None:
+        """The table is no longer one of the pipeline's."""
+        self._requests.append(lambda: self._leave(name))
+
+    def admit(self, name: TableName, status: TableStatus) -> None:
+        """Add a table that is not to be copied now: it failed, or is paused."""
+        self._set({name: status})
+
+    def settle(self) -> None:
+        """Where no epoch comes by itself, because the source is idle, make one for what waits."""
+        waits = self._requests or (self._shadows is not None and self._shadows.is_waiting)
+        if waits and time.monotonic() - self._ended_at > _IDLE_SECONDS:
             self.apply(self.position)
 
     def fail(self, name: TableName, error: PenstockError) -> None:
@@ -109,16 +131,27 @@ class EpochApplier:
     def apply(self, end: Position) -> None:
         """Bring every table to `end`, or to what is recorded if that is further; record it, release it. Doing it twice changes nothing."""
         with self._turn:
-            self._take_in()
+            while self._requests:
+                self._requests.popleft()()
             self._apply(end)
             self._ended_at = time.monotonic()
 
-    def _take_in(self) -> None:
-        while self._arrivals:
-            target = self._arrivals.popleft()
+    def _enter(self, target: Target) -> None:
+        if target.table in self.statuses:  # it may have been removed while it was copied
             self._targets[target.table] = target
             self._set({target.table: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)})
             self._holds.pop(target.table, None)
+
+    def _change(self, name: TableName, state: TableState) -> None:
+        status = self.statuses.get(name)
+        if status is not None and (status.is_applied or status.state is TableState.PAUSED):
+            self._set({name: replace(status, state=state)})
+
+    def _leave(self, name: TableName) -> None:
+        with self._writing:
+            self.statuses = {each: status for each, status in self.statuses.items() if each != name}
+        self._targets.pop(name, None)
+        self._holds.pop(name, None)
 
     def _set(self, statuses: Mapping[TableName, TableStatus]) -> None:
         """Several threads write, and whoever reads has one moment's view."""
@@ -129,8 +162,9 @@ class EpochApplier:
         started = time.monotonic()
         is_new = end > self.position
         end = max(end, self.position)
+        renewed = self._shadows.take_in() if self._shadows is not None else set()
         behind = {status.applied for status in self.statuses.values() if _is_behind(status, end)}
-        if not behind and not is_new:
+        if not behind and not is_new and not renewed:
             self._mark_streaming(end)
             return
         reached = wait_for_end(self._reader, end, timeout_seconds=_CATCH_UP_SECONDS)
@@ -138,13 +172,21 @@ class EpochApplier:
             raise ConnectionLostError(f"the capture did not get back to {end} in {_CATCH_UP_SECONDS:.0f} s")
         ranges = {start: self._reader.read(start, end) for start in behind if start is not None}
         self._fail_renamed(ranges)
-        work = self._plan(ranges)
+        work = [changes for changes in self._plan(ranges) if changes.table not in renewed]
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="penstock-apply") as pool:
             failures = dict(zip([changes.table for changes in work], pool.map(lambda each: self._apply_one(each, end), work), strict=True))
         self._take_failures({name: error for name, error in failures.items() if error is not None})
+        if self._shadows is not None:
+            self._renew(self._shadows.swap(self._reader, end))
         commit_time = max((each.commit_time for each in ranges.values() if each.commit_time), default=None)
         rows = sum(changes.counts.rows for changes in work)
         self._record(Epoch(self._next_number(), end, commit_time, self._system), rows, time.monotonic() - started)
+
+    def _renew(self, targets: Mapping[TableName, Target]) -> None:
+        """These have been replaced by their shadows, whatever was the matter with them before."""
+        for name, target in targets.items():
+            self._targets[name] = target
+            self._set({name: TableStatus(TableState.STREAMING, target.applied, target.applied)})
 
     def _plan(self, ranges: Mapping[Position, SpoolRange]) -> list[TableChanges]:
         """What each table has to take in, read from where that table stands; the largest first."""
@@ -198,7 +240,8 @@ class EpochApplier:
     def _needed(self) -> Position:
         """No table needs anything up to here any more."""
         held = [status.applied for status in self.statuses.values() if status.state is not TableState.FAILED and status.applied is not None]
-        return min([self.position, *held, *self._holds.copy().values()])
+        shadows = self._shadows.holds if self._shadows is not None else []
+        return min([self.position, *held, *self._holds.copy().values(), *shadows])
 
     def _record(self, epoch: Epoch, rows: int, seconds: float) -> None:
         self._mark_streaming(epoch.position)

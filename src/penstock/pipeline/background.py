@@ -9,17 +9,18 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
+from typing import Protocol
 from uuid import uuid4
 
 from pyspark import InheritableThread
 
 from penstock.errors import PenstockError, Recovery
-from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot import SnapshotCoordinator
+from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.schema import TableName
-from penstock.sinks.base import Sink
+from penstock.sinks.base import Target
 
 _AT_ONCE = 3
 """Groups of tables; each holds a temporary slot of the source while it is copied."""
@@ -28,27 +29,39 @@ _LONGEST_PAUSE_SECONDS = 30.0
 _POOL = "penstock-snapshot"
 
 
+class Door(Protocol):
+    """Who takes over what has been copied: the epochs, or, for a table that is copied anew, its shadow."""
+
+    def hold(self, name: TableName, fence: Position) -> None: ...
+
+    def enter(self, target: Target) -> None: ...
+
+    def fail(self, name: TableName, error: PenstockError) -> None: ...
+
+
 class BackgroundSnapshots:
     """Started with groups of tables, one thread each; `stop` ends them all. What only a person can mend is kept for `check`."""
 
-    def __init__(self, coordinator: SnapshotCoordinator, sink: Sink, applier: EpochApplier, observer: PipelineObserver) -> None:
+    def __init__(self, coordinator: SnapshotCoordinator, door: Door, observer: PipelineObserver) -> None:
         self._coordinator = coordinator
-        self._sink = sink
-        self._applier = applier
+        self._door = door
         self._observer = observer
         self._stopping = threading.Event()
         self._room = threading.Semaphore(_AT_ONCE)
         self._threads: list[threading.Thread] = []
+        self._copying: set[TableName] = set()
         self._failure: Exception | None = None
         self._group = f"{_POOL}-{uuid4().hex}"
 
     def start(self, tables: Sequence[CatalogTable]) -> None:
-        """Copy these as they are at one moment to come. Their changes are kept from now on."""
-        for table in tables:
-            self._applier.hold(table.name)
+        """Copy these as they are at one moment to come. Their changes must be kept by now."""
+        self._copying.update(table.name for table in tables)
         thread = InheritableThread(target=self._run, args=(list(tables),), name=f"penstock-snapshot-{len(self._threads) + 1}", daemon=True)
         self._threads.append(thread)
         thread.start()
+
+    def is_copying(self, name: TableName) -> bool:
+        return name in self._copying
 
     def check(self) -> None:
         """Raise what ended a thread, if anything did."""
@@ -85,11 +98,14 @@ class BackgroundSnapshots:
 
         def arrive(name: TableName) -> None:
             del waiting[name]
-            self._arrive(name)
+            target = self._coordinator.sink.load_target(name)
+            assert target is not None
+            self._door.enter(target)
+            self._copying.discard(name)
 
         while waiting and not self.is_stopping:
             try:
-                failures = self._coordinator.copy(list(waiting.values()), self._applier.hold, arrive, lambda: self.is_stopping)
+                failures = self._coordinator.copy(list(waiting.values()), self._door.hold, arrive, lambda: self.is_stopping)
             except PenstockError as error:
                 if error.recovery is not Recovery.RETRY:
                     raise
@@ -99,9 +115,5 @@ class BackgroundSnapshots:
                 continue
             for name, failure in failures.items():
                 del waiting[name]
-                self._applier.fail(name, failure)
-
-    def _arrive(self, name: TableName) -> None:
-        target = self._sink.load_target(name)
-        assert target is not None
-        self._applier.enter(target)
+                self._door.fail(name, failure)
+                self._copying.discard(name)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from penstock.capture.confirming import Confirm
 from penstock.capture.settings import CaptureLimits, CaptureSettings
@@ -219,6 +219,7 @@ class PipelineConfig(_Model):
     snapshot_chunk_bytes: int = Field(64 << 20, ge=8192, description="heap bytes that one task reads")
     types: TypesConfig = TypesConfig()
     spark: SparkConfig = SparkConfig()
+    _removed: frozenset[TableName] = PrivateAttr(frozenset())
 
     @field_validator("pipeline")
     @classmethod
@@ -267,10 +268,18 @@ class PipelineConfig(_Model):
 
     @property
     def named_tables(self) -> list[TableName]:
-        return [TableName.parse(rule.table) for rule in self.tables if rule.table is not None]
+        named = [TableName.parse(rule.table) for rule in self.tables if rule.table is not None]
+        return [name for name in named if name not in self._removed]
 
     def selects(self, name: TableName) -> bool:
-        return any(rule.selects(name) for rule in self.tables)
+        return name not in self._removed and any(rule.selects(name) for rule in self.tables)
+
+    def with_tables(self, added: Iterable[TableName], removed: Iterable[TableName]) -> PipelineConfig:
+        """As if the file named some tables more, and others not."""
+        rules = [TableRule.model_validate({"table": str(name)}) for name in added if not self.selects(name)]
+        changed = self.model_copy(update={"tables": (*self.tables, *rules)})
+        changed._removed = frozenset(removed)  # noqa: SLF001 of this very class
+        return changed
 
     def capture_settings(self, *, quiet_seconds: float | None = None, tables: Iterable[TableName] = ()) -> CaptureSettings:
         """Without tables: publication and slot are the pipeline's to create, and a slot that is gone must not be made anew in silence."""

@@ -40,5 +40,8 @@ class PipelineObserver:
 
     def table_failed(self, table: TableName, status: TableStatus) -> None: ...
 
+    def table_left(self, table: TableName) -> None:
+        """It is no longer one of the pipeline's."""
+
     def interrupted(self, reason: str, pause_seconds: float) -> None:
         """Something that time can mend went wrong; the pipeline tries again after the pause."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import logging
 import random
+import shutil
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,21 +28,26 @@ from penstock.capture.provision import ensure_capture, inspect_coverage
 from penstock.errors import PenstockError, Recovery, WorkerStartError, parse_error
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
-from penstock.pipeline.background import BackgroundSnapshots
+from penstock.pipeline.background import BackgroundSnapshots, Door
 from penstock.pipeline.companion import CaptureCompanion
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.orders import change_orders, load_orders
+from penstock.pipeline.roster import Roster
+from penstock.pipeline.shadows import Shadows
 from penstock.pipeline.snapshot import SnapshotCoordinator
 from penstock.pipeline.standing import check_log, check_origin
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Tables, check_selected, fail_blocked, fail_unpublished, inspect_pipeline, select_tables
+from penstock.pipeline.tables import Tables, check_selected, fail_blocked, fail_unpublished, inspect_pipeline, pause_ordered, select_tables
 from penstock.position import Position
+from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import connect
 from penstock.postgres.publication import inspect_memberships
 from penstock.postgres.slot import check_server, current_position, inspect_server, inspect_slot
 from penstock.postgres.timeline import SystemIdentity, identify_system
+from penstock.schema import TableName
 from penstock.sinks.base import Sink
 from penstock.sinks.delta import DeltaSink
 from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
@@ -70,13 +78,22 @@ class RunResult:
 class Pipeline:
     """One configuration on one Spark session. `run` may be called once; `stop` from any thread, or from a signal handler."""
 
-    def __init__(self, config: PipelineConfig, spark: SparkSession, observer: PipelineObserver | None = None) -> None:
+    def __init__(
+        self,
+        config: PipelineConfig,
+        spark: SparkSession,
+        observer: PipelineObserver | None = None,
+        reload: Callable[[], PipelineConfig] | None = None,
+    ) -> None:
+        """`reload` reads the configuration again, and is called all the while: tables that it names later join, others leave."""
         self._config = config
         self._spark = spark
         self._observer = observer or PipelineObserver()
         self._address = config.source.address()
         self._root = config.sink.delta.path
         self._sink: Sink = DeltaSink(spark, self._root, config.pipeline)
+        self._shadow_root = self._root / "penstock_shadows" / config.pipeline
+        self._reload = reload
         self._stopping = threading.Event()
         self._applier: EpochApplier | None = None
         self._capture = CaptureCompanion(config)
@@ -90,6 +107,11 @@ class Pipeline:
     def position(self) -> Position:
         """What is recorded so far: every streaming table holds everything up to here."""
         return self._applier.position if self._applier is not None else Position.ZERO
+
+    @property
+    def statuses(self) -> Mapping[TableName, TableStatus]:
+        """The tables as they stand at this moment."""
+        return self._applier.statuses if self._applier is not None else {}
 
     def run(self, *, once: bool = False) -> RunResult:
         """Mirror until stopped. With `once`: until everything that had committed at the start is in the targets."""
@@ -118,6 +140,8 @@ class Pipeline:
         """From looking around to the end of the stream."""
         self._capture.check()
         system = identify_system(self._address)
+        shutil.rmtree(self._shadow_root, ignore_errors=True)
+        shadows = Shadows(self._sink, self._observer, self._renewed)
         applier = EpochApplier(
             self._sink,
             EpochLog(self._root, self._config.pipeline),
@@ -126,12 +150,13 @@ class Pipeline:
             system=str(system),
             observer=self._observer,
             types=self._config.types.policy,
+            shadows=shadows,
         )
         tables = self._prepare(applier, system)
         applier.adopt(tables.targets, tables.statuses)
         self._applier = applier
         if tables.capturable and not self._stopping.is_set():
-            self._stream(applier, tables, goal)
+            self._stream(applier, tables, shadows, goal)
         return RunResult(applier.position, {str(name): status for name, status in applier.statuses.items()})
 
     def _prepare(self, applier: EpochApplier, system: SystemIdentity) -> Tables:
@@ -141,6 +166,7 @@ class Pipeline:
             check_server(inspect_server(connection))
             selection = select_tables(connection, config)
             tables = inspect_pipeline(selection, self._sink, last)
+            pause_ordered(tables, load_orders(config.state))
             slot = inspect_slot(connection, config.slot)
             check_origin(self._address, config, tables, last, system=system, slot=slot)
             check_selected(selection, self._address.describe())
@@ -170,6 +196,9 @@ class Pipeline:
         recorded = load_memberships(self._config.state)
         save_memberships(self._config.state, fail_rejoined(tables, recorded, found, self._sink.describe))
 
+    def _renewed(self, name: TableName) -> None:
+        change_orders(self._config.state, lambda orders: orders.renewed(name))
+
     def _tell_wait(self, blockers: Sequence[OpenTransaction]) -> None:
         """The slot's creation waits for transactions that were open before it."""
         reason = f"the slot is created once these have ended: {'; '.join(each.describe() for each in blockers)}"
@@ -177,49 +206,57 @@ class Pipeline:
             self._observer.interrupted(reason, 0.0)
             self._trouble = reason
 
-    def _snapshots(self, applier: EpochApplier) -> BackgroundSnapshots:
+    def _copies(self, sink: Sink, door: Door) -> BackgroundSnapshots:
         coordinator = SnapshotCoordinator(
             self._spark,
             self._address,
-            self._sink,
+            sink,
             self._observer,
             self._config.snapshot_chunk_bytes,
             self._config.types.policy,
             self._config.publication,
         )
-        return BackgroundSnapshots(coordinator, self._sink, applier, self._observer)
+        return BackgroundSnapshots(coordinator, door, self._observer)
 
-    def _stream(self, applier: EpochApplier, tables: Tables, goal: Position | None) -> None:
-        snapshots = self._snapshots(applier)
-        if tables.pending:
-            snapshots.start(tables.pending)
-        query = self._start_query(applier, goal)
-        copying = True
-        try:
+    def _stream(self, applier: EpochApplier, tables: Tables, shadows: Shadows, goal: Position | None) -> None:
+        with ExitStack() as ending:
+            snapshots = self._copies(self._sink, applier)
+            renewals: list[BackgroundSnapshots] = []
+            for table in tables.pending:
+                applier.expect(table.name)
+            if tables.pending:
+                snapshots.start(tables.pending)
+            stop = partial(_stop_all, snapshots, renewals)
+            ending.callback(stop)
+            query = self._start_query(applier, goal)
+            ending.callback(self._capture.settle)
+            ending.callback(query.stop)
+            ending.callback(stop)  # what is being copied may wait for the stream, so it is asked first
+
+            def renew(table: CatalogTable) -> None:
+                if table.name not in shadows:
+                    sink = DeltaSink(self._spark, self._shadow_root / uuid4().hex, self._config.pipeline)
+                    shadows.begin(table.name, sink, applier.position)
+                    renewals.append(self._copies(sink, shadows))
+                    renewals[-1].start([table])
+
+            roster = Roster(self._config, self._sink, applier, snapshots, renew, self._observer, self._reload)
+            copying = True
             while not self._stopping.is_set() and not (goal is not None and applier.position >= goal and applier.is_level):
                 self._tell_trouble()
                 if goal is not None:
                     self._capture.check_patience()
-                snapshots.check()
-                applier.let_in()
+                for each in (snapshots, *renewals):
+                    each.check()
+                applier.settle()
+                roster.keep()
                 if copying and not applier.is_copying:
                     copying = False
                     self._observer.streaming_started()
                 if not query.isActive:
-                    query.awaitTermination()  # raises what ended it
+                    _await_end(query)
                     break
                 self._stopping.wait(_POLL_SECONDS)
-        except PySparkException as error:
-            found = parse_error(str(error))
-            if found is None and _LATE_WORKER in str(error):
-                found = WorkerStartError("a Python process of Spark did not start within the time that Spark gives it")
-            if found is None:
-                raise
-            raise found from error
-        finally:
-            snapshots.stop()
-            query.stop()
-            self._capture.settle()
 
     def _tell_trouble(self) -> None:
         """The capture lives in another process and tries again by itself; say why nothing comes."""
@@ -244,6 +281,24 @@ class Pipeline:
         writer = stream.load().writeStream.foreachBatch(apply).queryName(f"penstock {config.pipeline}")
         trigger = f"{int(config.trigger_seconds * 1000)} milliseconds"
         return writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime=trigger).start()
+
+
+def _stop_all(snapshots: BackgroundSnapshots, renewals: list[BackgroundSnapshots]) -> None:
+    for each in (snapshots, *renewals):
+        each.stop()
+
+
+def _await_end(query: StreamingQuery) -> None:
+    """Raise what ended the query, as an error of ours where it is one."""
+    try:
+        query.awaitTermination()
+    except PySparkException as error:
+        found = parse_error(str(error))
+        if found is None and _LATE_WORKER in str(error):
+            found = WorkerStartError("a Python process of Spark did not start within the time that Spark gives it")
+        if found is None:
+            raise
+        raise found from error
 
 
 def planned_end(checkpoint: Path, batch: int) -> Position:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -24,6 +24,7 @@ from penstock.errors import (
 )
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
+from penstock.pipeline.orders import TableOrders, with_orders
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, KeyFault, check_mirrorable, inspect_key_faults, inspect_schemas, inspect_tables
@@ -70,7 +71,11 @@ class Selection:
 
 
 def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
-    """Look at the source. A table that is named and is not there is refused; one that no pattern matches is not missed."""
+    """Look at the source. A table that is named and is not there is refused; one that no pattern matches is not missed.
+
+    What was ordered about single tables counts as if the file said it.
+    """
+    config = with_orders(config)
     tables = {table.name: table for table in inspect_tables(connection) if config.selects(table.name)}
     selection = Selection(tables, inspect_schemas(connection, tables.values(), config.types.policy, config.publication), {})
     faults = inspect_key_faults(connection, selection.schemas.values())
@@ -153,6 +158,12 @@ def fail_blocked(tables: Tables, report: CoverageReport) -> None:
         tables.statuses[name] = TableStatus.failed(blocked([blocker]), tables.statuses[name].applied)
 
 
+def pause_ordered(tables: Tables, orders: TableOrders) -> None:
+    for name, status in tables.statuses.items():
+        if name in orders.paused and status.state is not TableState.FAILED:
+            tables.statuses[name] = replace(status, state=TableState.PAUSED)
+
+
 def fail_unpublished(tables: Tables, added: Iterable[TableName], describe: Callable[[TableName], str]) -> None:
     """Tables that were filled before and have not been published since: their changes in between are in no log."""
     for name in added:
@@ -175,6 +186,9 @@ def _status(target: Target | None, name: TableName, last: Epoch | None) -> Table
         return recorded
     if recorded.committed is not None and target.applied < recorded.committed:
         return TableStatus(TableState.CATCHING_UP, target.applied, target.applied)
+    if recorded.state is not TableState.STREAMING:
+        # That epoch was not for this table: it was still being copied, or paused.
+        return TableStatus(TableState.CATCHING_UP, max(target.applied, recorded.applied or target.applied), target.applied)
     return TableStatus(TableState.CATCHING_UP, max(target.applied, last.position), target.applied)
 
 

@@ -21,6 +21,7 @@ from penstock.errors import NoTablesError, PenstockError, Recovery, SchemaChange
 from penstock.pipeline.comparing import Comparison, TableComparer
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.meeting import Meeting, Tell, meet
+from penstock.pipeline.orders import with_orders
 from penstock.pipeline.scratch import scratch_directory
 from penstock.pipeline.source_copy import copy_source
 from penstock.pipeline.states import TableState
@@ -42,7 +43,8 @@ def verify_tables(
 ) -> VerifyReport:
     """Compare the tables `names`, or all that the configuration selects, whether the pipeline runs or not."""
     started = time.monotonic()
-    foreign = [name for name in names if not config.selects(name)]
+    selects = with_orders(config).selects
+    foreign = [name for name in names if not selects(name)]
     if foreign:
         raise NoTablesError(f"the configuration does not select {foreign[0]}", hint="check --table, and tables: in the configuration")
     verdicts: dict[TableName, TableVerdict] = {}
@@ -111,8 +113,9 @@ class SideBySide:
 
     def inspect(self) -> dict[TableName, CatalogTable]:
         """The source's tables that the configuration selects, in name order."""
+        selects = with_orders(self.config).selects
         with connect(self.config.source.address()) as connection:
-            return {table.name: table for table in inspect_tables(connection) if self.config.selects(table.name)}
+            return {table.name: table for table in inspect_tables(connection) if selects(table.name)}
 
     def compare(self, table: CatalogTable, snapshot: ExportedSnapshot, version: int | None) -> Comparison:
         """The table under the snapshot, with a version of its target, or the newest."""

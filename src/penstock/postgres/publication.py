@@ -227,5 +227,23 @@ class Addition:
         )
 
 
+def drop_table(connection: Connection, publication: str, table: TableName) -> bool:
+    """Take a table out, if it is in by name and this role may; gives back whether that was done. One that stays in does no harm."""
+    statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(publication), _list([table]))
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{LOCK_SECONDS:.0f}s")))
+            connection.execute(statement)
+    except (
+        psycopg.errors.UndefinedObject,
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.ObjectNotInPrerequisiteState,
+        psycopg.errors.InsufficientPrivilege,
+        psycopg.errors.LockNotAvailable,
+    ):
+        return False
+    return True
+
+
 def _list(tables: Iterable[TableName]) -> sql.Composed:
     return sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name)) for table in sorted(tables))

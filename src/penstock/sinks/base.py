@@ -91,5 +91,17 @@ class Sink(Targets):
         """Make the table exactly `files`, and its applied position `fence`, in one commit."""
 
     @abstractmethod
+    def drop(self, table: TableName) -> None:
+        """Remove the table and all that it holds."""
+
+    @abstractmethod
+    def disown(self, table: TableName) -> None:
+        """What the target holds no longer counts as a copy; a table that is mirrored again is copied anew. The rows stay."""
+
+    @abstractmethod
+    def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
+        """Make the table what `shadow`, a sink of the same kind, holds of it, and its applied position `position`, in one commit."""
+
+    @abstractmethod
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         """Apply one epoch and set the applied position to `end`, in one commit. A repeated or older epoch changes nothing."""

@@ -12,8 +12,9 @@ than it had before, somebody else dropped or restored it, and nothing is written
 from __future__ import annotations
 
 import json
+import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -93,6 +94,37 @@ class DeltaSink(DeltaTargets, Sink):
         self._remember(schema.name, fence)
 
     @override
+    def drop(self, table: TableName) -> None:
+        shutil.rmtree(self.path(table), ignore_errors=True)
+        self._remember(table, None)
+
+    @override
+    def disown(self, table: TableName) -> None:
+        if load_applied(self.path(table), self._application(table)) is not None:
+            record_position(self.path(table), self._application(table), Position.ZERO)
+        self._remember(table, None)
+
+    @override
+    def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
+        found, mine = shadow.load_target(table), self.load_target(table)
+        if not isinstance(shadow, DeltaSink) or found is None or mine is None:
+            raise TargetRewoundError(
+                f"{self.path(table)} is gone, so nothing can take its place", hint="restart the pipeline to copy the table anew"
+            )
+        if mine.applied is not None and mine.applied >= position:
+            # Delta leaves out what it takes for a repetition; and a crash right here only means that the table is copied once more.
+            record_position(self.path(table), self._application(table), Position.ZERO)
+        session = self._transaction(table, position)
+        with self._failing(table, "replacing"):
+            rows = session.read.format("delta").load(str(shadow.path(table)))
+            if (found.key, found.source_oid) != (mine.key, mine.source_oid) or found.schema.names != mine.schema.names:
+                properties = _listed(self._properties(found.key, found.source_oid, found.schema.names))
+                session.sql(f"ALTER TABLE delta.{quoted(str(self.path(table)))} SET TBLPROPERTIES ({properties})")
+            rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(self.path(table)))
+        self._remember(table, None)
+        self._check_reached(table, position)
+
+    @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         schema = self._checked_schema(target, changes)
         applied = self._checked_position(target)
@@ -103,14 +135,22 @@ class DeltaSink(DeltaTargets, Sink):
                 self._write(target, schema, TableChanges(target.table, slices, counts), end)
             else:
                 record_position(self.path(target.table), self._application(target.table), end)
-            if load_applied(self.path(target.table), self._application(target.table)) != end:
-                raise SinkError(f"{self.path(target.table)} is not at {end}, though Delta reported no error")
-            self._remember(target.table, end)
+            self._check_reached(target.table, end)
+
+    def _check_reached(self, table: TableName, position: Position) -> None:
+        if load_applied(self.path(table), self._application(table)) != position:
+            raise SinkError(f"{self.path(table)} is not at {position}, though Delta reported no error")
+        self._remember(table, position)
+
+    def _transaction(self, table: TableName, position: Position) -> SparkSession:
+        """The table's session, set to write `position` with whatever is written next."""
+        session = self._session(table)
+        session.conf.set("spark.databricks.delta.write.txnAppId", self._application(table))
+        session.conf.set("spark.databricks.delta.write.txnVersion", str(position.value))
+        return session
 
     def _write(self, target: Target, schema: TableSchema, changes: TableChanges, end: Position) -> None:
-        session = self._session(target.table)
-        session.conf.set("spark.databricks.delta.write.txnAppId", self._application(target.table))
-        session.conf.set("spark.databricks.delta.write.txnVersion", str(end.value))
+        session = self._transaction(target.table, end)
         frame = self._load(session, schema, changes)
         with self._failing(target.table, "applying changes to"):
             emptied = last_truncate(frame) if changes.counts.truncates else None
@@ -170,17 +210,20 @@ class DeltaSink(DeltaTargets, Sink):
     def _definition(self, schema: TableSchema) -> str:
         columns = [f"{quoted(column.name)} {sql_type(column.arrow_type)}" for column in schema.columns]
         columns.append(f"{quoted(EXACT)} {sql_type(EXACT_TYPE)}")
+        properties = self._properties(schema.key, schema.oid, schema.column_names)
+        place = quoted(str(self.path(schema.name)))
+        return f"delta.{place} ({', '.join(columns)}) USING delta TBLPROPERTIES ({_listed(properties)})"
+
+    def _properties(self, key: Sequence[str], source_oid: int, columns: Sequence[str]) -> dict[str, str]:
         properties = {
             OWNER: self._pipeline,
-            KEY: json.dumps(list(schema.key)),
-            SOURCE_OID: str(schema.oid),
+            KEY: json.dumps(list(key)),
+            SOURCE_OID: str(source_oid),
             "delta.enableDeletionVectors": "true",
         }
-        if any(_UNMAPPED & set(name) for name in schema.column_names):
+        if any(_UNMAPPED & set(name) for name in columns):
             properties["delta.columnMapping.mode"] = "name"
-        listed = ", ".join(f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items())
-        place = quoted(str(self.path(schema.name)))
-        return f"delta.{place} ({', '.join(columns)}) USING delta TBLPROPERTIES ({listed})"
+        return properties
 
     def _session(self, table: TableName) -> SparkSession:
         """The transaction id is a session setting: every table has a session of its own."""
@@ -203,6 +246,10 @@ class DeltaSink(DeltaTargets, Sink):
             if isinstance(found, SinkError):
                 raise type(found)(f"{doing} {path}: {found.message}", hint=f"remove {path} and run again to copy the table anew") from error
             raise SinkError(f"{doing} {path}: {_first_line(error)}") from error
+
+
+def _listed(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items())
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,84 @@
+"""What a person has ordered about single tables: add, remove, pause, resume, resync.
+
+Orders are a small document in the state directory. The command line writes it, whether the pipeline runs or not; the pipeline looks at it
+every second, and makes it so. It holds what is wanted, not what was said: ordering twice is ordering once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from penstock.errors import SpoolCorruptError
+from penstock.pipeline.config import PipelineConfig
+from penstock.schema import TableName
+from penstock.spool import storage
+
+FILE = "tables.json"
+_LOCK = "tables.lock"
+_FIELDS = ("added", "removed", "paused", "resync")
+
+
+@dataclass(frozen=True, slots=True)
+class TableOrders:
+    """`added` and `removed` go beyond, and against, the configuration. `resync` empties itself as the tables are renewed."""
+
+    added: frozenset[TableName] = frozenset()
+    removed: frozenset[TableName] = frozenset()
+    paused: frozenset[TableName] = frozenset()
+    resync: frozenset[TableName] = frozenset()
+
+    def add(self, names: Iterable[TableName]) -> TableOrders:
+        wanted = frozenset(names)
+        return replace(self, added=self.added | wanted, removed=self.removed - wanted)
+
+    def remove(self, names: Iterable[TableName]) -> TableOrders:
+        unwanted = frozenset(names)
+        return TableOrders(self.added - unwanted, self.removed | unwanted, self.paused - unwanted, self.resync - unwanted)
+
+    def pause(self, names: Iterable[TableName]) -> TableOrders:
+        return replace(self, paused=self.paused | frozenset(names))
+
+    def resume(self, names: Iterable[TableName]) -> TableOrders:
+        return replace(self, paused=self.paused - frozenset(names))
+
+    def renew(self, names: Iterable[TableName]) -> TableOrders:
+        return replace(self, resync=self.resync | frozenset(names))
+
+    def renewed(self, name: TableName) -> TableOrders:
+        """The order to resync has been carried out."""
+        return replace(self, resync=self.resync - {name})
+
+
+def load_orders(state: Path) -> TableOrders:
+    """As they stand; none before the first."""
+    data = storage.read_bytes(state / FILE)
+    if data is None:
+        return TableOrders()
+    try:
+        document = json.loads(data)
+        return TableOrders(*(frozenset(map(TableName.parse, document[field])) for field in _FIELDS))
+    except (ValueError, KeyError, TypeError) as error:
+        raise SpoolCorruptError(f"{state / FILE} cannot be understood", hint="remove the file, and give the orders again") from error
+
+
+def with_orders(config: PipelineConfig) -> PipelineConfig:
+    """The configuration as if its file said what was ordered."""
+    orders = load_orders(config.state)
+    return config.with_tables(orders.added, orders.removed)
+
+
+def change_orders(state: Path, change: Callable[[TableOrders], TableOrders]) -> TableOrders:
+    """Read, change and write as one step, also when somebody else does the same; gives back what stands now."""
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        before = load_orders(state)
+        after = change(before)
+        if after != before:
+            document = {"format": 1} | {field: sorted(map(str, getattr(after, field))) for field in _FIELDS}
+            storage.replace_bytes(state / FILE, json.dumps(document, indent=2).encode())
+        return after

@@ -1,0 +1,181 @@
+"""Which tables the pipeline has, kept current while it runs.
+
+Looked at again when the configuration's file or an order changes, and every few seconds for tables that were created since and match a
+pattern. New ones join, those that are no longer selected leave, others are paused, resumed or renewed; the stream goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from penstock.capture.provision import ensure_capture, inspect_coverage
+from penstock.errors import PenstockError, Recovery
+from penstock.pipeline.apply import EpochApplier
+from penstock.pipeline.background import BackgroundSnapshots
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.membership import load_memberships, save_memberships
+from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.orders import TableOrders, load_orders
+from penstock.pipeline.standing import check_log
+from penstock.pipeline.states import TableState, TableStatus
+from penstock.pipeline.tables import Selection, Tables, fail_blocked, fail_unpublished, inspect_pipeline, select_tables
+from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.connection import connect
+from penstock.postgres.publication import drop_table, inspect_memberships
+from penstock.schema import TableName
+from penstock.sinks.base import Sink
+
+_log = logging.getLogger(__name__)
+
+_GLANCE_SECONDS = 1.0
+_LOOK_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Roster:
+    """Used by the pipeline's main thread alone."""
+
+    config: PipelineConfig
+    sink: Sink
+    applier: EpochApplier
+    snapshots: BackgroundSnapshots
+    renew: Callable[[CatalogTable], None]
+    """Copy this table anew beside its target, unless that is being done."""
+    observer: PipelineObserver
+    reload: Callable[[], PipelineConfig] | None = None
+    """Reads the configuration's file again; None if there is none."""
+    _orders: TableOrders | None = None
+    _glanced_at: float = 0.0
+    _looked_at: float = 0.0
+    _told: str | None = None
+
+    def keep(self) -> None:
+        """Called all the time; does nothing most of the time."""
+        now = time.monotonic()
+        if now - self._glanced_at < _GLANCE_SECONDS:
+            return
+        self._glanced_at = now
+        try:
+            changed = self._read()
+            if changed or now - self._looked_at >= _LOOK_SECONDS:
+                self._looked_at = now
+                self._look(self._orders or TableOrders())
+                self._told = None
+        except PenstockError as error:
+            self._tell(str(error))
+
+    def _read(self) -> bool:
+        """Take in the file and the orders; whether anything is new. A file that cannot be read changes nothing."""
+        orders = load_orders(self.config.state)
+        changed = orders != self._orders
+        self._orders = orders
+        if self.reload is not None:
+            config = self.reload()
+            if config.tables != self.config.tables:
+                changed = True
+                self.config = self.config.model_copy(update={"tables": config.tables})
+            elif config != self.config:
+                self._tell("the configuration has changed in more than its tables: restart the pipeline to use it")
+        return changed
+
+    def _tell(self, reason: str) -> None:
+        if reason != self._told:
+            self._told = reason
+            self.observer.interrupted(reason, 0.0)
+
+    def _look(self, orders: TableOrders) -> None:
+        with connect(self.config.source.address()) as connection:
+            selection = select_tables(connection, self.config)
+        selects = self.config.with_tables(orders.added, orders.removed).selects
+        self._remove([name for name in self.applier.statuses if not selects(name)])
+        known = self.applier.statuses
+        new = {name for name in (*selection.tables, *selection.refused) if name not in known and not self.snapshots.is_copying(name)}
+        if new:
+            self._add(_part(selection, new), orders)
+        self._pause(orders)
+        self._resync([name for name in orders.resync if selects(name)], selection)
+
+    def _remove(self, names: Iterable[TableName]) -> None:
+        for name in names:
+            self.applier.leave(name)
+            self.sink.disown(name)
+            if self.config.source.publication is None:
+                with connect(self.config.source.address()) as connection:
+                    drop_table(connection, self.config.publication, name)
+            _log.info("table removed", extra={"table": str(name)})
+            self.observer.table_left(name)
+
+    def _add(self, selection: Selection, orders: TableOrders) -> None:
+        config = self.config
+        tables = inspect_pipeline(selection, self.sink, self.applier.last)
+        address = config.source.address()
+        try:
+            if tables.capturable:
+                fail_blocked(tables, inspect_coverage(address, config.publication, tables.capturable))
+                _, added = ensure_capture(address, config.slot, config.publication, tables.capturable, failover=config.source.failover)
+                fail_unpublished(tables, added, self.sink.describe)
+                with connect(address) as connection:
+                    found = inspect_memberships(connection, config.publication, tables.sources)
+                    check_log(connection, config, tables, self.sink.describe)
+                save_memberships(config.state, {**load_memberships(config.state), **found})
+        except PenstockError as error:
+            if error.recovery is not Recovery.OPERATOR:
+                raise
+            for name in tables.capturable:
+                tables.statuses[name] = TableStatus.failed(error, None)
+        self._admit(tables, orders)
+
+    def _admit(self, tables: Tables, orders: TableOrders) -> None:
+        for name, status in tables.statuses.items():
+            if status.state is TableState.FAILED:
+                self.applier.admit(name, status)
+                self.observer.table_failed(name, status)
+            elif name in orders.paused:
+                self.applier.admit(name, replace(status, state=TableState.PAUSED))
+            elif name in tables.targets:
+                self.applier.admit(name, status)
+                self.applier.enter(tables.targets[name])
+        pending = [table for table in tables.pending if table.name not in orders.paused]
+        if pending:
+            for table in pending:
+                self.applier.expect(table.name)
+            self.snapshots.start(pending)
+
+    def _pause(self, orders: TableOrders) -> None:
+        for name, status in self.applier.statuses.items():
+            if name in orders.paused and status.is_applied:
+                self.applier.pause(name)
+            elif name not in orders.paused and status.state is TableState.PAUSED:
+                self._resume(name, status)
+
+    def _resync(self, names: Iterable[TableName], selection: Selection) -> None:
+        for name in names:
+            status = self.applier.statuses.get(name)
+            if status is None or self.snapshots.is_copying(name):
+                continue  # it is being copied, or soon will be
+            if name in selection.refused or name not in selection.tables:
+                self._tell(f"{name} cannot be copied anew: {selection.refused.get(name) or 'the source has no such table'}")
+            elif self.sink.load_target(name) is None:
+                self.applier.leave(name)
+                self._looked_at = 0.0
+            else:
+                self.renew(selection.tables[name])
+
+    def _resume(self, name: TableName, status: TableStatus) -> None:
+        """A table that was paused before it was copied is as new."""
+        if status.applied is not None:
+            self.applier.resume(name)
+        else:
+            self.applier.leave(name)
+            self._looked_at = 0.0
+
+
+def _part(selection: Selection, names: set[TableName]) -> Selection:
+    return Selection(
+        {name: table for name, table in selection.tables.items() if name in names},
+        {name: schema for name, schema in selection.schemas.items() if name in names},
+        {name: error for name, error in selection.refused.items() if name in names},
+    )

@@ -1,0 +1,98 @@
+"""Resync: a table is copied anew into a shadow beside its target, and the two change places when the shadow is level.
+
+The target goes on meanwhile, so whoever reads it never sees it empty, half filled or going back in time. The shadow is a target like any
+other, under a root of its own. The epoch that finds it copied brings the shadow to the epoch's end, and then, instead of applying that
+epoch to the target, replaces what the target holds by what the shadow holds: one commit, with the same position.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from penstock.errors import PenstockError, Recovery
+from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.states import TableStatus
+from penstock.position import Position
+from penstock.schema import TableName
+from penstock.sinks.base import Sink, TableChanges, Target
+from penstock.spool.reader import SpoolReader
+
+
+class Shadows:
+    """The tables that are being copied anew. Holds and arrivals come from the copying threads, `swap` from the epoch."""
+
+    def __init__(self, main: Sink, observer: PipelineObserver, on_done: Callable[[TableName], None]) -> None:
+        self._main = main
+        self._sinks: dict[TableName, Sink] = {}
+        self._observer = observer
+        self._on_done = on_done
+        self._holds: dict[TableName, Position] = {}
+        self._arrivals: deque[Target] = deque()
+        self._ready: dict[TableName, Target] = {}
+
+    @property
+    def holds(self) -> list[Position]:
+        return list(self._holds.copy().values())
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._arrivals)
+
+    def __contains__(self, name: TableName) -> bool:
+        return name in self._sinks
+
+    def begin(self, name: TableName, sink: Sink, position: Position) -> None:
+        """`sink` is for this one copy; nothing after `position` is released from now on."""
+        self._sinks[name] = sink
+        self._holds[name] = position
+
+    def hold(self, name: TableName, fence: Position) -> None:
+        self._holds[name] = fence
+
+    def enter(self, target: Target) -> None:
+        self._arrivals.append(target)
+
+    def fail(self, name: TableName, error: PenstockError) -> None:
+        """The copy cannot be made. The target is as it was."""
+        self._observer.table_failed(name, TableStatus.failed(error, None))
+        self._end(name)
+
+    def take_in(self) -> set[TableName]:
+        """At the beginning of an epoch: the tables that this epoch replaces."""
+        while self._arrivals:
+            target = self._arrivals.popleft()
+            self._ready[target.table] = target
+        return set(self._ready)
+
+    def swap(self, reader: SpoolReader, end: Position) -> dict[TableName, Target]:
+        """Bring the shadows that are copied to `end`, and put each in its target's place; gives back the targets as they are now."""
+        done: dict[TableName, Target] = {}
+        for name, shadow in self._ready.items():
+            try:
+                done[name] = self._swap(name, shadow, reader, end)
+            except PenstockError as error:
+                if error.recovery is not Recovery.OPERATOR:
+                    raise
+                self.fail(name, error)
+            else:
+                self._end(name)
+        self._ready.clear()
+        return done
+
+    def _swap(self, name: TableName, shadow: Target, reader: SpoolReader, end: Position) -> Target:
+        sink, applied = self._sinks[name], shadow.applied
+        assert applied is not None
+        if applied < end:
+            found = reader.read(applied, end).tables.get(name)
+            if found is not None:
+                sink.apply(shadow, TableChanges(name, found.slices, found.counts), end)
+        self._main.replace(name, sink, max(applied, end))
+        target = self._main.load_target(name)
+        assert target is not None
+        return target
+
+    def _end(self, name: TableName) -> None:
+        self._sinks.pop(name).drop(name)
+        self._holds.pop(name, None)
+        self._on_done(name)

@@ -1,0 +1,147 @@
+"""Tables that come, go, rest and are renewed while the pipeline runs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import yaml
+
+from penstock.cli.table_orders import order
+from penstock.errors import NoTablesError
+from penstock.pipeline.config import load_config
+from penstock.pipeline.pipeline import RunResult
+from penstock.pipeline.states import TableState
+from penstock.schema import TableName
+from penstock.testing.streams import wait_for
+from tests.fix_pipeline import Mirror, MirrorFactory
+from tests.fix_postgres import Database
+
+pytestmark = pytest.mark.spark
+DEADLINE_SECONDS = 240.0
+
+
+class Running:
+    """A pipeline that runs in a thread of its own."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self.mirror = mirror
+        self.pipeline = mirror.pipeline(reload=lambda: load_config(mirror.path))
+        self.result: RunResult | None = None
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="pipeline")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.result = self.pipeline.run()
+        except BaseException as error:  # noqa: BLE001 it is raised in the test's own thread
+            self.failure = error
+
+    def state(self, table: str) -> TableState | None:
+        if self.failure is not None:
+            raise self.failure
+        status = self.pipeline.statuses.get(TableName.parse(table))
+        return status.state if status is not None else None
+
+    def wait_for_state(self, table: str, state: TableState | None) -> None:
+        wait_for(lambda: self.state(table) is state, f"{table} to be {state}", lambda: self.pipeline.statuses, DEADLINE_SECONDS)
+
+    def wait_for_rows(self, table: str, count: int) -> None:
+        def there() -> bool:
+            return self.failure is not None or len(self.mirror.rows(table)) == count
+
+        wait_for(there, f"{count} rows of {table}", lambda: self.pipeline.statuses, DEADLINE_SECONDS)
+        assert self.failure is None, self.failure
+
+    def order(self, what: str, table: str) -> None:
+        order(self.mirror.path, [table], what)
+
+    def stop(self) -> None:
+        self.pipeline.stop()
+        self._thread.join(DEADLINE_SECONDS)
+        assert not self._thread.is_alive()
+        if self.failure is not None:
+            raise self.failure
+
+
+@contextmanager
+def running(mirror: Mirror) -> Iterator[Running]:
+    made = Running(mirror)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def test_N11_N14_tables_join_rest_and_leave_while_the_others_go_on(database: Database, mirror: MirrorFactory) -> None:
+    database.execute("CREATE SCHEMA later; CREATE TABLE a (id int PRIMARY KEY, v text); INSERT INTO a VALUES (1, 'a')")
+    database.execute("CREATE TABLE later.extra (id int PRIMARY KEY); INSERT INTO later.extra SELECT generate_series(1, 500)")
+    made = mirror(tables=["public.*"])
+    with running(made) as run:
+        run.wait_for_state("public.a", TableState.STREAMING)
+        # a table that is created later and matches a pattern
+        database.execute("CREATE TABLE b (id int PRIMARY KEY, v text); INSERT INTO b VALUES (1, 'b')")
+        # one that is ordered, with writes beside
+        with pytest.raises(NoTablesError, match=r"later\.missing"):
+            run.order("add", "later.missing")
+        run.order("add", "later.extra")
+        database.execute("INSERT INTO later.extra SELECT generate_series(501, 600)")
+        run.wait_for_state("public.b", TableState.STREAMING)
+        run.wait_for_state("later.extra", TableState.STREAMING)
+        database.execute("DELETE FROM later.extra WHERE id <= 100; UPDATE b SET v = 'c'")
+        run.wait_for_rows("later.extra", 500)
+        # one rests, and its changes wait
+        run.order("pause", "public.a")
+        run.wait_for_state("public.a", TableState.PAUSED)
+        database.execute("INSERT INTO a VALUES (2, 'paused'); INSERT INTO b VALUES (2, 'goes on')")
+        run.wait_for_rows("public.b", 2)
+        assert len(made.rows("public.a")) == 1
+    assert run.result is not None
+    paused = made.run_once()
+    assert paused.tables["public.a"].state is TableState.PAUSED, "an order outlives the run"
+    assert len(made.rows("public.a")) == 1
+    with running(made) as run:
+        run.order("resume", "public.a")
+        run.wait_for_rows("public.a", 2)
+        # one leaves, and comes back as new
+        run.order("remove", "later.extra")
+        run.wait_for_state("later.extra", None)
+        database.execute("INSERT INTO later.extra VALUES (1000)")
+        run.order("add", "later.extra")
+        run.wait_for_state("later.extra", TableState.STREAMING)
+        run.wait_for_rows("later.extra", 501)
+        # the file says so too
+        document = yaml.safe_load(made.path.read_text(encoding="utf-8"))
+        made.path.write_text(yaml.safe_dump({**document, "tables": ["public.a"]}), encoding="utf-8")
+        run.wait_for_state("public.b", None)
+        made.path.write_text(yaml.safe_dump({**document, "tables": ["public.a", "public.b"]}), encoding="utf-8")
+        run.wait_for_state("public.b", TableState.STREAMING)
+    made.run_once()
+    made.assert_equal("public.a", "public.b", "later.extra")
+
+
+def test_N11_a_table_is_renewed_beside_its_target_and_takes_its_place(database: Database, mirror: MirrorFactory) -> None:
+    database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t SELECT g, 'v' || g FROM generate_series(1, 200) g")
+    database.execute("CREATE TABLE broken (id int PRIMARY KEY); INSERT INTO broken VALUES (1)")
+    made = mirror()
+    made.run_once()
+    made.damage("public.t", "DELETE FROM {} WHERE id = 7")
+    database.execute("ALTER TABLE broken ADD COLUMN extra int DEFAULT 5; INSERT INTO broken VALUES (2, 6)")
+    with running(made) as run:
+        run.wait_for_state("public.broken", TableState.FAILED)
+        database.execute("INSERT INTO t VALUES (201, 'new')")
+        run.wait_for_rows("public.t", 200)
+        run.order("renew", "public.t")
+        run.order("renew", "public.broken")
+        database.execute("UPDATE t SET v = 'changed' WHERE id = 3; DELETE FROM t WHERE id = 4")
+        run.wait_for_rows("public.t", 200)
+        wait_for(lambda: not made.orders().resync, "the orders to be carried out", lambda: run.pipeline.statuses, DEADLINE_SECONDS)
+        run.wait_for_state("public.broken", TableState.STREAMING)
+        database.execute("INSERT INTO broken VALUES (3, 7); INSERT INTO t VALUES (4, 'again')")
+        run.wait_for_rows("public.broken", 3)
+    made.run_once()
+    made.assert_equal("public.t", "public.broken")
+    assert not list((made.config.sink.delta.path / "penstock_shadows").rglob("*.parquet"))
