@@ -11,6 +11,7 @@ from penstock.cli.main import app
 from penstock.pipeline.config import load_config
 from penstock.schema import TableName
 from penstock.spark.datasource import FORMAT
+from penstock.spark.session import DELTA_VERSION
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -42,6 +43,15 @@ def test_every_command_shown_exists() -> None:
 def test_the_format_shown_is_the_one_that_is_registered() -> None:
     (block,) = _blocks("python")
     assert f'format("{FORMAT}")' in block
+
+
+def test_what_the_guide_to_clusters_shows_is_valid(tmp_path: Path) -> None:
+    """Its program and its command are run by the test of a cluster."""
+    guide = (ROOT / "docs" / "guides" / "running-on-a-cluster.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    (tmp_path / "shop.yaml").write_text(block, encoding="utf-8")
+    assert load_config(tmp_path / "shop.yaml").spark.master == "spark://master.example:7077"
+    assert f"--packages io.delta:delta-spark_4.1_2.13:{DELTA_VERSION} " in guide
 
 
 def test_every_link_leads_somewhere() -> None:

@@ -168,8 +168,8 @@ class SinkConfig(_Model):
 class SparkConfig(_Model):
     """The Spark application. The right Maven coordinates for the running Spark are chosen by default."""
 
-    master: str = "local[*]"
-    packages: tuple[str, ...] = ()
+    master: str | None = Field(default=None, description="default: what spark-submit was given; without spark-submit, `local[*]`")
+    packages: tuple[str, ...] = Field(default=(), description="Maven coordinates; under spark-submit they are given by --packages")
     conf: dict[str, str] = Field(default_factory=dict)
 
 

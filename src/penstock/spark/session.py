@@ -62,6 +62,10 @@ Without the second setting, the first shrinks the room for compiled code to a fi
 """
 
 
+_GATEWAY = "PYSPARK_GATEWAY_PORT"
+"""By which spark-submit tells a Python program where its JVM is."""
+
+
 def spark_minor() -> str:
     """The running Spark's `major.minor`."""
     return ".".join(version("pyspark").split(".")[:2])
@@ -81,25 +85,32 @@ def delta_package() -> str:
 def build_session(
     app_name: str,
     *,
-    master: str = "local[*]",
+    master: str | None = None,
     packages: Sequence[str] = (),
     conf: Mapping[str, str] | None = None,
     log: Path | None = None,
 ) -> SparkSession:
     """Start (or join) the Spark application of this process. `packages` are Maven coordinates; `conf` wins over our settings.
 
+    Without a `master`, it is the one that spark-submit was given; in a process that spark-submit did not start, this machine. What only
+    counts before the JVM starts, `packages` too, is for spark-submit's own options there.
+
     With `log`, everything that the JVM and its workers print goes to that file instead of the terminal.
     """
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = dict(_SETTINGS)
-    if master.startswith("local"):
+    if master is None and _GATEWAY not in os.environ:
+        master = "local[*]"
+    if master is not None and master.startswith("local"):
         settings |= _LOCAL_CHECKPOINTS | {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     if any("delta-spark" in package for package in packages):
         settings |= _DELTA_SETTINGS
     if packages:
         settings["spark.jars.packages"] = ",".join(packages)
-    builder = SparkSession.builder.appName(app_name).master(master)
+    builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        builder = builder.master(master)
     for name, value in {**settings, **(conf or {})}.items():
         builder = builder.config(name, value)
     with _stderr_to(log):

@@ -87,9 +87,10 @@ class SharedSlot:
             "trigger": "100 ms",
         }
 
-    def config(self, pipeline: str, tables: list[str], **source: Any) -> Path:
+    def config(self, pipeline: str, tables: list[str], types: dict[str, str] | None = None, **source: Any) -> Path:
         path = self._directory / f"{pipeline}.yaml"
-        path.write_text(yaml.safe_dump(self.document(pipeline, tables, **source)), encoding="utf-8")
+        document = {**self.document(pipeline, tables, **source), "types": types or {}}
+        path.write_text(yaml.safe_dump(document), encoding="utf-8")
         return path
 
     @property

@@ -9,9 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.errors import ConfigError, SlotMissingError
+from penstock.errors import CaptureMissingError, ConfigError, SlotMissingError, SpoolFormatError, SpoolLockedError
+from penstock.pipeline import companion
 from penstock.pipeline.capturing import forget_consumer, plan_capture
 from penstock.pipeline.check import check_pipeline
+from penstock.pipeline.companion import CaptureCompanion
 from penstock.pipeline.status import inspect_status
 from penstock.position import Position
 from penstock.schema import TableName
@@ -78,13 +80,18 @@ def test_killed_and_started_again_it_misses_nothing(shared: SharedSlot) -> None:
     assert found.counts.rows == 2
 
 
-def test_a_second_capture_of_the_spool_ends_and_names_the_first(shared: SharedSlot) -> None:
+def test_a_second_capture_of_the_spool_ends_and_names_the_first(shared: SharedSlot, monkeypatch: pytest.MonkeyPatch) -> None:
     _table(shared, "a")
     path = shared.config("one", ["public.a"])
     first = shared.start(path).wait_until_it_runs()
     second = shared.start(path)
     assert second.wait() == 1
     assert f"PEN-2001: process {first.pid} writes to the spool" in second.log.read_text()
+    embedded = CaptureCompanion(shared.load(shared.config("embedded", ["public.a"], capture="embedded")))
+    monkeypatch.setattr(companion, "_END_SECONDS", 0.1)
+    with pytest.raises(SpoolLockedError, match=f"process {first.pid} writes to the spool") as raised:
+        embedded.check()
+    assert "source.capture: separate" in (raised.value.hint or "")
     other = shared.start(shared.config("other", ["public.a"], spool="spool_other"))
     wait_for(lambda: "PEN-1202" in other.log.read_text(), "a slot that is taken", other.log.read_text)
 
@@ -132,6 +139,26 @@ def test_a_consumer_that_is_gone_for_ever_can_be_forgotten(shared: SharedSlot) -
 def _grow_old(shared: SharedSlot, consumer: str, *, hours: int) -> None:
     then = time.time() - hours * 3600
     os.utime(SpoolLayout(shared.spool).consumer(consumer), (then, then))
+
+
+def test_a_run_that_is_to_end_does_not_wait_for_a_capture_for_ever(shared: SharedSlot, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = CaptureCompanion(shared.load(shared.config("one", ["public.a"])))
+    alone.check_patience()
+    assert "is not running" in (alone.trouble() or "")
+    alone.check_patience()
+    monkeypatch.setattr(companion, "_PATIENCE_SECONDS", -1.0)
+    with pytest.raises(CaptureMissingError):
+        alone.check_patience()
+
+
+def test_pipelines_that_do_not_agree_with_the_capture_are_refused(shared: SharedSlot) -> None:
+    _table(shared, "a")
+    shared.start(shared.config("one", ["public.a"])).wait_until_it_runs()
+    with pytest.raises(SpoolFormatError, match="not other by"):
+        CaptureCompanion(shared.load(shared.config("two", ["public.a"], slot="other"))).check()
+    with pytest.raises(ConfigError, match=r"types\.numeric is string"):
+        CaptureCompanion(shared.load(shared.config("two", ["public.a"], types={"numeric": "string"}))).check()
+    CaptureCompanion(shared.load(shared.config("two", ["public.a"]))).check()
 
 
 def test_a_configuration_that_captures_by_itself_is_refused(shared: SharedSlot) -> None:
