@@ -76,6 +76,10 @@ bench-snapshot: install ## Snapshot speed beside COPY, DuckDB and Spark's JDBC r
 bench-tables: install ## How long a start takes with 1,000 tables
 	$(BIN)/python -m benchmarks.many_tables
 
+.PHONY: bench-add-table
+bench-add-table: install ## Lag of a running pipeline while a table of a million rows is added to it; five minutes
+	$(BIN)/python -m benchmarks.add_table
+
 .PHONY: bench-large
 bench-large: install ## Memory of a capture while one transaction brings 10 million rows; five minutes
 	$(BIN)/python -m benchmarks.large_transaction
