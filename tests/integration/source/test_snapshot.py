@@ -132,7 +132,7 @@ def test_N03_after_a_crash_finished_blocks_are_not_read_again_and_the_end_is_rig
             raise BatchRefusedError(f"batch {number}")
 
     first = start(source, fail_on_the_third)
-    first.wait_for_failure()
+    assert "BatchRefusedError" in first.wait_for_failure()
     source.wait_for_idle_slot()
     # As long as the snapshot is held, VACUUM takes nothing away.
     held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'penstock snapshot'"
@@ -164,7 +164,7 @@ def test_batch_of_the_snapshot_that_failed_is_repeated_with_the_same_range(sourc
         raise BatchRefusedError(f"batch {number}")
 
     failed = start(source, refuse)
-    failed.wait_for_failure()
+    assert "BatchRefusedError" in failed.wait_for_failure()
     planned = failed.offset(0)
     again = start(source)
     wait_until_equal(source, again)
@@ -209,7 +209,7 @@ def test_table_without_a_key_whose_snapshot_was_lost_stops(source: ChangeSource)
         if number == 1:
             raise BatchRefusedError(f"batch {number}")
 
-    start(source, fail_on_the_second, table="public.keyless").wait_for_failure()
+    assert "BatchRefusedError" in start(source, fail_on_the_second, table="public.keyless").wait_for_failure()
     source.wait_for_idle_slot()
     assert "PEN-1402" in start(source, table="public.keyless").wait_for_failure()
 
@@ -221,7 +221,7 @@ def test_plan_that_is_gone_is_an_error_and_not_a_shorter_snapshot(source: Change
         if number == 1:
             raise BatchRefusedError(f"batch {number}")
 
-    start(source, fail_on_the_second).wait_for_failure()
+    assert "BatchRefusedError" in start(source, fail_on_the_second).wait_for_failure()
     source.wait_for_idle_slot()
     source.delete_spool()
     assert "PEN-2003" in start(source).wait_for_failure()
