@@ -74,3 +74,15 @@ def test_a_run_ends_with_the_same_code_as_the_check(tmp_path: Path) -> None:
     dsn = "postgresql://cdc@127.0.0.1:1/shop?connect_timeout=2"
     path.write_text(f"pipeline: shop\nsource: {{dsn: '{dsn}', password: {{file: none}}}}\ntables: [a.b]\nsink: {{delta: {{path: lake}}}}\n")
     assert _penstock("check", str(path)).returncode == _penstock("run", str(path)).returncode == 2
+    assert _penstock("verify", str(path)).returncode == 2
+
+
+def test_verify_finds_out_without_spark_that_it_cannot_start(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.yaml"
+    dsn = "postgresql://cdc@127.0.0.1:1/shop?connect_timeout=2"
+    path.write_text(f"pipeline: shop\nsource: {{dsn: '{dsn}'}}\ntables: [a.b]\nsink: {{delta: {{path: lake}}}}\n")
+    unreachable, unnamed = _penstock("verify", str(path), "--json"), _penstock("verify", str(path), "--table", "no_schema")
+    assert (unreachable.returncode, unnamed.returncode) == (3, 2)
+    assert "PEN-1101" in unreachable.stderr
+    assert "--table" in unnamed.stderr
+    assert not (tmp_path / "state").exists()

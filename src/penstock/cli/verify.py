@@ -16,6 +16,7 @@ from penstock.pipeline.comparing import Comparison, RowDifference
 from penstock.pipeline.config import load_config
 from penstock.pipeline.verdicts import VerifyReport
 from penstock.pipeline.verify import verify_tables
+from penstock.postgres.connection import connect
 from penstock.schema import TableName
 
 _DIFFERENT = 4
@@ -26,8 +27,9 @@ _NULL = "[dim]null[/]"
 def run_verify(path: Path, tables: Sequence[str], *, as_json: bool, console: Console, progress: Console) -> int:
     """Compare, and print on `console`; what happens meanwhile goes to `progress`. Gives back the exit code."""
     config = load_config(path)
-    config.source.address()  # a missing secret is found before Spark is started
     names = [_parsed(text) for text in tables]
+    with connect(config.source.address()):  # what keeps us from the source is found before Spark is started
+        pass
     with progress.status("starting Spark …") as status:
         report = verify_tables(start_session(config), config, names, lambda text: status.update(escape(f"{text} …")))
     if as_json:

@@ -56,7 +56,7 @@ def verify_tables(
             for name in sorted((set(names) or {*tables, *meeting.tables}) - verdicts.keys()):
                 tell(f"comparing {name}")
                 try:
-                    verdicts[name] = _judge(side, name, tables.get(name), meeting)
+                    verdicts[name] = judge(side, name, tables.get(name), meeting)
                 except PenstockError as error:
                     if error.recovery is not Recovery.RETRY:
                         raise
@@ -78,7 +78,7 @@ def compare_tables(spark: SparkSession, config: PipelineConfig) -> list[Comparis
         return [side.compare(table, snapshot, None) for table in filled]
 
 
-def _judge(side: SideBySide, name: TableName, table: CatalogTable | None, meeting: Meeting) -> TableVerdict:
+def judge(side: SideBySide, name: TableName, table: CatalogTable | None, meeting: Meeting) -> TableVerdict:
     """An error that time can mend, if the table has to be met again."""
     fence = meeting.snapshot.fence
     status = meeting.tables.get(name)
