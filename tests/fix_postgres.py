@@ -15,7 +15,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -31,6 +31,16 @@ Row = tuple[Any, ...]
 
 _TEARDOWN_SECONDS = 20.0
 _SETTINGS = {"max_prepared_transactions": "10", "track_commit_timestamp": "on"}
+
+
+@contextmanager
+def server_directory() -> Iterator[Path]:
+    """For the data of a server, which may run as another user.
+
+    Not pytest's own temporary directory: every pytest that starts on this machine shuts all other users out of it.
+    """
+    with tempfile.TemporaryDirectory(prefix="penstock-pg-") as directory:
+        yield Path(directory)
 
 
 class PostgresServer:
@@ -138,9 +148,8 @@ class PostgresServers:
         if given:
             server = PostgresServer(lambda database: _url(given, database))
         else:
-            # Not pytest's own temporary directory: the server may run as another user, which cannot go in there.
-            directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-pg-"))
-            embedded = EmbeddedPostgres(Path(directory) / "data", version, _SETTINGS, fsync=False)
+            directory = self._stack.enter_context(server_directory())
+            embedded = EmbeddedPostgres(directory / "data", version, _SETTINGS, fsync=False)
             self._stack.callback(embedded.stop, "immediate")
             embedded.start()
             server = PostgresServer(embedded.dsn)

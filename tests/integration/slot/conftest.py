@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -13,7 +12,7 @@ import psycopg
 import pytest
 
 from penstock.testing.embedded import EmbeddedPostgres
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, server_directory
 from tests.integration.slot.source import Source
 from tests.waiting import wait_for
 
@@ -94,8 +93,7 @@ class _RoughServers(dict[int, RoughServer]):
         self._stack = stack
 
     def __missing__(self, version: int) -> RoughServer:
-        directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-rough-"))
-        self[version] = RoughServer(Path(directory), version)
+        self[version] = RoughServer(self._stack.enter_context(server_directory()), version)
         self._stack.callback(self[version].postgres.stop, "immediate")
         self[version].postgres.start()
         return self[version]

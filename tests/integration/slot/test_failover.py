@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from penstock.postgres.connection import SourceAddress
 from penstock.spool.consumers import release
 from penstock.spool.identity import ensure_identity, load_identity
 from penstock.testing.embedded import EmbeddedPostgres
-from tests.fix_postgres import Database
+from tests.fix_postgres import Database, server_directory
 from tests.integration.slot.source import Source
 from tests.waiting import DEADLINE_SECONDS, wait_for
 
@@ -47,8 +46,7 @@ class Cluster:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    with tempfile.TemporaryDirectory(prefix="penstock-pair-") as folder:
-        directory = Path(folder)
+    with server_directory() as directory:
         primary = EmbeddedPostgres(directory / "primary", 18, fsync=False)
         primary.start()
         standby: EmbeddedPostgres | None = None
