@@ -91,9 +91,10 @@ class EpochApplier:
         self._set({name: TableStatus(TableState.PENDING)})
 
     def hold(self, name: TableName, fence: Position) -> None:
-        """The table is being copied: what comes after its fence is kept."""
-        self._holds[name] = fence
-        self._set({name: TableStatus(TableState.SNAPSHOTTING)})
+        """The table is being copied: what comes after its fence is kept. One that was removed meanwhile is nobody's."""
+        if name in self.statuses:
+            self._holds[name] = fence
+            self._set({name: TableStatus(TableState.SNAPSHOTTING)})
 
     def enter(self, target: Target) -> None:
         """Take over a table that has been copied. The next epoch brings it to where the others are."""
@@ -123,6 +124,8 @@ class EpochApplier:
 
     def fail(self, name: TableName, error: PenstockError) -> None:
         """Give a table up, for a reason that is its own. The rest goes on."""
+        if name not in self.statuses:
+            return
         status = TableStatus.failed(error, self.statuses[name].applied)
         self._set({name: status})
         self._holds.pop(name, None)
@@ -162,9 +165,9 @@ class EpochApplier:
         started = time.monotonic()
         is_new = end > self.position
         end = max(end, self.position)
-        renewed = self._shadows.take_in() if self._shadows is not None else set()
+        renews = self._shadows is not None and self._shadows.take_in()
         behind = {status.applied for status in self.statuses.values() if _is_behind(status, end)}
-        if not behind and not is_new and not renewed:
+        if not behind and not is_new and not renews:
             self._mark_streaming(end)
             return
         reached = wait_for_end(self._reader, end, timeout_seconds=_CATCH_UP_SECONDS)
@@ -172,18 +175,18 @@ class EpochApplier:
             raise ConnectionLostError(f"the capture did not get back to {end} in {_CATCH_UP_SECONDS:.0f} s")
         ranges = {start: self._reader.read(start, end) for start in behind if start is not None}
         self._fail_renamed(ranges)
-        work = [changes for changes in self._plan(ranges) if changes.table not in renewed]
+        if self._shadows is not None:
+            self._renew(self._shadows.swap(self._reader, end))
+        work = self._plan(ranges)
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="penstock-apply") as pool:
             failures = dict(zip([changes.table for changes in work], pool.map(lambda each: self._apply_one(each, end), work), strict=True))
         self._take_failures({name: error for name, error in failures.items() if error is not None})
-        if self._shadows is not None:
-            self._renew(self._shadows.swap(self._reader, end))
         commit_time = max((each.commit_time for each in ranges.values() if each.commit_time), default=None)
         rows = sum(changes.counts.rows for changes in work)
         self._record(Epoch(self._next_number(), end, commit_time, self._system), rows, time.monotonic() - started)
 
     def _renew(self, targets: Mapping[TableName, Target]) -> None:
-        """These have been replaced by their shadows, whatever was the matter with them before."""
+        """These have been replaced by their shadows, whatever was the matter with them before, and hold this epoch already."""
         for name, target in targets.items():
             self._targets[name] = target
             self._set({name: TableStatus(TableState.STREAMING, target.applied, target.applied)})

@@ -58,15 +58,18 @@ class Shadows:
         self._observer.table_failed(name, TableStatus.failed(error, None))
         self._end(name)
 
-    def take_in(self) -> set[TableName]:
-        """At the beginning of an epoch: the tables that this epoch replaces."""
+    def take_in(self) -> bool:
+        """At the beginning of an epoch: whether there are tables for it to replace."""
         while self._arrivals:
             target = self._arrivals.popleft()
             self._ready[target.table] = target
-        return set(self._ready)
+        return bool(self._ready)
 
     def swap(self, reader: SpoolReader, end: Position) -> dict[TableName, Target]:
-        """Bring the shadows that are copied to `end`, and put each in its target's place; gives back the targets as they are now."""
+        """Bring the shadows that are copied to `end`, and put each in its target's place; gives back the targets as they are now.
+
+        A target whose shadow cannot take its place is as it was, and has this epoch yet to come.
+        """
         done: dict[TableName, Target] = {}
         for name, shadow in self._ready.items():
             try:

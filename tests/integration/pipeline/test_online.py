@@ -10,11 +10,12 @@ import pytest
 import yaml
 
 from penstock.cli.table_orders import order
-from penstock.errors import NoTablesError
+from penstock.errors import NoTablesError, SinkRefusedError
 from penstock.pipeline.config import load_config
 from penstock.pipeline.pipeline import RunResult
 from penstock.pipeline.states import TableState
 from penstock.schema import TableName
+from penstock.sinks.delta import DeltaSink
 from penstock.testing.streams import wait_for
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
@@ -123,7 +124,13 @@ def test_N11_N14_tables_join_rest_and_leave_while_the_others_go_on(database: Dat
     made.assert_equal("public.a", "public.b", "later.extra")
 
 
-def test_N11_a_table_is_renewed_beside_its_target_and_takes_its_place(database: Database, mirror: MirrorFactory) -> None:
+def _refuse(*_: object) -> None:
+    raise SinkRefusedError("no", hint="no")
+
+
+def test_N11_a_table_is_renewed_beside_its_target_and_takes_its_place(
+    database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t SELECT g, 'v' || g FROM generate_series(1, 200) g")
     database.execute("CREATE TABLE broken (id int PRIMARY KEY); INSERT INTO broken VALUES (1)")
     made = mirror()
@@ -134,10 +141,17 @@ def test_N11_a_table_is_renewed_beside_its_target_and_takes_its_place(database: 
         run.wait_for_state("public.broken", TableState.FAILED)
         database.execute("INSERT INTO t VALUES (201, 'new')")
         run.wait_for_rows("public.t", 200)
+        # a shadow that cannot take its target's place costs the target nothing
+        with monkeypatch.context() as patch:
+            patch.setattr(DeltaSink, "replace", _refuse)
+            run.order("renew", "public.t")
+            database.execute("INSERT INTO t VALUES (202, 'beside'); DELETE FROM t WHERE id = 1")
+            wait_for(lambda: not made.orders().resync, "the order to be given up", lambda: run.pipeline.statuses, DEADLINE_SECONDS)
+        run.wait_for_rows("public.t", 200)
+        assert {202, 2} <= {row["id"] for row in made.rows("public.t")}
         run.order("renew", "public.t")
         run.order("renew", "public.broken")
         database.execute("UPDATE t SET v = 'changed' WHERE id = 3; DELETE FROM t WHERE id = 4")
-        run.wait_for_rows("public.t", 200)
         wait_for(lambda: not made.orders().resync, "the orders to be carried out", lambda: run.pipeline.statuses, DEADLINE_SECONDS)
         run.wait_for_state("public.broken", TableState.STREAMING)
         database.execute("INSERT INTO broken VALUES (3, 7); INSERT INTO t VALUES (4, 'again')")
