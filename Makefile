@@ -69,7 +69,7 @@ bench-capture: install ## Capture speed beside pg_recvlogical and Debezium, for 
 
 # The first run fetches DuckDB, 60 MB, into .cache, and the drivers of Spark.
 .PHONY: bench-snapshot
-bench-snapshot: install ## Snapshot speed beside COPY, DuckDB and Spark's JDBC reader; three minutes
+bench-snapshot: install ## Snapshot speed beside COPY, DuckDB and Spark's JDBC reader; four minutes
 	$(BIN)/python -m benchmarks.snapshot $(BENCH_ARGS)
 
 .PHONY: bench-tables
