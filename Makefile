@@ -120,7 +120,7 @@ test-recovery: install ## Kills, lost state, and the whole product as a user run
 
 .PHONY: test-verify
 test-verify: install ## verify under a hundred rounds of writes, and in a million rows; half an hour
-	PENSTOCK_TEST_VERIFY_ROUNDS=100 PENSTOCK_TEST_VERIFY_ROWS=1000000 $(BIN)/python -m pytest -s tests/integration/pipeline/test_verify.py $(PYTEST_ARGS)
+	PENSTOCK_TEST_VERIFY_ROUNDS=100 PENSTOCK_TEST_VERIFY_ROWS=1000000 $(BIN)/python -m pytest -s tests/integration/pipeline/test_verify.py tests/integration/pipeline/test_verify_running.py $(PYTEST_ARGS)
 
 # pytest itself fails when it selects no test.
 .PHONY: test-spark42
