@@ -17,6 +17,7 @@ _SHAPE = {
     "y": "string",
     "a": "array<string>",
     "aa": "array<array<int>>",
+    "ab": "array<array<boolean>>",
     "ad": "array<double>",
     "m": "map<string,string>",
     "s": "struct<one:int,two:double>",
@@ -55,6 +56,7 @@ APART: list[tuple[str, dict[str, str], dict[str, str]]] = [
     ("a", {"a": "array()"}, {"a": "array(null)"}),
     ("aa", {"aa": "array(array(1), array(2))"}, {"aa": "array(array(1, 2))"}),
     ("aa", {"aa": "array(array(), array(1))"}, {"aa": "array(array(1), array())"}),
+    ("ab", {"ab": "array(array(), array(false))"}, {"ab": "array(array(false), array())"}),
     ("ad", {"ad": "array(0D)"}, {"ad": "array(-0D)"}),
     ("m", {"m": "map('k', null)"}, {"m": "map()"}),
     ("m", {"m": "map('k', 'v')"}, {"m": "map('v', 'k')"}),
@@ -133,6 +135,10 @@ def test_without_a_key_rows_are_counted_as_they_are(spark: SparkSession) -> None
 
 def test_a_key_that_its_type_cannot_hold_is_told_by_its_exact_text(spark: SparkSession) -> None:
     rows = "SELECT CAST(NULL AS decimal(5,2)) AS id, col1 AS v, map('id', col2) AS _exact FROM VALUES"
-    found = _compare(spark.sql(f"{rows} (1, 'NaN'), (2, 'Infinity')"), spark.sql(f"{rows} (3, 'NaN'), (2, 'Infinity')"), "id")
-    assert (found.missing, found.extra, found.different, found.columns) == (0, 0, 1, {"v": 1})
-    assert found.examples[0].key == {"id": "NaN"}
+    found = _compare(spark.sql(f"{rows} (1, 'NaN'), (2, 'Infinity')"), spark.sql(f"{rows} (3, 'NaN'), (2, '-Infinity')"), "id")
+    assert (found.missing, found.extra, found.different, found.columns) == (1, 1, 1, {"v": 1})
+    assert [(each.kind, each.key["id"]) for each in found.examples] == [
+        ("different", "NaN"),
+        ("extra", "-Infinity"),
+        ("missing", "Infinity"),
+    ]
