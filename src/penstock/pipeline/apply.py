@@ -86,12 +86,15 @@ class EpochApplier:
         hold(self._reader.root, self._consumer, self._needed())
 
     def expect(self, name: TableName) -> None:
-        """Keep the changes of a table that is about to be copied, from now on; so its fence cannot lie before what is kept."""
-        self._holds[name] = self.position
+        """Keep the changes of a table that is about to be copied, from now on; so its fence cannot lie before what is kept.
+
+        What a former run has begun to copy is held already, from its first fence on.
+        """
+        self._holds.setdefault(name, self.position)
         self._set({name: TableStatus(TableState.PENDING)})
 
     def hold(self, name: TableName, fence: Position) -> None:
-        """The table is being copied: what comes after its fence is kept. One that was removed meanwhile is nobody's."""
+        """The table is being copied: what comes after its first fence is kept. One that was removed meanwhile is nobody's."""
         if name in self.statuses:
             self._holds[name] = fence
             self._set({name: TableStatus(TableState.SNAPSHOTTING)})

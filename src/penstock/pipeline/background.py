@@ -10,7 +10,6 @@ import random
 import threading
 from collections.abc import Sequence
 from typing import Protocol
-from uuid import uuid4
 
 from pyspark import InheritableThread
 
@@ -26,7 +25,6 @@ _AT_ONCE = 3
 """Groups of tables; each holds a temporary slot of the source while it is copied."""
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
-_POOL = "penstock-snapshot"
 
 
 class Door(Protocol):
@@ -51,7 +49,6 @@ class BackgroundSnapshots:
         self._threads: list[threading.Thread] = []
         self._copying: set[TableName] = set()
         self._failure: Exception | None = None
-        self._group = f"{_POOL}-{uuid4().hex}"
 
     def start(self, tables: Sequence[CatalogTable]) -> None:
         """Copy these as they are at one moment to come. Their changes must be kept by now."""
@@ -72,7 +69,7 @@ class BackgroundSnapshots:
         """End the threads in order; what is not finished goes on in the next run."""
         self._stopping.set()
         if any(thread.is_alive() for thread in self._threads):
-            self._coordinator.spark.sparkContext.cancelJobGroup(self._group)
+            self._coordinator.executors.cancel()
         for thread in self._threads:
             thread.join()
 
@@ -82,9 +79,7 @@ class BackgroundSnapshots:
 
     def _run(self, tables: list[CatalogTable]) -> None:
         try:
-            context = self._coordinator.spark.sparkContext
-            context.setLocalProperty("spark.scheduler.pool", _POOL)
-            context.setJobGroup(self._group, "tables are copied", interruptOnCancel=True)
+            self._coordinator.executors.enter()
             with self._room:
                 self._copy(tables)
         except Exception as error:  # noqa: BLE001 it is raised again in the run's own thread

@@ -216,7 +216,12 @@ class PipelineConfig(_Model):
     max_retained_wal: int | None = Field(
         None, gt=0, description="bytes of WAL that the slot may retain before `applied` gives way to `spooled`, until targets catch up"
     )
-    snapshot_chunk_bytes: int = Field(64 << 20, ge=8192, description="heap bytes that one task reads")
+    snapshot_chunk_bytes: int = Field(
+        128 << 20, ge=8192, description="heap bytes that one task reads and writes to one file, at most; a small table is cut finer"
+    )
+    max_snapshot_hold: str = Field(
+        "1 hour", description="how long one exported snapshot is held, at most; a longer copy goes on under a new one"
+    )
     types: TypesConfig = TypesConfig()
     spark: SparkConfig = SparkConfig()
     _removed: frozenset[TableName] = PrivateAttr(frozenset())
@@ -228,7 +233,7 @@ class PipelineConfig(_Model):
             raise ValueError("a pipeline's name has lower-case letters, digits and underscores, at most 40, and begins with a letter")
         return value
 
-    @field_validator("trigger")
+    @field_validator("trigger", "max_snapshot_hold")
     @classmethod
     def _is_duration(cls, value: str) -> str:
         if not _DURATION.fullmatch(value):
@@ -237,9 +242,11 @@ class PipelineConfig(_Model):
 
     @property
     def trigger_seconds(self) -> float:
-        match = _DURATION.fullmatch(self.trigger)
-        assert match is not None
-        return float(match[1]) * _SECONDS[match[2]]
+        return _seconds(self.trigger)
+
+    @property
+    def max_snapshot_hold_seconds(self) -> float:
+        return _seconds(self.max_snapshot_hold)
 
     @property
     def slot(self) -> str:
@@ -299,6 +306,12 @@ class PipelineConfig(_Model):
             max_retained_bytes=self.max_retained_wal,
             is_separate=self.source.capture == "separate",
         )
+
+
+def _seconds(duration: str) -> float:
+    match = _DURATION.fullmatch(duration)
+    assert match is not None
+    return float(match[1]) * _SECONDS[match[2]]
 
 
 def load_config(path: Path) -> PipelineConfig:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from penstock.pipeline.snapshot_progress import SnapshotProgress
 from penstock.pipeline.states import TableStatus
 from penstock.position import Position
 from penstock.schema import TableName
@@ -30,6 +31,12 @@ class PipelineObserver:
 
     def snapshot_advanced(self, table: TableName, chunks: int, rows: int, heap_bytes: int) -> None:
         """Some more chunks have been read."""
+
+    def snapshot_resumed(self, table: TableName, done: int, chunks: int) -> None:
+        """So many of the chunks were there already, from a former run or a former snapshot, and are not read again."""
+
+    def snapshot_progressed(self, progress: SnapshotProgress) -> None:
+        """Where a table stands after another chunk: rows, bytes, rate, time left."""
 
     def snapshot_finished(self, table: TableName, rows: int) -> None: ...
 

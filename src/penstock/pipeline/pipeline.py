@@ -38,6 +38,9 @@ from penstock.pipeline.orders import change_orders, load_orders
 from penstock.pipeline.roster import Roster
 from penstock.pipeline.shadows import Shadows
 from penstock.pipeline.snapshot import SnapshotCoordinator
+from penstock.pipeline.snapshot_executors import SparkExecutors
+from penstock.pipeline.snapshot_progress import load_all_progress
+from penstock.pipeline.snapshot_state import SnapshotStore
 from penstock.pipeline.standing import check_log, check_origin
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, check_selected, fail_blocked, fail_unpublished, inspect_pipeline, pause_ordered, select_tables
@@ -94,6 +97,7 @@ class Pipeline:
         self._sink: Sink = DeltaSink(spark, self._root, config.pipeline)
         self._shadow_root = self._root / "penstock_shadows" / config.pipeline
         self._reload = reload
+        self._unfinished = SnapshotStore(self._root, config.pipeline)
         self._stopping = threading.Event()
         self._applier: EpochApplier | None = None
         self._capture = CaptureCompanion(config)
@@ -153,6 +157,7 @@ class Pipeline:
             shadows=shadows,
         )
         tables = self._prepare(applier, system)
+        self._take_up(applier, tables)
         applier.adopt(tables.targets, tables.statuses)
         self._applier = applier
         if tables.capturable and not self._stopping.is_set():
@@ -189,6 +194,14 @@ class Pipeline:
                 self._observer.table_failed(name, status)
         return tables
 
+    def _take_up(self, applier: EpochApplier, tables: Tables) -> None:
+        """Snapshots that a former run did not finish need what changed since they began. What the target has by now is forgotten."""
+        for name, progress in load_all_progress(self._root, self._config.pipeline).items():
+            if name in tables.filled:
+                self._unfinished.forget(name)
+            elif name in tables.statuses and tables.statuses[name].state is TableState.PENDING:
+                applier.hold(name, progress.fence)
+
     def _check_membership(self, tables: Tables) -> None:
         """A table that left the publication and came back looks as if it had always been there."""
         with connect(self._address) as connection:
@@ -200,27 +213,32 @@ class Pipeline:
         change_orders(self._config.state, lambda orders: orders.renewed(name))
 
     def _tell_wait(self, blockers: Sequence[OpenTransaction]) -> None:
-        """The slot's creation waits for transactions that were open before it."""
-        reason = f"the slot is created once these have ended: {'; '.join(each.describe() for each in blockers)}"
+        """The creation of a slot, which every snapshot needs too, waits for transactions that were open before it."""
+        reason = f"a slot is created once these have ended: {'; '.join(each.describe() for each in blockers)}"
         if blockers and reason.partition(",")[0] != (self._trouble or "").partition(",")[0]:
             self._observer.interrupted(reason, 0.0)
             self._trouble = reason
 
-    def _copies(self, sink: Sink, door: Door) -> BackgroundSnapshots:
+    def _copies(self, sink: Sink, door: Door, unfinished: SnapshotStore) -> BackgroundSnapshots:
         coordinator = SnapshotCoordinator(
-            self._spark,
+            SparkExecutors(self._spark),
             self._address,
             sink,
             self._observer,
             self._config.snapshot_chunk_bytes,
             self._config.types.policy,
             self._config.publication,
+            store=unfinished,
+            spool=self._config.spool,
+            slot=self._config.slot,
+            max_hold_seconds=self._config.max_snapshot_hold_seconds,
+            on_wait=self._tell_wait,
         )
         return BackgroundSnapshots(coordinator, door, self._observer)
 
     def _stream(self, applier: EpochApplier, tables: Tables, shadows: Shadows, goal: Position | None) -> None:
         with ExitStack() as ending:
-            snapshots = self._copies(self._sink, applier)
+            snapshots = self._copies(self._sink, applier, self._unfinished)
             renewals: list[BackgroundSnapshots] = []
             for table in tables.pending:
                 applier.expect(table.name)
@@ -235,9 +253,10 @@ class Pipeline:
 
             def renew(table: CatalogTable) -> None:
                 if table.name not in shadows:
-                    sink = DeltaSink(self._spark, self._shadow_root / uuid4().hex, self._config.pipeline)
+                    place = self._shadow_root / uuid4().hex
+                    sink = DeltaSink(self._spark, place, self._config.pipeline)
                     shadows.begin(table.name, sink, applier.position)
-                    renewals.append(self._copies(sink, shadows))
+                    renewals.append(self._copies(sink, shadows, SnapshotStore(place, self._config.pipeline)))
                     renewals[-1].start([table])
 
             roster = Roster(self._config, self._sink, applier, snapshots, renew, self._observer, self._reload)

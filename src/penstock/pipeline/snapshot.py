@@ -1,47 +1,59 @@
-"""The snapshot coordinator: copies tables as they are at one position, their fence.
+"""The snapshot coordinator: copies tables as they are at one position each, their fence, and never reads a finished chunk again.
 
-All tables that wait are copied under one exported snapshot. Executors read ctid chunks and write files where the target wants them; when
-all chunks of a table are there, the target takes the files and the fence in one commit. Until then the target has no applied position, so
-a crash at any moment only means that the table is copied again.
+All tables that wait are copied under one exported snapshot, by a few threads that each run one Spark task at a time: executors read ctid
+chunks and write files where the target wants them. When all chunks of a table are there, the target takes the files and the fence in one
+commit. When the snapshot is lost, or has been held for `max_hold_seconds`, a new one is taken at a later fence; only the missing chunks are
+read under it, and rows that changed between the fences are read again by key (`snapshot_repair.py`).
+
+What happens under one snapshot is a round (`snapshot_round.py`): which step comes next is for `snapshot_schedule.py` to say, how it is done
+for `snapshot_copy.py`, and what has been done stands in `snapshot_state.py`.
 """
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-
-from penstock.errors import PenstockError, Recovery, SnapshotLostError, parse_error
+from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.snapshot_task import ChunkTask, chunk_writer
+from penstock.pipeline.snapshot_copy import CopyPlaces, TableCopy
+from penstock.pipeline.snapshot_executors import Executors
+from penstock.pipeline.snapshot_round import RoundEvents, RoundSource, SnapshotRound
+from penstock.pipeline.snapshot_state import SnapshotStore
 from penstock.position import Position
-from penstock.postgres.catalog import CatalogTable, inspect_schema
-from penstock.postgres.chunks import plan_chunks
-from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.exported import ExportedSnapshot, export_snapshot
+from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.connection import SourceAddress
+from penstock.postgres.health import log_wait
+from penstock.postgres.slot import OnWait
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
-from penstock.sinks.base import Sink, SnapshotFile
+from penstock.sinks.base import Sink
 
-_ATTEMPTS = 5
-
-
-class _StoppedError(Exception):
-    """The run is to end; what is not finished is copied again by the next one."""
+_MOST_LANES = 64
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotCoordinator:
-    spark: SparkSession
+    """For one run of one pipeline. `copy` may be called again and again, also by several threads for different tables."""
+
+    executors: Executors
     address: SourceAddress
     sink: Sink
     observer: PipelineObserver
     chunk_bytes: int
     types: TypePolicy = TypePolicy.DEFAULT
     publication: str | None = None
+    store: SnapshotStore = field(kw_only=True)
+    spool: Path = field(kw_only=True)
+    slot: str | None = field(default=None, kw_only=True)
+    """Whose log the changes after the fences come from. It is looked at now and then: without it the copying is pointless."""
+    max_hold_seconds: float | None = field(default=None, kw_only=True)
+    on_wait: OnWait = field(default=log_wait, kw_only=True)
 
     def copy(
         self,
@@ -50,64 +62,56 @@ class SnapshotCoordinator:
         on_finished: Callable[[TableName], None],
         is_stopping: Callable[[], bool],
     ) -> dict[TableName, PenstockError]:
-        """Copy all `tables`; gives back those that cannot be copied, each with its reason. A lost snapshot is taken anew.
+        """Copy all `tables`; gives back those that cannot be copied, each with its reason. What time can mend is tried again.
 
         `on_fence` is told, for each table, after which position its changes are needed; `on_finished`, that its target is complete.
         """
+        lanes = max(1, min(self.executors.parallelism, _MOST_LANES))
+        places = self._places(lanes, is_stopping)
+        source = RoundSource(self.address, self.slot, self.on_wait, self.max_hold_seconds)
+        events = RoundEvents(self.observer, on_fence, on_finished, is_stopping)
         failures: dict[TableName, PenstockError] = {}
-        waiting = list(tables)
-        for attempt in range(1, _ATTEMPTS + 1):
-            with export_snapshot(self.address) as exported:
-                lost = []
-                for table in waiting:
-                    try:
-                        on_fence(table.name, exported.fence)
-                        self._copy_one(table, exported, is_stopping)
-                        on_finished(table.name)
-                    except SnapshotLostError as error:
-                        lost.append(table)
-                        if attempt == _ATTEMPTS:
-                            failures[table.name] = error
-                    except PenstockError as error:
-                        if error.recovery is not Recovery.OPERATOR:
-                            raise
-                        failures[table.name] = error
-                    except _StoppedError:
-                        return failures
-            waiting = lost
-            if not waiting:
-                break
+        waiting = [TableCopy(table, places) for table in tables]
+        pause = _FIRST_PAUSE_SECONDS
+        while waiting and not is_stopping():
+            copying = SnapshotRound(source, waiting, lanes, events)
+            error = _tried(copying)
+            failures |= copying.failures
+            waiting = [copy for copy in waiting if copy.name not in failures and copy not in copying.finished]
+            pause = _FIRST_PAUSE_SECONDS if copying.has_advanced else min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            if error is not None and waiting:
+                self.observer.interrupted(str(error), pause)
+                _wait(pause * random.uniform(0.5, 1.5), is_stopping)
         return failures
 
-    def _copy_one(self, table: CatalogTable, exported: ExportedSnapshot, is_stopping: Callable[[], bool]) -> None:
-        with connect(self.address) as connection:
-            schema = inspect_schema(connection, table, self.types, self.publication)
-            chunks = plan_chunks(connection, table, schema, self.chunk_bytes, self.publication)
-        self.observer.snapshot_planned(table.name, len(chunks), sum(chunk.heap_bytes for chunk in chunks))
-        place = self.sink.begin_snapshot(schema, exported.fence)
-        tasks = [ChunkTask(index, chunk, place) for index, chunk in enumerate(chunks)]
-        files: list[SnapshotFile] = []
-        wave = max(1, self.spark.sparkContext.defaultParallelism * 2)
-        for start in range(0, len(tasks), wave):
-            if is_stopping():
-                raise _StoppedError
-            part = tasks[start : start + wave]
-            written = self._run(exported.name, part)
-            files += written
-            self.observer.snapshot_advanced(
-                table.name, len(part), sum(file.rows for file in written), sum(task.chunk.heap_bytes for task in part)
-            )
-        self.sink.finish_snapshot(schema, files, exported.fence)
-        self.observer.snapshot_finished(table.name, sum(file.rows for file in files))
+    def _places(self, lanes: int, is_stopping: Callable[[], bool]) -> CopyPlaces:
+        return CopyPlaces(
+            self.executors,
+            self.address,
+            self.sink,
+            self.store,
+            self.spool,
+            self.observer,
+            self.chunk_bytes,
+            lanes,
+            self.types,
+            self.publication,
+            is_stopping,
+        )
 
-    def _run(self, snapshot: str, tasks: Sequence[ChunkTask]) -> list[SnapshotFile]:
-        """One Spark job: a task for each chunk."""
-        context = self.spark.sparkContext
-        try:
-            writer = chunk_writer(self.address, snapshot, refuse_inexact=self.types.refuses_inexact)
-            return context.parallelize(tasks, len(tasks)).map(writer).collect()
-        except (PySparkException, Py4JJavaError) as error:
-            found = parse_error(str(error))
-            if found is None:
-                raise
-            raise found from error
+
+def _tried(copying: SnapshotRound) -> PenstockError | None:
+    """Run a round; gives what went wrong in it and may go right in the next."""
+    try:
+        copying.run()
+    except PenstockError as error:
+        if error.recovery is not Recovery.RETRY:
+            raise
+        return error
+    return copying.trouble
+
+
+def _wait(seconds: float, is_stopping: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_stopping() and (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(left, 0.1))

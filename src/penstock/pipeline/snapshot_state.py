@@ -195,6 +195,7 @@ def _plan_document(plan: SnapshotPlan) -> dict[str, object]:
         "row_filter": outline.row_filter,
         "membership": outline.membership,
         "is_partitioned": outline.is_partitioned,
+        "fingerprint": outline.fingerprint,
         "leaves": [[leaf.oid, leaf.name.schema, leaf.name.name, leaf.filenode] for leaf in outline.leaves],
         "place": {
             "directory": plan.place.directory,
@@ -217,6 +218,7 @@ def _parse_plan(document: dict[str, Any]) -> SnapshotPlan:
         document["membership"],
         document["is_partitioned"],
         tuple(leaves),
+        document["fingerprint"],
     )
     place = document["place"]
     columns = pa.schema([pa.field(name, parse_type(arrow_type)) for name, arrow_type in place["columns"]])

@@ -20,7 +20,7 @@ from penstock.errors import PenstockError, SnapshotLostError, TableRewrittenErro
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, SourceAddress, connect, pass_bytes, translate
 from penstock.postgres.copying import read_texts
-from penstock.postgres.outline import Leaf, MeasuredTable, inspect_leaves, inspect_row_filter
+from penstock.postgres.outline import Leaf, MeasuredTable, inspect_leaves, inspect_row_filter, lock_patience
 from penstock.postgres.queries import query
 from penstock.postgres.types.rows import DecodedRows, decode_rows
 from penstock.schema import TableName, TableSchema
@@ -33,9 +33,6 @@ _SNAPSHOT_GONE = frozenset({"22023", "42704", "55000"})
 
 # A column, a table or a schema that was there when the chunk was planned.
 _ALTERED = frozenset({"42703", "42P01", "3F000"})
-
-_LOCK_SECONDS = 10
-"""How long a chunk waits for somebody who has the table to himself, before others have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +123,7 @@ def open_snapshot(address: SourceAddress, snapshot: str | None, table: TableName
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 if snapshot is not None:
                     _import_snapshot(connection, snapshot, table)
-                connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{_LOCK_SECONDS}s")))
+                connection.execute(lock_patience())
                 pass_bytes(connection)
             yield connection
         finally:

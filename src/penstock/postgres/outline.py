@@ -7,8 +7,11 @@ another number), its key or its row filter, or left the publication for a while,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from psycopg import sql
 
 from penstock.postgres.catalog import CatalogTable, inspect_schema
 from penstock.postgres.connection import Connection
@@ -16,6 +19,13 @@ from penstock.postgres.publication import inspect_memberships
 from penstock.postgres.queries import query
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName, TableSchema
+
+_LOCK_SECONDS = 10
+
+
+def lock_patience() -> sql.Composed:
+    """For the rest of a session: how long to wait for somebody who has a table to himself, before other tables have their turn."""
+    return sql.SQL("SET lock_timeout = {}").format(sql.Literal(f"{_LOCK_SECONDS}s"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,8 @@ class TableOutline:
     is_partitioned: bool
     leaves: tuple[Leaf, ...]
     """By OID."""
+    fingerprint: str
+    """Of all of this and some more, as `inspect_fingerprint` has it."""
 
     def difference(self, other: TableOutline) -> str | None:
         """In words, what the first of the differences is; None if there is none."""
@@ -54,6 +66,7 @@ class TableOutline:
             "it left the publication and came back": (self.membership, other.membership),
             "its partitions changed": (self._heaps, other._heaps),
             "it was rewritten or emptied": (self.leaves, other.leaves),
+            "it was altered": (self.fingerprint, other.fingerprint),
         }
         return next((words for words, (one, another) in compared.items() if one != another), None)
 
@@ -81,15 +94,31 @@ def inspect_leaves(connection: Connection, oid: int) -> tuple[tuple[Leaf, ...], 
     return tuple(sorted(leaves, key=lambda leaf: leaf.oid)), {row[0]: row[3] for row in rows}
 
 
+def inspect_sizes(connection: Connection, oids: Sequence[int]) -> dict[int, int]:
+    """Bytes of heap of each table, partitions and all, as far as they were known when it was last analysed. Takes no lock."""
+    rows: list[Any] = connection.execute(query("catalog", "sizes"), {"oids": list(oids)}).fetchall()
+    return dict(rows)
+
+
 def inspect_row_filter(connection: Connection, oid: int, publication: str | None) -> str | None:
     found: Any = connection.execute(query("catalog", "row_filter"), {"oid": oid, "publication": publication}).fetchone()
     return found[0] if found is not None else None
 
 
+def inspect_fingerprint(connection: Connection, table: CatalogTable, publication: str | None) -> str:
+    """Stays the same for as long as the outline does. Waits for no lock, unlike the view of published tables, which opens all of them."""
+    row: Any = connection.execute(query("catalog", "fingerprint"), {"oid": table.oid, "publication": publication}).fetchone()
+    return str(row[0])
+
+
 def inspect_outline(
     connection: Connection, table: CatalogTable, policy: TypePolicy | None = None, publication: str | None = None
 ) -> MeasuredTable:
-    """Look at one table now. After a snapshot was taken: a table that is rewritten between the two is then found out when it is read."""
+    """Look at one table now. After a snapshot was taken: a table that is rewritten between the two is then found out when it is read.
+
+    `LockWaitError` if somebody has the table to himself.
+    """
+    connection.execute(lock_patience())
     schema = inspect_schema(connection, table, policy, publication)
     rows: list[Any] = connection.execute(query("catalog", "attributes"), {"oid": table.oid}).fetchall()
     attributes = {name: (number, type_name) for name, number, type_name in rows}
@@ -102,5 +131,6 @@ def inspect_outline(
         inspect_memberships(connection, publication, [table.name]).get(table.name) if publication is not None else None,
         leaves != () and leaves[0].oid != table.oid,
         leaves,
+        inspect_fingerprint(connection, table, publication),
     )
     return MeasuredTable(outline, sizes)

@@ -52,6 +52,16 @@ class SnapshotFile:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedRows:
+    """What happened to a table between the first and the last fence of its snapshot: every row under these keys is replaced."""
+
+    keys: str
+    """A directory of Parquet files: `match_<j>` and `match_text_<j>` for each column of the key, each key once."""
+    rows: tuple[str, ...]
+    """Parquet files of the rows that are there at the last fence: `value_<i>` for each column, and `_exact`."""
+
+
+@dataclass(frozen=True, slots=True)
 class TableChanges:
     """What one epoch brings to one table: changes after its applied position, up to the epoch's end."""
 
@@ -87,8 +97,20 @@ class Sink(Targets):
         """Make room for a snapshot: create the table if need be, drop what an unfinished one left. Idempotent."""
 
     @abstractmethod
+    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+        """Whether a snapshot that was begun at `place` can go on there: the table still waits for it, and `files` are as they were."""
+
+    @abstractmethod
     def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
         """Make the table exactly `files`, and its applied position `fence`, in one commit."""
+
+    @abstractmethod
+    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+        """Make the table `files` with the rows of `changed` in place of theirs, and its applied position `fence`.
+
+        The replacement and the position are one commit. Until that the table has no applied position, and a repeated call, with whatever
+        is changed by then, comes to the same.
+        """
 
     @abstractmethod
     def drop(self, table: TableName) -> None:

@@ -29,7 +29,8 @@ from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
 from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, TargetRewoundError, parse_error
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.base import ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.changed import replacements
 from penstock.sinks.collapse import DELETE, OP, after, collapse, last_truncate, value_column
 from penstock.sinks.delta_log import (
     KEY,
@@ -43,13 +44,14 @@ from penstock.sinks.delta_log import (
     physical_names,
     record_position,
 )
-from penstock.sinks.delta_merge import merge_statement
+from penstock.sinks.delta_merge import merge_statement, replace_statement
 from penstock.sinks.delta_targets import DeltaTargets
 from penstock.sinks.names import quoted, sql_type, text_literal
 from penstock.sinks.slices import load_changes, slices_after
 
 _UNMAPPED = frozenset(" ,;{}()\n\t=")
 _VIEW = "penstock_changes"
+_FILES = "snapshot-*.parquet"
 
 
 class DeltaSink(DeltaTargets, Sink):
@@ -74,24 +76,47 @@ class DeltaSink(DeltaTargets, Sink):
             # A replaced table keeps its transaction ids: the old position would stand beside no rows.
             record_position(path, self._application(schema.name), Position.ZERO)
         self._remember(schema.name, None)
-        leftovers = set(path.glob("snapshot-*.parquet")) - active_files(path)
+        leftovers = set(path.glob(_FILES)) - active_files(path)
         # CREATE OR REPLACE would not replace: for a table known by its path, Delta only compares the schemas.
         verb = "CREATE" if target is None else "REPLACE"
         with self._failing(schema.name, "creating"):
             self._spark.sql(f"{verb} TABLE {self._definition(schema)}")
         for leftover in leftovers:
             leftover.unlink()
-        log = open_log(path)
-        if log is None:
+        columns = self._file_columns(schema)
+        if columns is None:
             raise SinkError(f"the Delta table at {path} vanished right after it was created")
-        names = physical_names(log)
-        fields = [pa.field(names[column.name], column.arrow_type) for column in schema.columns]
-        return SnapshotPlace(str(path), pa.schema([*fields, pa.field(names[EXACT], EXACT_TYPE)]), f"snapshot-{fence.value:016X}")
+        return SnapshotPlace(str(path), columns, f"snapshot-{fence.value:016X}")
+
+    @override
+    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+        path = self.path(schema.name)
+        target = self.load_target(schema.name)
+        if target is None or target.applied is not None or place.directory != str(path) or target.source_oid != schema.oid:
+            return False
+        found = {entry.name: entry.stat().st_size for entry in path.glob(f"{place.prefix}-*.parquet")}
+        return place.schema == self._file_columns(schema) and all(found.get(file.name) == file.bytes for file in files if file.rows)
 
     @override
     def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
-        adopt_files(self.path(schema.name), self._application(schema.name), files, fence)
+        path = self.path(schema.name)
+        adopt_files(path, self._application(schema.name), files, fence)
         self._remember(schema.name, fence)
+        _remove_leftovers(path)
+
+    @override
+    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+        path, application = self.path(schema.name), self._application(schema.name)
+        # An attempt that did not get to its end may have come as far as this.
+        if not {path / file.name for file in files} & active_files(path):
+            adopt_files(path, application, files, Position.ZERO)
+        session = self._transaction(schema.name, fence)
+        columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
+        with self._failing(schema.name, "replacing changed rows of"):
+            replacements(session, columns, schema.key, changed).createOrReplaceTempView(_VIEW)
+            session.sql(replace_statement(str(path), _VIEW, columns, schema.key)).collect()
+        self._check_reached(schema.name, fence)
+        _remove_leftovers(path)
 
     @override
     def drop(self, table: TableName) -> None:
@@ -207,6 +232,15 @@ class DeltaSink(DeltaTargets, Sink):
                 )
         return changes.schemas[0]
 
+    def _file_columns(self, schema: TableSchema) -> pa.Schema | None:
+        """The columns of a file of the table, under the names that they have there; None if there is no table that has them all."""
+        log = open_log(self.path(schema.name))
+        names = {} if log is None else physical_names(log)
+        if not {*schema.column_names, EXACT} <= names.keys():
+            return None
+        fields = [pa.field(names[column.name], column.arrow_type) for column in schema.columns]
+        return pa.schema([*fields, pa.field(names[EXACT], EXACT_TYPE)])
+
     def _definition(self, schema: TableSchema) -> str:
         columns = [f"{quoted(column.name)} {sql_type(column.arrow_type)}" for column in schema.columns]
         columns.append(f"{quoted(EXACT)} {sql_type(EXACT_TYPE)}")
@@ -250,6 +284,12 @@ class DeltaSink(DeltaTargets, Sink):
 
 def _listed(properties: Mapping[str, str]) -> str:
     return ", ".join(f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items())
+
+
+def _remove_leftovers(path: Path) -> None:
+    """What attempts at chunks left that did not get to their end."""
+    for leftover in set(path.glob(_FILES)) - active_files(path):
+        leftover.unlink(missing_ok=True)
 
 
 def _first_line(error: BaseException) -> str:

@@ -119,7 +119,7 @@ def active_files(path: Path) -> set[Path]:
 
 
 def adopt_files(path: Path, application: str, files: Sequence[SnapshotFile], position: Position) -> None:
-    """Make files that lie in the table's directory part of it, with the position, in one commit."""
+    """Make files that lie in the table's directory part of it, with the position, in one commit. `Position.ZERO` stands for none."""
     now = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = [AddAction(file.name, file.bytes, {}, now, True, file.stats) for file in files if file.rows]
     _commit(path, application, actions, position, now)

@@ -33,6 +33,20 @@ def merge_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str]
     return " ".join(clauses)
 
 
+def replace_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str]) -> str:
+    """Take out of the Delta table at `place` all rows that meet a row of `view` with `_there`, and put the other rows of `view` in."""
+    names = ", ".join(quoted(name) for name in (*schema.names, EXACT))
+    values = ", ".join(f"s.{value_column(index)}" for index in range(len(schema.names)))
+    clauses = [
+        f"MERGE INTO delta.{quoted(place)} t USING {view} s",
+        f"ON {_condition(schema, key)}",
+        "WHEN MATCHED THEN DELETE",
+        f"WHEN NOT MATCHED AND NOT s.{THERE} THEN INSERT ({names})",
+        f"VALUES ({values}, s.{quoted(EXACT)})",
+    ]
+    return " ".join(clauses)
+
+
 def _condition(schema: pa.Schema, key: Sequence[str]) -> str:
     """A key is null only where the type cannot hold it, and then its exact text must be the same."""
     parts = []

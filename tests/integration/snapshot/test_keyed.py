@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import LockWaitError, TableRewrittenError
-from penstock.postgres import chunks
+from penstock.postgres import outline
 from penstock.postgres.catalog import CatalogTable, inspect_tables
 from penstock.postgres.chunks import cut_chunks, read_chunk
 from penstock.postgres.connection import SourceAddress, connect
@@ -117,7 +117,7 @@ def test_N09_the_row_filter_holds_for_keys_too(database: Database) -> None:
 
 
 def test_N08_a_chunk_gives_up_a_lock_that_is_not_to_be_had(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "_LOCK_SECONDS", 1)
+    monkeypatch.setattr(outline, "_LOCK_SECONDS", 1)
     database.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
     address = SourceAddress.parse(database.dsn)
     with _exported(database) as snapshot:

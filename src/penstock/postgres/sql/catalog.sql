@@ -115,6 +115,43 @@ SELECT c.oid, pg_catalog.pg_relation_filenode(c.oid), c.relfilenode
 FROM pg_catalog.pg_class c
 WHERE c.oid = ANY (%(oids)s::oid[])
 
+-- name: sizes
+-- From the catalog alone: asking for the size of a file waits for whoever has the table to himself.
+WITH RECURSIVE parts (root, oid) AS (
+    SELECT o.oid, o.oid FROM pg_catalog.unnest(%(oids)s::oid[]) o (oid)
+    UNION ALL
+    SELECT p.root, i.inhrelid FROM parts p
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid
+    JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition
+)
+SELECT p.root, sum(greatest(c.relpages, 0)::bigint * 8192)::bigint
+FROM parts p
+JOIN pg_catalog.pg_class c ON c.oid = p.oid
+GROUP BY p.root
+
+-- name: fingerprint
+-- Whatever the rows of a table, or what is published of them, depend on. From the catalog alone, so that nobody's lock is waited for.
+WITH RECURSIVE parts (oid) AS (
+    SELECT %(oid)s::oid
+    UNION ALL
+    SELECT i.inhrelid FROM parts p
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid
+    JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition
+)
+SELECT pg_catalog.md5(pg_catalog.concat_ws('|',
+  (SELECT string_agg(pg_catalog.concat_ws(':', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attgenerated), ',' ORDER BY a.attnum)
+   FROM pg_catalog.pg_attribute a WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped),
+  (SELECT string_agg(pg_catalog.concat_ws(':', i.indkey, i.indisprimary, i.indisreplident, i.indimmediate), ',' ORDER BY i.indkey::text)
+   FROM pg_catalog.pg_index i WHERE i.indrelid = %(oid)s AND (i.indisprimary OR i.indisreplident)),
+  (SELECT string_agg(pg_catalog.concat_ws(':', c.oid, c.relnamespace, c.relname, c.relfilenode, c.relreplident), ',' ORDER BY c.oid)
+   FROM parts p JOIN pg_catalog.pg_class c ON c.oid = p.oid),
+  (SELECT string_agg(pg_catalog.to_jsonb(r)::text, ',' ORDER BY r.oid)
+   FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
+   WHERE p.pubname = %(publication)s AND r.prrelid = %(oid)s),
+  (SELECT pg_catalog.concat_ws(':', p.oid, p.puballtables, pg_catalog.to_jsonb(p) ->> 'pubgencols')
+   FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s)
+))
+
 -- name: outside
 -- What looks like a table and never enters the log.
 SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text

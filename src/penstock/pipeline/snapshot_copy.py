@@ -1,0 +1,223 @@
+"""One table on its way into the target: planned or taken up again, read chunk by chunk, repaired, committed.
+
+What has been done is durable after each step (`snapshot_state.py`), so a table may be left at any moment and taken up by the next run, or
+under the next snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock.errors import TableRewrittenError
+from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.snapshot_executors import Executors
+from penstock.pipeline.snapshot_progress import SnapshotProgress, measure
+from penstock.pipeline.snapshot_repair import changed_between, is_repairable, key_reader, plan_rereading
+from penstock.pipeline.snapshot_schedule import Step
+from penstock.pipeline.snapshot_state import ChunkRecord, SavedSnapshot, SnapshotPlan, SnapshotStore, new_plan_id
+from penstock.pipeline.snapshot_task import ChunkTask, RecordedTask, recording_writer
+from penstock.position import Position
+from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.chunks import cut_chunks
+from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.exported import ExportedSnapshot
+from penstock.postgres.outline import MeasuredTable, inspect_fingerprint, inspect_outline
+from penstock.postgres.types.policy import TypePolicy
+from penstock.schema import TableName
+from penstock.sinks.base import ChangedRows, Sink
+from penstock.spool.reader import SpoolReader
+
+_log = logging.getLogger("penstock.snapshot")
+
+_SMALLEST_CHUNK_BYTES = 16 << 20
+_CHUNKS_A_LANE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlaces:
+    """What the copies of all tables share: where they read, where they write, who is told."""
+
+    executors: Executors
+    address: SourceAddress
+    sink: Sink
+    store: SnapshotStore
+    spool: Path
+    observer: PipelineObserver
+    chunk_bytes: int
+    lanes: int
+    types: TypePolicy
+    publication: str | None
+    is_stopping: Callable[[], bool]
+
+
+class TableCopy:
+    """Steps may be done by different threads, one at a time; only chunks are read by several at once."""
+
+    def __init__(self, table: CatalogTable, places: CopyPlaces) -> None:
+        self.table = table
+        self.restarts = 0
+        self.faults = 0
+        self._places = places
+        self._plan: SnapshotPlan | None = None
+        self._records: dict[int, ChunkRecord] = {}
+        self._fence = Position.ZERO
+        self._changed: ChangedRows | None = None
+        self._doom: str | None = None
+
+    @property
+    def name(self) -> TableName:
+        return self.table.name
+
+    @property
+    def plan(self) -> SnapshotPlan:
+        assert self._plan is not None, "a table is opened before anything else"
+        return self._plan
+
+    @property
+    def progress(self) -> SnapshotProgress:
+        return measure(SavedSnapshot(self.plan, dict(self._records)))
+
+    def open(self, exported: ExportedSnapshot) -> list[tuple[int, int]]:
+        """Take up what is there, or plan anew; gives the chunks that are missing, each with its bytes."""
+        places = self._places
+        with connect(places.address) as connection:
+            found = inspect_outline(connection, self.table, places.types, places.publication)
+        saved = places.store.load(self.name)
+        if saved is not None and not saved.records and saved.plan.chunks:
+            saved = None  # nothing has been read: a new plan has a later fence, and less to repair
+        reason = self._doom or (None if saved is None else self._why_anew(saved, found, exported))
+        self._doom, self._changed = None, None
+        if saved is None or reason is not None:
+            if reason is not None:
+                self._tell_restart(reason)
+            self._begin(found, exported)
+        else:
+            self._resume(saved)
+        return [(number, self.plan.chunks[number].heap_bytes) for number in self._missing]
+
+    def then(self, exported: ExportedSnapshot) -> Step:
+        """What follows the last chunk. Chunks of one fence are exact there, whatever the fence of now is."""
+        fences = {record.fence for record in self._records.values()}
+        self._fence = exported.fence if len(fences) != 1 else next(iter(fences))
+        return Step.COMMIT if len(fences) <= 1 else Step.REREAD
+
+    def read(self, exported: ExportedSnapshot, number: int) -> None:
+        """Read one chunk, on an executor, which records it."""
+        places, plan = self._places, self.plan
+        task = ChunkTask(number, plan.chunks[number], plan.place)
+        writer = recording_writer(places.address, exported.name, refuse_inexact=places.types.refuses_inexact)
+        recorded = RecordedTask(task, str(places.store.records_directory(plan)), exported.fence)
+        (record,) = places.executors.run(writer, [recorded])
+        self._records[number] = record
+        self.faults = 0
+        facts = {"table": str(self.name), "plan": plan.id, "chunk": number, "rows": record.file.rows, "fence": str(record.fence)}
+        _log.info("chunk read", extra=facts)
+        places.observer.snapshot_advanced(self.name, 1, record.file.rows, plan.chunks[number].heap_bytes)
+        places.observer.snapshot_progressed(self.progress)
+
+    def reread(self, exported: ExportedSnapshot) -> bool:
+        """Read what changed between the fences again, as it is now; False if the run is to end before."""
+        places, outline = self._places, self.plan.outline
+        first = min(record.fence for record in self._records.values())
+        slices = changed_between(places.spool, outline, first, exported.fence, places.is_stopping)
+        if slices is None:
+            return False
+        self._fence, self._changed = exported.fence, None
+        if slices:
+            directory = places.store.records_directory(self.plan) / f"repair-{exported.fence.value:016X}"
+            tasks = plan_rereading(places.executors, outline, slices, directory)
+            reader = key_reader(places.address, exported.name, refuse_inexact=places.types.refuses_inexact)
+            files = places.executors.run(reader, tasks) if tasks else []
+            rows = tuple(str(directory / "rows" / file.name) for file in files if file.rows)
+            self._changed = ChangedRows(str(directory / "keys"), rows)
+            facts = {"table": str(self.name), "first": str(first), "fence": str(exported.fence), "rows": sum(file.rows for file in files)}
+            _log.info("changed rows read again", extra=facts)
+        return True
+
+    def commit(self) -> None:
+        """Hand the table over to the target. The table must still be what was read: what was altered meanwhile is found out here."""
+        places, plan = self._places, self.plan
+        with connect(places.address) as connection:
+            fingerprint = inspect_fingerprint(connection, self.table, places.publication)
+        if fingerprint != plan.outline.fingerprint:
+            raise TableRewrittenError(f"table {self.name} was altered while it was being copied; its snapshot starts again")
+        files = [self._records[number].file for number in sorted(self._records)]
+        target = places.sink.load_target(self.name)
+        if target is not None and target.applied == self._fence:
+            pass  # an attempt whose answer was lost
+        elif self._changed is None:
+            places.sink.finish_snapshot(plan.outline.schema, files, self._fence)
+        else:
+            places.sink.repair_snapshot(plan.outline.schema, files, self._changed, self._fence)
+        places.store.forget(self.name)
+        rows = sum(file.rows for file in files)
+        _log.info("snapshot finished", extra={"table": str(self.name), "plan": plan.id, "fence": str(self._fence), "rows": rows})
+        places.observer.snapshot_finished(self.name, rows)
+
+    def doom(self, reason: str) -> None:
+        """What has been read is of no use: the table is planned anew when it is opened again."""
+        self.restarts += self._doom is None
+        self._doom = reason
+
+    def chunk_bytes(self, number: int) -> int:
+        return self.plan.chunks[number].heap_bytes if number >= 0 else 0
+
+    def _tell_restart(self, reason: str) -> None:
+        _log.warning("snapshot starts again", extra={"table": str(self.name), "reason": reason})
+        self._places.observer.interrupted(f"the snapshot of {self.name} starts again: {reason}", 0.0)
+
+    @property
+    def _missing(self) -> list[int]:
+        return [number for number in range(len(self.plan.chunks)) if number not in self._records]
+
+    def _why_anew(self, saved: SavedSnapshot, found: MeasuredTable, exported: ExportedSnapshot) -> str | None:
+        """Why what has been read is of no use; None if it is."""
+        plan = saved.plan
+        difference = plan.outline.difference(found.outline)
+        if difference is not None:
+            return difference
+        if not self._places.sink.can_resume_snapshot(plan.outline.schema, plan.place, [record.file for record in saved.records.values()]):
+            return "the target no longer has what was written to it"
+        if not saved.missing and len(saved.fences) == 1:
+            return None
+        if plan.fence > exported.fence:
+            return f"it began at {plan.fence}, and the server is only at {exported.fence}"
+        if not is_repairable(plan.outline.schema):
+            return "its rows cannot be asked for by key"
+        start = SpoolReader(self._places.spool).start
+        if start is not None and start > plan.fence:
+            return f"the spool no longer has what changed since {plan.fence}"
+        return None
+
+    def _begin(self, found: MeasuredTable, exported: ExportedSnapshot) -> None:
+        places = self._places
+        places.store.forget(self.name)
+        size = chunk_bytes(found.total_bytes, places.chunk_bytes, places.lanes)
+        place = places.sink.begin_snapshot(found.outline.schema, exported.fence)
+        chunks = tuple(cut_chunks(found, size))
+        self._plan = SnapshotPlan(new_plan_id(), found.outline, exported.fence, place, chunks, datetime.now(UTC))
+        self._records = {}
+        places.store.begin(self._plan)
+        _log.info(
+            "snapshot planned", extra={"table": str(self.name), "plan": self._plan.id, "chunks": len(chunks), "fence": str(exported.fence)}
+        )
+        places.observer.snapshot_planned(self.name, len(chunks), self._plan.heap_bytes)
+
+    def _resume(self, saved: SavedSnapshot) -> None:
+        observer, plan = self._places.observer, saved.plan
+        self._plan, self._records = plan, dict(saved.records)
+        facts = {"table": str(self.name), "plan": plan.id, "done": len(saved.records), "chunks": len(plan.chunks)}
+        _log.info("chunks are there already", extra=facts)
+        observer.snapshot_planned(self.name, len(plan.chunks), plan.heap_bytes)
+        observer.snapshot_resumed(self.name, len(saved.records), len(plan.chunks))
+        progress = self.progress
+        observer.snapshot_advanced(self.name, progress.chunks_done, progress.rows, progress.heap_bytes_done)
+
+
+def chunk_bytes(total_bytes: int, largest_bytes: int, lanes: int) -> int:
+    """How much of the heap one task reads: `largest_bytes`, or less where a table would not keep all executors busy to its end."""
+    return min(largest_bytes, max(_SMALLEST_CHUNK_BYTES, total_bytes // (_CHUNKS_A_LANE * lanes)))

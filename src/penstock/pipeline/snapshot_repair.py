@@ -1,0 +1,117 @@
+"""Making chunks that were read under different fences one table, exact at the last fence.
+
+Rows that nobody touched between the first fence and the last are the same under both, and lie in the same blocks: they are in one chunk,
+whichever fence that was read under. All others are under keys that the spool shows to have changed in between. Those keys are collected by
+Spark into files, executors read the rows under them as they are at the last fence, and the target replaces whatever the chunks had.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.errors import SpoolGapError, TableRewrittenError
+from penstock.pipeline.snapshot_executors import Executors
+from penstock.pipeline.snapshot_task import write_batches
+from penstock.position import Position
+from penstock.postgres.connection import SourceAddress
+from penstock.postgres.keyed import KeyBatch, can_be_asked, read_keys
+from penstock.postgres.outline import TableOutline
+from penstock.schema import TableSchema
+from penstock.sinks.base import SnapshotFile, SnapshotPlace
+from penstock.sinks.changed import row_schema, text_column
+from penstock.sinks.collapse import match_text_column
+from penstock.spool.range import FileSlice, SpoolRange
+from penstock.spool.reader import SpoolReader
+from penstock.spool.waiting import wait_for_end
+
+_KEYS_A_QUERY = 2_000
+_WAIT_SECONDS = 0.5
+
+
+def is_repairable(schema: TableSchema) -> bool:
+    """Whether rows can be read by key: there is one, and the source can be asked for it."""
+    types = {column.name: column.arrow_type for column in schema.columns}
+    return bool(schema.key) and all(can_be_asked(types[name]) for name in schema.key)
+
+
+def changed_between(
+    spool: Path, outline: TableOutline, start: Position, end: Position, is_stopping: Callable[[], bool]
+) -> list[FileSlice] | None:
+    """Where the spool has what changed in `(start, end]`; waits until it has all of that. None if the run is to end before.
+
+    `TableRewrittenError` if that is not to be had, or if the rows cannot be told by their keys alone: the table is to be read anew.
+    """
+    reader = SpoolReader(spool)
+    while (reached := wait_for_end(reader, end, timeout_seconds=_WAIT_SECONDS)) is None or reached < end:
+        if is_stopping():
+            return None
+    try:
+        found = reader.read(start, end)
+    except SpoolGapError as error:
+        words = f"the spool no longer has what changed in {outline.schema.name} since {start}; its snapshot starts again"
+        raise TableRewrittenError(words) from error
+    return _slices(found, outline)
+
+
+def _slices(found: SpoolRange, outline: TableOutline) -> list[FileSlice]:
+    schema = outline.schema
+    slices = [slice for table in found.tables.values() for slice in table.slices if slice.file.oid == schema.oid]
+    for slice in slices:
+        if slice.file.counts.truncates:
+            raise TableRewrittenError(f"table {schema.name} was emptied while it was being copied; its snapshot starts again")
+        if not _is_alike(slice.file.schema, schema):
+            raise TableRewrittenError(f"table {schema.name} was altered while it was being copied; its snapshot starts again")
+    return slices
+
+
+def _is_alike(logged: TableSchema, schema: TableSchema) -> bool:
+    """Whether changes under one can be taken for changes of the other; what else the catalog knows, the outline is compared by."""
+    columns = [[(column.name, column.arrow_type) for column in each.columns] for each in (logged, schema)]
+    return logged.name == schema.name and logged.key == schema.key and columns[0] == columns[1]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTask:
+    """A file of keys, and the place for the rows under them."""
+
+    index: int
+    path: str
+    outline: TableOutline
+    place: SnapshotPlace
+
+
+def plan_rereading(executors: Executors, outline: TableOutline, slices: Sequence[FileSlice], directory: Path) -> list[KeyTask]:
+    """Have the keys collected into files under `directory`; gives a task for each."""
+    keys, rows = directory / "keys", directory / "rows"
+    shutil.rmtree(directory, ignore_errors=True)
+    rows.mkdir(parents=True)
+    executors.write_keys(outline.schema, slices, keys)
+    columns = pa.schema([pa.field(column.name, column.arrow_type) for column in outline.schema.columns])
+    place = SnapshotPlace(str(rows), row_schema(columns), "rows")
+    files = sorted(path for path in keys.glob("*.parquet") if pq.read_metadata(path).num_rows)
+    return [KeyTask(index, str(path), outline, place) for index, path in enumerate(files)]
+
+
+def key_reader(address: SourceAddress, snapshot: str, *, refuse_inexact: bool = False) -> Callable[[KeyTask], SnapshotFile]:
+    """The function that travels to the executors: it reads the rows under a file of keys, and writes them to a file."""
+    return lambda task: read_rows(address, snapshot, task, refuse_inexact=refuse_inexact)
+
+
+def read_rows(address: SourceAddress, snapshot: str, task: KeyTask, *, refuse_inexact: bool = False) -> SnapshotFile:
+    batches = read_keys(address, snapshot, task.outline, _key_batches(task), refuse_inexact=refuse_inexact)
+    return write_batches(batches, task.place, task.index)
+
+
+def _key_batches(task: KeyTask) -> Iterator[KeyBatch]:
+    count = len(task.outline.schema.key)
+    names = [*map(text_column, range(count)), *map(match_text_column, range(count))]
+    with pq.ParquetFile(task.path) as file:
+        for batch in file.iter_batches(batch_size=_KEYS_A_QUERY, columns=names):
+            columns = [batch.column(name) for name in names]
+            yield KeyBatch(tuple(columns[:count]), tuple(columns[count:]))

@@ -1,0 +1,205 @@
+"""Snapshots that are lost, held too long, blocked or worthless: what follows, and for which table."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from penstock.pipeline import snapshot_round
+from penstock.postgres import outline
+from penstock.schema import TableName
+from penstock.spool import storage
+from penstock.spool.layout import SpoolLayout
+from tests.integration.snapshot.copying import Copying, Watcher
+from tests.integration.snapshot.test_resume import WIDE, change, make
+
+_EXPORTERS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walsender' AND application_name = 'penstock snapshot'"
+
+
+def test_N01_changes_before_between_and_after_chunks_are_counted_once(copying: Copying) -> None:
+    name = make(copying, "n01")
+    watcher = Watcher()
+    watcher.after_chunk = lambda _: change(copying, "n01")
+    copying.run("n01", watcher=watcher)
+    assert list(copying.held) == [copying.fences[name]], "all of it under one snapshot"
+    copying.assert_exact("n01")
+
+
+def test_N03_chunks_left_by_a_lost_snapshot_are_read_under_a_new_one(copying: Copying) -> None:
+    """The server ends the connection that holds the snapshot, as a failing network does."""
+    name = make(copying, "lost")
+    watcher = Watcher()
+    watcher.after_chunk = lambda read: _end_exporters(copying) if read in (2, 6) else change(copying, "lost")
+    assert copying.run("lost", watcher=watcher)[1] == {}
+    assert len(copying.held) == 3
+    assert watcher.planned.count(name) == 3
+    assert len(watcher.read) == watcher.resumed[name][1], "every chunk once"
+    copying.assert_exact("lost")
+
+
+def test_a_snapshot_is_given_up_when_it_has_been_held_long_enough(copying: Copying) -> None:
+    name = make(copying, "held")
+    watcher = Watcher()
+    watcher.after_chunk = lambda _: change(copying, "held")
+    assert copying.run("held", watcher=watcher, hold_seconds=0.0)[1] == {}
+    assert len(copying.held) > 3, "a new snapshot each time"
+    assert len(watcher.read) == watcher.resumed[name][1], "every chunk once"
+    copying.assert_exact("held")
+    assert not copying.captured.query(_EXPORTERS)
+
+
+def test_N08_the_snapshot_is_let_go_before_the_last_commit(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(copying, "released")
+    seen: list[object] = []
+    finish = type(copying.sink).finish_snapshot
+
+    def look(*arguments: object) -> None:
+        released.wait(60)
+        deadline = time.monotonic() + 30  # a server process takes its time to end
+        while (found := copying.captured.query(_EXPORTERS)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        seen.extend(found)
+        finish(*arguments)  # type: ignore[arg-type]
+
+    released = threading.Event()
+    join = threading.Thread.join
+
+    def leave(thread: threading.Thread, timeout: float | None = None) -> None:
+        """Whoever waits for the threads has left the snapshot behind."""
+        released.set()
+        join(thread, timeout)
+
+    monkeypatch.setattr(threading.Thread, "join", leave)
+    monkeypatch.setattr(type(copying.sink), "finish_snapshot", look)
+    copying.run("released")
+    assert released.is_set()
+    assert seen == []
+
+
+def test_N08_a_table_that_is_locked_does_not_keep_the_others_waiting(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outline, "_LOCK_SECONDS", 1)
+    make(copying, "locked")
+    make(copying, "unlocked")
+    watcher = Watcher()
+    with copying.captured.database.connect() as holder:
+
+        def lock(read: int) -> None:
+            """After the snapshot is taken: that would wait for the end of this transaction."""
+            if read == 1:
+                holder.execute("LOCK TABLE locked IN ACCESS EXCLUSIVE MODE")
+
+        watcher.after_chunk = lock
+        copying.run("locked", "unlocked", watcher=watcher, is_stopping=lambda: len(watcher.finished) == 1 and bool(watcher.troubles))
+    assert [name.name for name in watcher.finished] == ["unlocked"]
+    assert any("PEN-1107" in trouble and "locked" in trouble for trouble in watcher.troubles)
+    copying.run("locked")
+    copying.assert_exact("locked", "unlocked")
+
+
+def test_a_rewrite_starts_that_one_table_again(copying: Copying) -> None:
+    """Under the snapshot, between two chunks; the other table goes on with what it has."""
+    other = make(copying, "untouched")
+    copying.captured.execute("CREATE TABLE rewritten (id int PRIMARY KEY, v text, w text)")
+    copying.captured.execute(f"INSERT INTO rewritten SELECT g, {WIDE}, 'w' FROM generate_series(1, 120) g")
+    watcher = Watcher()
+    watcher.after_chunk = lambda read: copying.captured.execute("ALTER TABLE rewritten DROP COLUMN w") if read == 6 else None
+    assert copying.run("rewritten", "untouched", watcher=watcher)[1] == {}
+    assert watcher.planned.count(other) == 1
+    assert watcher.planned.count(TableName("public", "rewritten")) == 2
+    copying.assert_exact("rewritten", "untouched")
+
+
+RESTARTS = (
+    "TRUNCATE {0}; INSERT INTO {0} VALUES (1)",
+    "VACUUM FULL {0}",
+    "ALTER TABLE {0} ADD COLUMN x int DEFAULT 5",
+    "ALTER TABLE {0} DROP COLUMN v; ALTER TABLE {0} ADD COLUMN v text DEFAULT 'new'",
+    "ALTER TABLE {0} DROP COLUMN w",
+)
+
+
+def test_what_was_read_is_not_used_after_a_rewrite_between_two_runs(copying: Copying) -> None:
+    names = [f"r{number}" for number in range(len(RESTARTS))]
+    for name in names:
+        copying.captured.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text, w int)")
+        copying.captured.execute(f"INSERT INTO {name} SELECT g, {WIDE}, 0 FROM generate_series(1, 60) g")
+        copying.captured.start()
+        copying.run(name, chunks=2)
+    for name, statements in zip(names, RESTARTS, strict=True):
+        for statement in statements.format(name).split("; "):
+            copying.captured.execute(statement)
+    watcher, failures = copying.run(*names)
+    assert not failures
+    assert watcher.resumed == {}
+    assert len([trouble for trouble in watcher.troubles if "starts again" in trouble]) == len(names)
+    copying.assert_exact(*names)
+
+
+def test_a_table_altered_after_its_last_chunk_starts_again(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column that was dropped and made anew looks the same, and rows read before and after are not."""
+    name = make(copying, "altered", rows=60)
+    watcher = Watcher()
+
+    def alter(read: int) -> None:
+        if read == 4:
+            copying.captured.execute("ALTER TABLE altered DROP COLUMN v; ALTER TABLE altered ADD COLUMN v text DEFAULT 'new'")
+
+    watcher.after_chunk = alter
+    assert copying.run("altered", watcher=watcher)[1] == {}
+    assert watcher.planned.count(name) == 2
+    copying.assert_exact("altered")
+
+
+def test_a_table_that_is_rewritten_again_and_again_fails_alone(copying: Copying) -> None:
+    make(copying, "restless", rows=60)
+    make(copying, "calm", rows=60)
+    watcher = Watcher()
+    watcher.after_chunk = lambda _: copying.captured.database.execute("VACUUM FULL restless")
+    _, failures = copying.run("restless", "calm", watcher=watcher)
+    assert {name.name: error.code for name, error in failures.items()} == {"restless": "PEN-4005"}
+    assert snapshot_round._RESTARTS == 5
+    copying.assert_exact("calm")
+
+
+def test_a_spool_that_has_lost_what_changed_starts_the_table_again(copying: Copying) -> None:
+    name = make(copying, "gap")
+    copying.run("gap", chunks=2)
+    change(copying, "gap")
+    copying.captured.drain()
+    copying.captured.stop()
+    layout = SpoolLayout(copying.captured.spool)
+    segments = sorted(entry.name for entry in storage.list_directories(layout.segments))
+    for segment in segments[:-1]:
+        storage.remove_tree(layout.segments / segment)
+    copying.captured.start()
+    watcher, failures = copying.run("gap")
+    assert not failures
+    assert name not in watcher.resumed
+    assert any("the spool no longer has what changed since" in trouble for trouble in watcher.troubles)
+    copying.assert_exact("gap")
+
+
+def test_files_that_vanished_from_the_target_are_not_believed(copying: Copying) -> None:
+    name = make(copying, "vanished")
+    copying.run("vanished", chunks=3)
+    next(iter(copying.sink.path(name).glob("snapshot-*.parquet"))).unlink()  # type: ignore[attr-defined]
+    watcher, _ = copying.run("vanished")
+    assert name not in watcher.resumed
+    copying.assert_exact("vanished")
+
+
+def test_small_tables_are_finished_before_a_large_one(copying: Copying) -> None:
+    make(copying, "huge", rows=400)
+    for number in range(5):
+        make(copying, f"small{number}", rows=1)
+    names = ["huge", *(f"small{number}" for number in range(5))]
+    watcher, _ = copying.run(*names)
+    assert watcher.finished[-1].name == "huge"
+    assert watcher.read.index(TableName("public", "huge")) < 4, "and the large one is not left for the end either"
+    copying.assert_exact(*names)
+
+
+def _end_exporters(copying: Copying) -> None:
+    copying.captured.query(f"SELECT pg_terminate_backend(pid, 5000) FROM ({_EXPORTERS}) e")
