@@ -74,6 +74,10 @@ class LiveDisplay(PipelineObserver):
         self._rows[table] += rows
         self._progress.update(self._tasks[table], advance=chunks, rows=self._rows[table])
 
+    def snapshot_resumed(self, table: TableName, done: int, chunks: int) -> None:
+        words = f"{done} of {chunks} chunks are there already"
+        self._console.print(f"  copying {escape(str(table))}: {words}", highlight=False, soft_wrap=True)
+
     def snapshot_finished(self, table: TableName, rows: int) -> None:
         if table not in self._tasks:
             self._console.print(f"  copied  {escape(str(table))}: {rows:,} rows", highlight=False, soft_wrap=True)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from penstock.pipeline.snapshot_progress import SnapshotProgress
 from penstock.pipeline.states import TableState
 from penstock.pipeline.status import PipelineStatus
 
@@ -14,6 +17,8 @@ def print_status(status: PipelineStatus, console: Console) -> None:
     console.print(f"[bold]{status.pipeline}[/]", highlight=False)
     for name, value in _facts(status):
         console.print(f"  {name:<10} {escape(value)}", highlight=False, soft_wrap=True)
+    for table_name, progress in sorted(status.snapshots.items()):
+        console.print(f"  {'copying':<10} {escape(str(table_name))}: {_progress(progress)}", highlight=False, soft_wrap=True)
     if status.epoch is None:
         console.print("  no epoch has been recorded yet", highlight=False)
         return
@@ -54,6 +59,14 @@ def _facts(status: PipelineStatus) -> list[tuple[str, str]]:
     facts += [("consumer", f"{each.name}, released {each.released}, {each.age_seconds:.0f} s ago") for each in status.consumers]
     facts += [("warning", each) for each in status.warnings]
     return facts
+
+
+def _progress(progress: SnapshotProgress) -> str:
+    done = f"{progress.chunks_done} of {progress.chunks_total} chunks, {progress.rows:,} rows"
+    left = progress.seconds_left
+    if progress.rows_per_second is None or left is None:
+        return done
+    return f"{done}, {progress.rows_per_second:,.0f} rows/s, {timedelta(seconds=round(left))} left"
 
 
 def _bytes(count: int) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
 from penstock.capture.following import missing_capture
 from penstock.errors import PenstockError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch, EpochLog
+from penstock.pipeline.snapshot_progress import SnapshotProgress, load_all_progress
 from penstock.position import Position
 from penstock.postgres.connection import connect
 from penstock.postgres.slot import COPY_ANEW, Slot, current_position, inspect_slot
+from penstock.schema import TableName
 from penstock.spool.consumers import Consumer, inspect_consumers
 from penstock.spool.lock import is_locked
 from penstock.spool.reader import SpoolReader
@@ -40,6 +43,8 @@ class PipelineStatus:
     """Whether the process that wrote `capture` still holds the spool."""
     consumers: tuple[Consumer, ...] = ()
     """Who reads the spool, this pipeline among them."""
+    snapshots: Mapping[TableName, SnapshotProgress] = field(default_factory=dict)
+    """How far the tables are that are being copied."""
     missing: PenstockError | None = None
     """Where the capture is a process of its own: why it does not run; None if it does."""
 
@@ -144,6 +149,7 @@ class PipelineStatus:
                 }
                 for name, status in sorted((epoch.tables if epoch else {}).items())
             },
+            "snapshots": {str(name): progress.as_document() for name, progress in sorted(self.snapshots.items())},
         }
 
 
@@ -172,6 +178,7 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
         source_error,
         is_locked(config.spool),
         tuple(inspect_consumers(config.spool)),
+        load_all_progress(config.sink.delta.path, config.pipeline),
         missing_capture(config.spool) if config.source.capture == "separate" else None,
     )
 

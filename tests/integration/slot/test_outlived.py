@@ -1,0 +1,40 @@
+"""A snapshot that takes longer than the server keeps its log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import SlotLostError
+from penstock.pipeline import snapshot_round
+from tests.fix_captured import Captured
+from tests.integration.slot.conftest import RoughServer
+from tests.integration.snapshot.copying import Copying, Watcher
+from tests.integration.snapshot.local import FileSink, LocalExecutors
+
+
+def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_so(
+    rough: RoughServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What would be copied could not be kept up to date: it is said at once, not when hours of copying are done."""
+    monkeypatch.setattr(snapshot_round, "_WATCH_SECONDS", 0.1)
+    captured = Captured(rough.create_database(), tmp_path / "spool")
+    captured.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t SELECT g, repeat('x', 700) FROM generate_series(1, 100) g"
+    )
+    sink = FileSink(tmp_path / "lake")
+    copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows, patch=monkeypatch)
+    watcher = Watcher()
+
+    def outlive(read: int) -> None:
+        if read == 1:
+            rough.set(max_slot_wal_keep_size="16MB")
+            rough.fill_log(6)
+
+    watcher.after_chunk = outlive
+    with pytest.raises(SlotLostError, match=captured.slot) as caught:
+        copying.run("t", watcher=watcher)
+    assert "cannot be had any more" in caught.value.message
+    assert watcher.finished == []
+    captured.database.close()
