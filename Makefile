@@ -122,6 +122,10 @@ test-recovery: install ## Kills, lost state, and the whole product as a user run
 test-verify: install ## verify under a hundred rounds of writes, and in a million rows; half an hour
 	PENSTOCK_TEST_VERIFY_ROUNDS=100 PENSTOCK_TEST_VERIFY_ROWS=1000000 $(BIN)/python -m pytest -s tests/integration/pipeline/test_verify.py tests/integration/pipeline/test_verify_running.py $(PYTEST_ARGS)
 
+.PHONY: test-kills
+test-kills: install ## A snapshot of two million rows, in which somebody is killed 20 times; some minutes
+	PENSTOCK_TEST_KILLS=20 $(BIN)/python -m pytest tests/recovery/test_kill_snapshot.py -s $(PYTEST_ARGS)
+
 # pytest itself fails when it selects no test.
 .PHONY: test-spark42
 test-spark42: install-spark42 ## The tests of the Spark source on Spark 4.2
