@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from penstock.errors import ConnectionLostError, PenstockError, Recovery, SchemaChangedError, TargetRewoundError
 from penstock.pipeline.epochs import Epoch, EpochLog
@@ -78,8 +79,14 @@ class EpochApplier:
         """What is recorded: every streaming table holds everything up to here."""
         return self.last.position if self.last is not None else Position.ZERO
 
-    def adopt(self, targets: Mapping[TableName, Target], statuses: Mapping[TableName, TableStatus]) -> None:
-        """Take over the tables as they stand after start-up."""
+    def adopt(
+        self,
+        targets: Mapping[TableName, Target],
+        statuses: Mapping[TableName, TableStatus],
+        begun: Mapping[TableName, Position] = MappingProxyType({}),
+    ) -> None:
+        """Take over the tables as they stand after start-up; of those that a former run has begun to copy, from which fence on."""
+        self._holds.update(begun)
         self._targets = dict(targets)
         self.statuses = dict(statuses)
         # A target that was put back needs ground that was released before: begin with what all of them hold.

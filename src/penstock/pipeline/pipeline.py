@@ -157,8 +157,7 @@ class Pipeline:
             shadows=shadows,
         )
         tables = self._prepare(applier, system)
-        self._take_up(applier, tables)
-        applier.adopt(tables.targets, tables.statuses)
+        applier.adopt(tables.targets, tables.statuses, self._begun(tables))
         self._applier = applier
         if tables.capturable and not self._stopping.is_set():
             self._stream(applier, tables, shadows, goal)
@@ -194,13 +193,13 @@ class Pipeline:
                 self._observer.table_failed(name, status)
         return tables
 
-    def _take_up(self, applier: EpochApplier, tables: Tables) -> None:
-        """Snapshots that a former run did not finish need what changed since they began. What the target has by now is forgotten."""
-        for name, progress in load_all_progress(self._root, self._config.pipeline).items():
-            if name in tables.filled:
-                self._unfinished.forget(name)
-            elif name in tables.statuses and tables.statuses[name].state is TableState.PENDING:
-                applier.hold(name, progress.fence)
+    def _begun(self, tables: Tables) -> dict[TableName, Position]:
+        """Tables that a former run did not finish copying need what changed since their first fence. What is finished is forgotten."""
+        found = load_all_progress(self._root, self._config.pipeline)
+        for name in found.keys() & tables.filled.keys():
+            self._unfinished.forget(name)
+        waiting = {table.name for table in tables.pending}
+        return {name: progress.fence for name, progress in found.items() if name in waiting}
 
     def _check_membership(self, tables: Tables) -> None:
         """A table that left the publication and came back looks as if it had always been there."""
