@@ -41,6 +41,8 @@ def test_pipelines_that_share_a_slot_name_the_same_spool(tmp_path: Path) -> None
     assert (settings.slot, settings.spool, settings.is_separate) == ("all", config.spool, True)
     assert CaptureSettings.from_options(settings.to_options()) == settings
     assert not _load(tmp_path, MINIMAL).capture_settings().is_separate
+    own = _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: separate}'))
+    assert (config.owns_publication, own.owns_publication, _load(tmp_path, MINIMAL).owns_publication) == (False, False, True)
 
 
 def test_an_absolute_path_stays_as_it_is(tmp_path: Path) -> None:

@@ -257,6 +257,11 @@ class PipelineConfig(_Model):
         return self.source.publication or f"penstock_{self.pipeline}"
 
     @property
+    def owns_publication(self) -> bool:
+        """Whether tables may be taken out of it: others may read a publication that is named, or a spool that is captured for several."""
+        return self.source.publication is None and self.source.capture == "embedded"
+
+    @property
     def spool(self) -> Path:
         return self.source.spool or self.state / "spool"
 

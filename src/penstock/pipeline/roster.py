@@ -102,7 +102,7 @@ class Roster:
         for name in names:
             self.applier.leave(name)
             self.sink.disown(name)
-            if self.config.source.publication is None:
+            if self.config.owns_publication:
                 with connect(self.config.source.address()) as connection:
                     drop_table(connection, self.config.publication, name)
             _log.info("table removed", extra={"table": str(name)})

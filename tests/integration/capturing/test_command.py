@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from penstock.pipeline import companion
 from penstock.pipeline.capturing import forget_consumer, plan_capture
 from penstock.pipeline.check import check_pipeline
 from penstock.pipeline.companion import CaptureCompanion
+from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.status import inspect_status
 from penstock.position import Position
 from penstock.schema import TableName
@@ -177,3 +179,10 @@ def test_a_slot_that_is_gone_is_not_made_anew_in_silence(shared: SharedSlot) -> 
     again = shared.start(path)
     assert again.wait() == 3
     assert SlotMissingError.code in again.log.read_text()
+    shutil.rmtree(shared.spool)
+    config = shared.load(path)
+    assert plan_capture(config).tables == (TableName("public", "a"),), "nothing was ever captured, as far as anybody can tell"
+    config.sink.delta.path.mkdir()
+    EpochLog(config.sink.delta.path, config.pipeline).record(Epoch(1, Position.of(1), None, "1/1"))
+    with pytest.raises(SlotMissingError):
+        plan_capture(config)
