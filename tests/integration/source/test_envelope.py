@@ -84,6 +84,21 @@ def test_tables_come_together_as_exact_json_with_their_snapshot_first_whatever_b
     assert all(row["_commit_timestamp"] is not None and row["_xid"] > 0 for row in rows)
 
 
+def test_N15_partitioned_table_comes_once_under_the_name_of_its_root(source: ChangeSource) -> None:
+    execute = source.database.execute
+    execute("CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    execute("CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (10)")
+    execute("CREATE TABLE parts_high PARTITION OF parts FOR VALUES FROM (10) TO (20)")
+    execute("INSERT INTO parts VALUES (1), (11)")
+    run = source.start(table="", tables="public.parts*", startingPosition=SNAPSHOT, slot=f"{source.slot}_parts", publication="")
+    assert sorted((row["_table"], row["key"]) for row in run.wait_for_rows(2)) == [
+        ("public.parts", '{"id":1}'),
+        ("public.parts", '{"id":11}'),
+    ]
+    execute("INSERT INTO parts VALUES (2), (12)")
+    assert {(row["_table"], row["_change_type"]) for row in run.wait_for_rows(4)[2:]} == {("public.parts", "insert")}
+
+
 def test_without_any_name_the_publication_says_which_tables_there_are(source: ChangeSource) -> None:
     source.database.execute("CREATE TABLE aside (id int PRIMARY KEY)")
     source.database.execute("INSERT INTO aside VALUES (1)")

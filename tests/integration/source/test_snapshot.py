@@ -248,6 +248,16 @@ def test_source_keeps_what_commits_after_the_fence_until_spark_has_it(source: Ch
     run.wait_for(lambda: released(source.spool)[CONSUMER] > plan.fence, "release beyond the fence")
 
 
+def test_N04_snapshot_that_is_over_is_not_taken_again(source: ChangeSource) -> None:
+    source.insert(1, 3)
+    run = source.start(startingPosition=SNAPSHOT)
+    run.wait_for_rows(3)
+    run.finish()
+    source.insert(4, 4)
+    again = source.start(startingPosition=SNAPSHOT)
+    assert [(row["id"], row["_change_type"]) for row in again.wait_for_rows(1)] == [(4, "insert")]
+
+
 @pytest.mark.source
 def test_new_checkpoint_takes_a_new_snapshot(source: ChangeSource) -> None:
     source.insert(1, 3)
