@@ -91,10 +91,7 @@ def test_N15_partitioned_table_comes_once_under_the_name_of_its_root(source: Cha
     execute("CREATE TABLE parts_high PARTITION OF parts FOR VALUES FROM (10) TO (20)")
     execute("INSERT INTO parts VALUES (1), (11)")
     run = source.start(table="", tables="public.parts*", startingPosition=SNAPSHOT, slot=f"{source.slot}_parts", publication="")
-    assert sorted((row["_table"], row["key"]) for row in run.wait_for_rows(2)) == [
-        ("public.parts", '{"id":1}'),
-        ("public.parts", '{"id":11}'),
-    ]
+    assert {(row["_table"], row["key"]) for row in run.wait_for_rows(2)} == {("public.parts", '{"id":1}'), ("public.parts", '{"id":11}')}
     execute("INSERT INTO parts VALUES (2), (12)")
     assert {(row["_table"], row["_change_type"]) for row in run.wait_for_rows(4)[2:]} == {("public.parts", "insert")}
 
