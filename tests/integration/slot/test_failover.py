@@ -114,10 +114,10 @@ SLOTS = "SELECT slot_name, temporary, synced, invalidation_reason, confirmed_flu
 def is_synced(primary: EmbeddedPostgres, standby: EmbeddedPostgres, source: Source) -> bool:
     """The standby takes over a slot only once it has replayed past the slot's own horizon; so the slot is moved on, too."""
     run(primary, "CHECKPOINT")
-    release(source.spool, "pipeline", source.position)
-    with source.capture() as capture:
-        capture.wait_until(source.position, 5)
-        wait_for(lambda: source.confirmed >= source.position, "a confirmed slot", lambda: source.confirmed)
+    # Once, and what is on disk: the log goes on by itself, and what is released must not be ahead of it.
+    target = release(source.spool, "pipeline", source.flushed)
+    with source.capture():
+        wait_for(lambda: source.confirmed >= target, f"a slot confirmed up to {target}", lambda: source.confirmed)
     source.wait_idle()
     run(standby, "SELECT pg_sync_replication_slots()")
     return (source.slot, False, True) in {row[:3] for row in run(standby, SLOTS)}
