@@ -9,8 +9,34 @@ from types import TracebackType
 from typing import Self
 
 
-def tree_cpu_seconds(root: int) -> float:
-    """Of a process, of those below it that live, and of those below it that were waited for when they ended."""
+class TreeCpu:
+    """Watches a process and those below it from its making on, or in a `with` block.
+
+    Processes are compared one by one: nobody waits for Spark's Python workers, and what one has used is forgotten when it ends. For those
+    that were waited for, their parent answers.
+    """
+
+    def __init__(self, root: int) -> None:
+        self.seconds = 0.0
+        self._root = root
+        self._before = _ticks_by_process(root)
+
+    def __enter__(self) -> Self:
+        self._before = _ticks_by_process(self._root)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> float:
+        """The seconds used so far, which then stand in `seconds`."""
+        ticks = sum(used - self._before.get(process, 0) for process, used in _ticks_by_process(self._root).items())
+        self.seconds = ticks / os.sysconf("SC_CLK_TCK")
+        return self.seconds
+
+
+def _ticks_by_process(root: int) -> dict[int, int]:
+    """Of `root` and those below it: what each has used itself, with the children that it waited for."""
     used: dict[int, int] = {}
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").glob("[0-9]*"):
@@ -20,25 +46,10 @@ def tree_cpu_seconds(root: int) -> float:
             continue
         used[int(entry.name)] = sum(map(int, fields[11:15]))
         children[int(fields[1])].append(int(entry.name))
-    ticks, waiting = 0, [root]
+    found: dict[int, int] = {}
+    waiting = [root]
     while waiting:
         process = waiting.pop()
-        ticks += used.get(process, 0)
+        found[process] = used.get(process, 0)
         waiting += children[process]
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-class TreeCpu:
-    """How much that is in a `with` block."""
-
-    def __init__(self, root: int) -> None:
-        self.seconds = 0.0
-        self._root = root
-        self._before = 0.0
-
-    def __enter__(self) -> Self:
-        self._before = tree_cpu_seconds(self._root)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.seconds = tree_cpu_seconds(self._root) - self._before
+    return found

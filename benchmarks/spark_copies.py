@@ -14,12 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import SparkSession
 from typing_extensions import override
 
-from benchmarks.cpu import TreeCpu, tree_cpu_seconds
+from benchmarks.cpu import TreeCpu
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.pipeline import Pipeline
@@ -31,6 +33,7 @@ from penstock.postgres.exported import export_snapshot
 from penstock.schema import TableName
 from penstock.sinks.base import SnapshotPlace
 from penstock.spark.session import build_session, delta_package
+from penstock.spark.worker import settle_worker
 
 _DRIVER = "org.postgresql:postgresql:42.7.8"
 _FETCH_ROWS = 10_000
@@ -70,7 +73,7 @@ class _Copies:
         }
         with _Watch() as watch:
             self._spark.read.format("jdbc").options(**options).load().write.parquet(str(directory))
-        return watch.report() | {"rows": self._spark.read.parquet(str(directory)).count()}
+        return watch.report | {"rows": self._spark.read.parquet(str(directory)).count()}
 
     def parquet(self, directory: Path) -> Report:
         """What a snapshot has executors do, without a target that takes the files."""
@@ -87,7 +90,7 @@ class _Copies:
             place = SnapshotPlace(str(directory), snapshot_schema(schema), "snapshot")
             tasks = [ChunkTask(index, chunk, place) for index, chunk in enumerate(chunks)]
             files = self._spark.sparkContext.parallelize(tasks, len(tasks)).map(chunk_writer(address, exported.name)).collect()
-        return watch.report() | {"rows": sum(file.rows for file in files)}
+        return watch.report | {"rows": sum(file.rows for file in files)}
 
     def delta(self, directory: Path) -> Report:
         """A pipeline that copies the table and ends; timed from the plan of its snapshot to the commit."""
@@ -116,39 +119,46 @@ class _Copies:
 def _wake(_: int) -> None:
     """Load what a task loads; and last long enough for each worker to get one."""
     importlib.import_module(ChunkTask.__module__)
+    settle_worker()
     time.sleep(_WAKE_SECONDS)
 
 
 class _Watch:
-    def __enter__(self) -> _Watch:
-        self._cpu = TreeCpu(os.getpid()).__enter__()
+    """Runs from its making on, or in a `with` block."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._cpu = TreeCpu(os.getpid())
         self._wall = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        self._start()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._seconds = time.perf_counter() - self._wall
-        self._cpu.__exit__(None, None, None)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
 
-    def report(self) -> Report:
-        return {"wall_seconds": self._seconds, "cpu_seconds": self._cpu.seconds}
+    def stop(self) -> Report:
+        self.report = {"wall_seconds": time.perf_counter() - self._wall, "cpu_seconds": self._cpu.stop()}
+        return self.report
 
 
 class _Stages(PipelineObserver):
-    """When the snapshot of the one table began and ended."""
+    """Watches the snapshot of the one table."""
 
     def __init__(self) -> None:
         self.report: Report = {}
-        self._start = (0.0, 0.0)
+        self._watch = _Watch()
 
     @override
     def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None:
-        self._start = (time.perf_counter(), tree_cpu_seconds(os.getpid()))
+        self._watch = _Watch()
 
     @override
     def snapshot_finished(self, table: TableName, rows: int) -> None:
-        wall, cpu = self._start
-        used = tree_cpu_seconds(os.getpid()) - cpu
-        self.report = {"wall_seconds": time.perf_counter() - wall, "cpu_seconds": used, "rows": rows}
+        self.report = self._watch.stop() | {"rows": rows}
 
 
 def main() -> None:
