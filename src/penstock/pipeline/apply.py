@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from penstock.errors import ConnectionLostError, PenstockError, Recovery, SchemaChangedError, TargetRewoundError
+from penstock.errors import ConnectionLostError, PenstockError, Recovery, SchemaChangedError, SpoolGapError, TargetRewoundError
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.shadows import Shadows
@@ -105,6 +105,7 @@ class EpochApplier:
         if name in self.statuses:
             self._holds[name] = fence
             self._set({name: TableStatus(TableState.SNAPSHOTTING)})
+            self._requests.append(_nothing)  # perhaps something can be released
 
     def enter(self, target: Target) -> None:
         """Take over a table that has been copied. The next epoch brings it to where the others are."""
@@ -123,7 +124,7 @@ class EpochApplier:
         self._requests.append(lambda: self._leave(name))
 
     def admit(self, name: TableName, status: TableStatus) -> None:
-        """Add a table that is not to be copied now: it failed, or is paused."""
+        """Add a table that is not to be copied now: it failed, or was paused before it was copied."""
         self._set({name: status})
 
     def settle(self) -> None:
@@ -139,7 +140,17 @@ class EpochApplier:
         status = TableStatus.failed(error, self.statuses[name].applied)
         self._set({name: status})
         self._holds.pop(name, None)
+        self._requests.append(_nothing)
         self._observer.table_failed(name, status)
+
+    def rejoin(self, target: Target, *, paused: bool) -> None:
+        """Add a table whose target is filled already. Until the next epoch takes it in, it is nobody's, and its changes are kept."""
+        assert target.applied is not None
+        self._holds[target.table] = target.applied
+        self._set({target.table: TableStatus(TableState.PENDING)})
+        self.enter(target)
+        if paused:
+            self.pause(target.table)
 
     def apply(self, end: Position) -> None:
         """Bring every table to `end`, or to what is recorded if that is further; record it, release it. Doing it twice changes nothing."""
@@ -150,7 +161,9 @@ class EpochApplier:
             self._ended_at = time.monotonic()
 
     def _enter(self, target: Target) -> None:
-        if target.table in self.statuses:  # it may have been removed while it was copied
+        if target.table not in self.statuses:  # removed while it was copied: this copy is no one's
+            self._sink.disown(target.table)
+        else:
             self._targets[target.table] = target
             self._set({target.table: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)})
             self._holds.pop(target.table, None)
@@ -179,14 +192,15 @@ class EpochApplier:
         behind = {status.applied for status in self.statuses.values() if _is_behind(status, end)}
         if not behind and not is_new and not renews:
             self._mark_streaming(end)
+            release(self._reader.root, self._consumer, self._needed())
             return
         reached = wait_for_end(self._reader, end, timeout_seconds=_CATCH_UP_SECONDS)
         if reached is None or reached < end:
             raise ConnectionLostError(f"the capture did not get back to {end} in {_CATCH_UP_SECONDS:.0f} s")
-        ranges = {start: self._reader.read(start, end) for start in behind if start is not None}
+        ranges = self._read(behind, end)
         self._fail_renamed(ranges)
-        if self._shadows is not None:
-            self._renew(self._shadows.swap(self._reader, end))
+        renewed = self._shadows.swap(self._reader, end) if self._shadows is not None else {}
+        self._renew(renewed)
         work = self._plan(ranges)
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="penstock-apply") as pool:
             failures = dict(zip([changes.table for changes in work], pool.map(lambda each: self._apply_one(each, end), work), strict=True))
@@ -194,6 +208,22 @@ class EpochApplier:
         commit_time = max((each.commit_time for each in ranges.values() if each.commit_time), default=None)
         rows = sum(changes.counts.rows for changes in work)
         self._record(Epoch(self._next_number(), end, commit_time, self._system), rows, time.monotonic() - started)
+        if self._shadows is not None:
+            self._shadows.recorded(renewed)
+
+    def _read(self, starts: Iterable[Position | None], end: Position) -> dict[Position, SpoolRange]:
+        """What the spool has for the tables that stand at each of `starts`. A table whose ground is gone fails alone."""
+        ranges: dict[Position, SpoolRange] = {}
+        for start in starts:
+            if start is None:
+                continue
+            try:
+                ranges[start] = self._reader.read(start, end)
+            except SpoolGapError as error:
+                for name, status in self.statuses.items():
+                    if status.is_applied and status.applied == start:
+                        self.fail(name, TargetRewoundError(error.message, hint=f"copy {name} anew: penstock tables resync"))
+        return ranges
 
     def _renew(self, targets: Mapping[TableName, Target]) -> None:
         """These have been replaced by their shadows, whatever was the matter with them before, and hold this epoch already."""
@@ -282,6 +312,10 @@ class EpochApplier:
 
     def _next_number(self) -> int:
         return self.last.number + 1 if self.last is not None else 1
+
+
+def _nothing() -> None:
+    """A request for an epoch, for its own sake."""
 
 
 def _is_behind(status: TableStatus, end: Position) -> bool:

@@ -92,9 +92,9 @@ class BackgroundSnapshots:
         pause = _FIRST_PAUSE_SECONDS
 
         def arrive(name: TableName) -> None:
-            del waiting[name]
             target = self._coordinator.sink.load_target(name)
             assert target is not None
+            waiting.pop(name, None)
             self._door.enter(target)
             self._copying.discard(name)
 

@@ -55,7 +55,10 @@ class TableOrders:
 
 def load_orders(state: Path) -> TableOrders:
     """As they stand; none before the first."""
-    data = storage.read_bytes(state / FILE)
+    try:
+        data = storage.read_bytes(state / FILE)
+    except OSError:
+        data = None  # whoever has to write there says what is wrong with the place
     if data is None:
         return TableOrders()
     try:

@@ -41,7 +41,7 @@ from penstock.pipeline.snapshot import SnapshotCoordinator
 from penstock.pipeline.snapshot_executors import SparkExecutors
 from penstock.pipeline.snapshot_progress import load_all_progress
 from penstock.pipeline.snapshot_state import SnapshotStore
-from penstock.pipeline.standing import check_log, check_origin
+from penstock.pipeline.standing import check_log, check_origin, over_holes
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, check_selected, fail_blocked, fail_unpublished, inspect_pipeline, pause_ordered, select_tables
 from penstock.position import Position
@@ -100,6 +100,7 @@ class Pipeline:
         self._unfinished = SnapshotStore(self._root, config.pipeline)
         self._stopping = threading.Event()
         self._applier: EpochApplier | None = None
+        self._acts: dict[TableName, Mapping[TableName, str]] = {}
         self._capture = CaptureCompanion(config)
         self._trouble: str | None = None
 
@@ -159,7 +160,7 @@ class Pipeline:
         tables = self._prepare(applier, system)
         applier.adopt(tables.targets, tables.statuses, self._begun(tables))
         self._applier = applier
-        if tables.capturable and not self._stopping.is_set():
+        if (tables.capturable or load_orders(self._config.state).resync) and not self._stopping.is_set():
             self._stream(applier, tables, shadows, goal)
         return RunResult(applier.position, {str(name): status for name, status in applier.statuses.items()})
 
@@ -199,7 +200,14 @@ class Pipeline:
         for name in found.keys() & tables.filled.keys():
             self._unfinished.forget(name)
         waiting = {table.name for table in tables.pending}
-        return {name: progress.fence for name, progress in found.items() if name in waiting}
+        begun = {name: progress.fence for name, progress in found.items() if name in waiting}
+        if begun:
+            with connect(self._address) as connection:
+                gone = over_holes(connection, self._config, begun)
+            for name in gone:
+                self._unfinished.forget(name)
+                del begun[name]
+        return begun
 
     def _check_membership(self, tables: Tables) -> None:
         """A table that left the publication and came back looks as if it had always been there."""
@@ -208,7 +216,10 @@ class Pipeline:
         recorded = load_memberships(self._config.state)
         save_memberships(self._config.state, fail_rejoined(tables, recorded, found, self._sink.describe))
 
-    def _renewed(self, name: TableName) -> None:
+    def _renewed(self, name: TableName, is_done: bool) -> None:
+        act = self._acts.pop(name, {})
+        if is_done:
+            save_memberships(self._config.state, {**load_memberships(self._config.state), **act})
         change_orders(self._config.state, lambda orders: orders.renewed(name))
 
     def _tell_wait(self, blockers: Sequence[OpenTransaction]) -> None:
@@ -250,17 +261,19 @@ class Pipeline:
             ending.callback(query.stop)
             ending.callback(stop)  # what is being copied may wait for the stream, so it is asked first
 
-            def renew(table: CatalogTable) -> None:
+            def renew(table: CatalogTable, act: Mapping[TableName, str]) -> None:
                 if table.name not in shadows:
+                    self._acts[table.name] = act
                     place = self._shadow_root / uuid4().hex
                     sink = DeltaSink(self._spark, place, self._config.pipeline)
                     shadows.begin(table.name, sink, applier.position)
                     renewals.append(self._copies(sink, shadows, SnapshotStore(place, self._config.pipeline)))
                     renewals[-1].start([table])
 
-            roster = Roster(self._config, self._sink, applier, snapshots, renew, self._observer, self._reload)
+            roster = Roster(self._config, self._sink, applier, snapshots, renew, shadows.abandon, self._observer, self._reload)
+            roster.keep()
             copying = True
-            while not self._stopping.is_set() and not (goal is not None and applier.position >= goal and applier.is_level):
+            while not self._stopping.is_set() and not _is_reached(goal, applier, shadows):
                 self._tell_trouble()
                 if goal is not None:
                     self._capture.check_patience()
@@ -299,6 +312,10 @@ class Pipeline:
         writer = stream.load().writeStream.foreachBatch(apply).queryName(f"penstock {config.pipeline}")
         trigger = f"{int(config.trigger_seconds * 1000)} milliseconds"
         return writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime=trigger).start()
+
+
+def _is_reached(goal: Position | None, applier: EpochApplier, shadows: Shadows) -> bool:
+    return goal is not None and applier.position >= goal and applier.is_level and not shadows.is_busy
 
 
 def _stop_all(snapshots: BackgroundSnapshots, renewals: list[BackgroundSnapshots]) -> None:

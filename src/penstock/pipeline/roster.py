@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from penstock.capture.provision import ensure_capture, inspect_coverage
@@ -42,8 +42,10 @@ class Roster:
     sink: Sink
     applier: EpochApplier
     snapshots: BackgroundSnapshots
-    renew: Callable[[CatalogTable], None]
-    """Copy this table anew beside its target, unless that is being done."""
+    renew: Callable[[CatalogTable, Mapping[TableName, str]], None]
+    """Copy this table anew beside its target, unless that is being done; and by which act it is published now."""
+    abandon: Callable[[TableName], None]
+    """If it is being copied anew, let that be."""
     observer: PipelineObserver
     reload: Callable[[], PipelineConfig] | None = None
     """Reads the configuration's file again; None if there is none."""
@@ -100,6 +102,7 @@ class Roster:
 
     def _remove(self, names: Iterable[TableName]) -> None:
         for name in names:
+            self.abandon(name)
             self.applier.leave(name)
             self.sink.disown(name)
             if self.config.owns_publication:
@@ -133,11 +136,10 @@ class Roster:
             if status.state is TableState.FAILED:
                 self.applier.admit(name, status)
                 self.observer.table_failed(name, status)
+            elif name in tables.targets:
+                self.applier.rejoin(tables.targets[name], paused=name in orders.paused)
             elif name in orders.paused:
                 self.applier.admit(name, replace(status, state=TableState.PAUSED))
-            elif name in tables.targets:
-                self.applier.admit(name, status)
-                self.applier.enter(tables.targets[name])
         pending = [table for table in tables.pending if table.name not in orders.paused]
         if pending:
             for table in pending:
@@ -162,7 +164,14 @@ class Roster:
                 self.applier.leave(name)
                 self._looked_at = 0.0
             else:
-                self.renew(selection.tables[name])
+                self._renew(selection.tables[name])
+
+    def _renew(self, table: CatalogTable) -> None:
+        """What is wrong with a table may be that it is not published; its copy would be stale from the first moment."""
+        config, address = self.config, self.config.source.address()
+        ensure_capture(address, config.slot, config.publication, [table.name], failover=config.source.failover)
+        with connect(address) as connection:
+            self.renew(table, inspect_memberships(connection, config.publication, [table.name]))
 
     def _resume(self, name: TableName, status: TableStatus) -> None:
         """A table that was paused before it was copied is as new."""

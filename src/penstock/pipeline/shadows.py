@@ -8,7 +8,7 @@ epoch to the target, replaces what the target holds by what the shadow holds: on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.observer import PipelineObserver
@@ -22,7 +22,8 @@ from penstock.spool.reader import SpoolReader
 class Shadows:
     """The tables that are being copied anew. Holds and arrivals come from the copying threads, `swap` from the epoch."""
 
-    def __init__(self, main: Sink, observer: PipelineObserver, on_done: Callable[[TableName], None]) -> None:
+    def __init__(self, main: Sink, observer: PipelineObserver, on_done: Callable[[TableName, bool], None]) -> None:
+        """`on_done` is told that a table is renewed, once that is recorded, or (False) that it will not be."""
         self._main = main
         self._sinks: dict[TableName, Sink] = {}
         self._observer = observer
@@ -39,6 +40,11 @@ class Shadows:
     def is_waiting(self) -> bool:
         return bool(self._arrivals)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a table is still to be renewed."""
+        return bool(self._sinks)
+
     def __contains__(self, name: TableName) -> bool:
         return name in self._sinks
 
@@ -48,21 +54,31 @@ class Shadows:
         self._holds[name] = position
 
     def hold(self, name: TableName, fence: Position) -> None:
-        self._holds[name] = fence
+        if name in self._sinks:
+            self._holds[name] = fence
 
     def enter(self, target: Target) -> None:
         self._arrivals.append(target)
 
     def fail(self, name: TableName, error: PenstockError) -> None:
         """The copy cannot be made. The target is as it was."""
-        self._observer.table_failed(name, TableStatus.failed(error, None))
-        self._end(name)
+        if name in self._sinks:
+            self._observer.table_failed(name, TableStatus.failed(error, None))
+            self.abandon(name)
+
+    def abandon(self, name: TableName) -> None:
+        """Renew this one no more; what its threads still write goes nowhere."""
+        if name in self._sinks:
+            self._ready.pop(name, None)
+            self._end(name)
+            self._on_done(name, False)
 
     def take_in(self) -> bool:
         """At the beginning of an epoch: whether there are tables for it to replace."""
         while self._arrivals:
             target = self._arrivals.popleft()
-            self._ready[target.table] = target
+            if target.table in self._sinks:
+                self._ready[target.table] = target
         return bool(self._ready)
 
     def swap(self, reader: SpoolReader, end: Position) -> dict[TableName, Target]:
@@ -71,17 +87,21 @@ class Shadows:
         A target whose shadow cannot take its place is as it was, and has this epoch yet to come.
         """
         done: dict[TableName, Target] = {}
-        for name, shadow in self._ready.items():
+        for name, shadow in list(self._ready.items()):
             try:
                 done[name] = self._swap(name, shadow, reader, end)
             except PenstockError as error:
                 if error.recovery is not Recovery.OPERATOR:
                     raise
                 self.fail(name, error)
-            else:
-                self._end(name)
-        self._ready.clear()
         return done
+
+    def recorded(self, names: Iterable[TableName]) -> None:
+        """The epoch that put these in place is recorded."""
+        for name in names:
+            self._ready.pop(name, None)
+            self._end(name)
+            self._on_done(name, True)
 
     def _swap(self, name: TableName, shadow: Target, reader: SpoolReader, end: Position) -> Target:
         sink, applied = self._sinks[name], shadow.applied
@@ -98,4 +118,3 @@ class Shadows:
     def _end(self, name: TableName) -> None:
         self._sinks.pop(name).drop(name)
         self._holds.pop(name, None)
-        self._on_done(name)

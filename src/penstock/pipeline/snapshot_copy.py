@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from penstock.errors import TableRewrittenError
+from penstock.errors import NoTablesError, TableRewrittenError
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot_executors import Executors
 from penstock.pipeline.snapshot_progress import SnapshotProgress, measure
@@ -86,6 +86,8 @@ class TableCopy:
         places = self._places
         with connect(places.address) as connection:
             found = inspect_outline(connection, self.table, places.types, places.publication)
+        if not found.outline.schema.columns:
+            raise NoTablesError(f"table {self.name} is gone", hint="remove it from the tables, or create it again")
         saved = places.store.load(self.name)
         if saved is not None and not saved.records and saved.plan.chunks:
             saved = None  # nothing has been read: a new plan has a later fence, and less to repair
@@ -182,15 +184,15 @@ class TableCopy:
             return difference
         if not self._places.sink.can_resume_snapshot(plan.outline.schema, plan.place, [record.file for record in saved.records.values()]):
             return "the target no longer has what was written to it"
+        start = SpoolReader(self._places.spool).start
+        if start is not None and start > plan.fence:
+            return f"the spool no longer has what changed since {plan.fence}"
         if not saved.missing and len(saved.fences) == 1:
             return None
         if plan.fence > exported.fence:
             return f"it began at {plan.fence}, and the server is only at {exported.fence}"
         if not is_repairable(plan.outline.schema):
             return "its rows cannot be asked for by key"
-        start = SpoolReader(self._places.spool).start
-        if start is not None and start > plan.fence:
-            return f"the spool no longer has what changed since {plan.fence}"
         return None
 
     def _begin(self, found: MeasuredTable, exported: ExportedSnapshot) -> None:

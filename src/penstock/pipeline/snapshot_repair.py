@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.errors import SpoolGapError, TableRewrittenError
+from penstock.errors import SpoolFullError, SpoolGapError, TableRewrittenError
 from penstock.pipeline.snapshot_executors import Executors
 from penstock.pipeline.snapshot_task import write_batches
 from penstock.position import Position
@@ -28,6 +28,7 @@ from penstock.sinks.changed import row_schema, text_column
 from penstock.sinks.collapse import match_text_column
 from penstock.spool.range import FileSlice, SpoolRange
 from penstock.spool.reader import SpoolReader
+from penstock.spool.status import load_status
 from penstock.spool.waiting import wait_for_end
 
 _KEYS_A_QUERY = 2_000
@@ -51,6 +52,12 @@ def changed_between(
     while (reached := wait_for_end(reader, end, timeout_seconds=_WAIT_SECONDS)) is None or reached < end:
         if is_stopping():
             return None
+        status = load_status(spool)
+        if status is not None and status.state == "full":
+            raise SpoolFullError(
+                f"the spool is full of what {outline.schema.name} needs to be finished",
+                hint="raise max_spool_bytes, and copy the table anew",
+            )
     try:
         found = reader.read(start, end)
     except SpoolGapError as error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from penstock.capture.continuity import check_system
-from penstock.errors import SlotMissingError, SystemChangedError
+from penstock.capture.continuity import check_continuity, check_system
+from penstock.errors import PositionGapError, SlotMissingError, SystemChangedError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.tables import Tables, fail_over_holes
@@ -44,6 +44,21 @@ def check_log(connection: Connection, config: PipelineConfig, tables: Tables, de
     start, end = reader.start, reader.end
     ground = (start, end) if start is not None and end is not None else None
     fail_over_holes(tables, ground, slot.confirmed, config.slot, describe)
+
+
+def over_holes(connection: Connection, config: PipelineConfig, held: Mapping[TableName, Position]) -> list[TableName]:
+    """The tables after whose position something is gone from slot and spool."""
+    slot = inspect_slot(connection, config.slot)
+    reader = SpoolReader(config.spool)
+    start, end = reader.start, reader.end
+    ground = (start, end) if start is not None and end is not None else None
+    gone = []
+    for name, position in held.items():
+        try:
+            check_continuity(position, ground, slot.confirmed if slot is not None else Position.ZERO, config.slot)
+        except PositionGapError:
+            gone.append(name)
+    return gone
 
 
 def slot_missing(config: PipelineConfig) -> SlotMissingError:

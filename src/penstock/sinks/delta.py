@@ -26,7 +26,15 @@ from pyspark.sql import functions as F
 from typing_extensions import override
 
 from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
-from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, TargetRewoundError, parse_error
+from penstock.errors import (
+    PenstockError,
+    SchemaChangedError,
+    SinkError,
+    SinkRefusedError,
+    TableRewrittenError,
+    TargetRewoundError,
+    parse_error,
+)
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
@@ -100,6 +108,7 @@ class DeltaSink(DeltaTargets, Sink):
     @override
     def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
         path = self.path(schema.name)
+        self._check_empty(schema.name)
         adopt_files(path, self._application(schema.name), files, fence)
         self._remember(schema.name, fence)
         _remove_leftovers(path)
@@ -107,6 +116,7 @@ class DeltaSink(DeltaTargets, Sink):
     @override
     def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
         path, application = self.path(schema.name), self._application(schema.name)
+        self._check_empty(schema.name)
         # An attempt that did not get to its end may have come as far as this.
         if not {path / file.name for file in files} & active_files(path):
             adopt_files(path, application, files, Position.ZERO)
@@ -139,15 +149,29 @@ class DeltaSink(DeltaTargets, Sink):
         if mine.applied is not None and mine.applied >= position:
             # Delta leaves out what it takes for a repetition; and a crash right here only means that the table is copied once more.
             record_position(self.path(table), self._application(table), Position.ZERO)
-        session = self._transaction(table, position)
-        with self._failing(table, "replacing"):
-            rows = session.read.format("delta").load(str(shadow.path(table)))
-            if (found.key, found.source_oid) != (mine.key, mine.source_oid) or found.schema.names != mine.schema.names:
-                properties = _listed(self._properties(found.key, found.source_oid, found.schema.names))
-                session.sql(f"ALTER TABLE delta.{quoted(str(self.path(table)))} SET TBLPROPERTIES ({properties})")
-            rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(self.path(table)))
+        try:
+            self._overwrite(mine, found, shadow.path(table), position)
+        except PenstockError:
+            if mine.applied is not None and load_applied(self.path(table), self._application(table)) is None:
+                record_position(self.path(table), self._application(table), mine.applied)
+            raise
         self._remember(table, None)
         self._check_reached(table, position)
+
+    def _overwrite(self, mine: Target, other: Target, place: Path, position: Position) -> None:
+        """Make the table what lies at `place`, with whatever columns and key that has."""
+        session, table = self._transaction(mine.table, position), mine.table
+        with self._failing(table, "replacing"):
+            rows = session.read.format("delta").load(str(place))
+            if (other.key, other.source_oid) != (mine.key, mine.source_oid) or other.schema.names != mine.schema.names:
+                properties = _listed(self._properties(other.key, other.source_oid, other.schema.names))
+                session.sql(f"ALTER TABLE delta.{quoted(str(self.path(table)))} SET TBLPROPERTIES ({properties})")
+            rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(self.path(table)))
+
+    def _check_empty(self, table: TableName) -> None:
+        """A snapshot goes into a table that counts as no copy yet; added to one that does, every row would be there twice."""
+        if load_applied(self.path(table), self._application(table)) is not None:
+            raise TableRewrittenError(f"{self.path(table)} has been filled by somebody else meanwhile; the snapshot starts again")
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from penstock.change import EXACT
-from penstock.errors import TargetRewoundError
+from penstock.errors import SinkRefusedError, TargetRewoundError
 from penstock.sinks.collapse import DELETE, KEPT, OP, THERE, match_column, match_text_column, may_be_text, value_column
 from penstock.sinks.names import quoted, text_literal
 
@@ -49,6 +49,8 @@ def replace_statement(place: str, view: str, schema: pa.Schema, key: Sequence[st
 
 def _condition(schema: pa.Schema, key: Sequence[str]) -> str:
     """A key is null only where the type cannot hold it, and then its exact text must be the same."""
+    if not key:
+        raise SinkRefusedError("a table without a key cannot be merged into", hint="give the table a primary key, and copy it anew")
     parts = []
     for at, name in enumerate(key):
         if may_be_text(schema.field(name).type):
