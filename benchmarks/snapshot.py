@@ -38,7 +38,7 @@ from benchmarks.results import machine, save, versions
 from benchmarks.source import BenchSource
 from benchmarks.tables import goal_table, rate_table, ratio
 
-_ROWS = 3_000_000
+_ROWS = 2_000_000
 _LEVEL = 0.95
 
 
