@@ -93,9 +93,13 @@ bench-idle: install ## What a capture costs that has nothing to do; a minute
 # The tests of the capture wait for servers most of the time, and those on Spark keep a core and a half busy: they share a machine well. Tests
 # that kill processes at certain moments have it to themselves.
 .PHONY: test
-test: install install-spark42 ## All tests on Spark 4.1, then the tests of the source on Spark 4.2
-	$(MAKE) --jobs=2 --output-sync=target test-capture test-spark41
+test: install install-spark42 ## All tests on Spark 4.1, and the tests of the source on Spark 4.2
+	$(MAKE) --jobs=2 --output-sync=target test-capture-and-spark42 test-spark41
 	$(MAKE) test-recovery
+
+.PHONY: test-capture-and-spark42
+test-capture-and-spark42:
+	$(MAKE) test-capture
 	$(MAKE) test-spark42
 
 .PHONY: test-unit
@@ -123,8 +127,8 @@ test-verify: install ## verify under a hundred rounds of writes, and in a millio
 	PENSTOCK_TEST_VERIFY_ROUNDS=100 PENSTOCK_TEST_VERIFY_ROWS=1000000 $(BIN)/python -m pytest -s tests/integration/pipeline/test_verify.py tests/integration/pipeline/test_verify_running.py $(PYTEST_ARGS)
 
 .PHONY: test-kills
-test-kills: install ## A snapshot of two million rows, in which somebody is killed 20 times; some minutes
-	PENSTOCK_TEST_KILLS=20 $(BIN)/python -m pytest tests/recovery/test_kill_snapshot.py -s $(PYTEST_ARGS)
+test-kills: install ## Somebody is killed 20 times in a snapshot of two million rows, and 20 times in a run; half an hour
+	PENSTOCK_TEST_KILLS=20 $(BIN)/python -m pytest tests/recovery/test_kill_snapshot.py tests/recovery/test_kill.py -s $(PYTEST_ARGS)
 
 # pytest itself fails when it selects no test.
 .PHONY: test-spark42
