@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def _live(victim: Mirror, database: Database, log: Path, kinds: list[str], choic
         while kinds:
             _await_chunks(log, process, choices.randrange(1, 4))
             kind = kinds.pop()
-            assert KILLERS[kind](process, database, victim), f"there was no {kind} to kill"
+            _await(partial(KILLERS[kind], process, database, victim), f"there is no {kind} to kill", log)
             if kind in ("driver", "session") or not _goes_on(process, log):
                 return
 
@@ -153,24 +154,26 @@ def _penstock(victim: Mirror, log: Path, *options: str, timeout: float) -> subpr
 def _await_chunks(log: Path, process: subprocess.Popen[bytes], count: int) -> None:
     """Until so many more chunks have been read."""
     wanted = len(_chunks(log)) + count
-    deadline = time.monotonic() + LIFE_SECONDS
-    while len(_chunks(log)) < wanted:
-        shown = log.with_suffix(".out").read_text()[-3000:]
-        assert process.poll() is None, f"the run ended by itself:\n{shown}"
-        assert time.monotonic() < deadline, f"no further chunk in {LIFE_SECONDS} s:\n{shown}"
-        time.sleep(0.05)
+    _await(lambda: len(_chunks(log)) >= wanted or process.poll() is not None, "there are no further chunks", log)
+    assert process.poll() is None, f"the run ended by itself:\n{_output(log)}"
 
 
 def _goes_on(process: subprocess.Popen[bytes], log: Path) -> bool:
     """Whether the run survives: it reads a further chunk. If not, it must end by itself."""
     wanted = len(_chunks(log)) + 1
+    _await(lambda: len(_chunks(log)) >= wanted or process.poll() is not None, "there are neither further chunks nor an end", log)
+    return process.poll() is None
+
+
+def _await(condition: Callable[[], bool], otherwise: str, log: Path) -> None:
     deadline = time.monotonic() + LIFE_SECONDS
-    while len(_chunks(log)) < wanted:
-        if process.poll() is not None:
-            return False
-        assert time.monotonic() < deadline, f"neither further chunks nor an end:\n{log.with_suffix('.out').read_text()[-3000:]}"
+    while not condition():
+        assert time.monotonic() < deadline, f"{otherwise}:\n{_output(log)}"
         time.sleep(0.05)
-    return True
+
+
+def _output(log: Path) -> str:
+    return log.with_suffix(".out").read_text()[-3000:]
 
 
 def _lines(log: Path) -> list[dict[str, Any]]:
