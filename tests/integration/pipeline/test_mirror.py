@@ -90,7 +90,7 @@ def test_there_is_no_gap_and_no_overlap_between_snapshot_and_stream(database: Da
     shop.assert_equal("shop.customers", "shop.orders", "shop.order_items")
 
 
-def test_a_transaction_open_while_the_snapshot_is_taken_is_counted_once(database: Database, mirror: MirrorFactory) -> None:
+def test_N02_a_transaction_open_while_the_snapshot_is_taken_is_counted_once(database: Database, mirror: MirrorFactory) -> None:
     """N02: creating the snapshot waits for it, or its changes come through the stream; never both, never neither."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (id int PRIMARY KEY)")
     database.execute("INSERT INTO t VALUES (1, 'before')")

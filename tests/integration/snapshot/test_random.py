@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -60,22 +61,26 @@ def test_N03_random_writes_and_interruptions_end_in_what_the_source_held(copying
         copying.captured.execute(KINDS[kind][0].format(table))
     copying.captured.start()
 
+    writing = threading.Lock()
+
     def write() -> None:
         for table in choices.sample(list(tables), choices.randrange(len(tables) + 1)):
-            with copying.captured.transaction():
+            with writing, copying.captured.transaction():
                 for _ in range(choices.randrange(1, 4)):
                     copying.captured.execute(choices.choice(KINDS[tables[table]][1]).format(table, choices.randrange(1000)))
 
-    chunks = 0
+    chunks, troubles = 0, list[str]()
     for _ in range(choices.randrange(2, 5)):
         watcher = Watcher()
         watcher.after_chunk = _sometimes(choices, write)
         copying.run(*tables, watcher=watcher, chunks=choices.randrange(1, 8), hold_seconds=choices.choice([None, 0.0]))
         chunks += len(watcher.read)
         write()
+        troubles += watcher.troubles
     watcher, failures = copying.run(*tables)
     assert failures == {}
     assert chunks > 0
+    assert not [trouble for trouble in troubles + watcher.troubles if "starts again" in trouble], "nothing was rewritten"
     copying.assert_exact(*tables)
 
 

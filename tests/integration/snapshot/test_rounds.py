@@ -27,6 +27,23 @@ def test_N01_changes_before_between_and_after_chunks_are_counted_once(copying: C
     copying.assert_exact("n01")
 
 
+def test_N02_a_transaction_that_is_open_when_the_snapshot_is_taken_is_in_it_once(copying: Copying) -> None:
+    """Creating the snapshot waits for it."""
+    name = make(copying, "n02")
+    with copying.captured.database.connect() as held:
+        held.execute("UPDATE n02 SET v = 'during' WHERE id = 1; INSERT INTO n02 VALUES (1000, 'during'); DELETE FROM n02 WHERE id = 2")
+        thread = threading.Thread(target=copying.run, args=("n02",))
+        thread.start()
+        deadline = time.monotonic() + 60
+        while not copying.captured.query(f"{_EXPORTERS} AND wait_event_type = 'Lock'"):
+            assert time.monotonic() < deadline, "the snapshot does not wait for the transaction"
+            time.sleep(0.02)
+        held.commit()
+    thread.join(60)
+    copying.assert_exact("n02")
+    assert sorted(row["id"] for row in copying.rows(name) if row["v"] == "during") == [1, 1000]
+
+
 def test_N03_chunks_left_by_a_lost_snapshot_are_read_under_a_new_one(copying: Copying) -> None:
     """The server ends the connection that holds the snapshot, as a failing network does."""
     name = make(copying, "lost")
