@@ -28,7 +28,7 @@ from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
 
 KILLS = int(os.environ.get("PENSTOCK_TEST_KILLS", "5"))
-ROWS, CHUNK_BYTES = (2_000_000, 524_288) if KILLS >= 20 else (150_000, 98_304)
+ROWS, CHUNK_BYTES = (2_000_000, 524_288) if KILLS >= 20 else (60_000, 65_536)
 LIFE_SECONDS = 300.0
 
 _RUNNER = Path(__file__).with_name("logged_run.py")
@@ -210,9 +210,9 @@ def _writing(database: Database, seed: int) -> Iterator[threading.Event]:
     def write() -> None:
         choices = random.Random(seed)
         with psycopg.connect(database.dsn, autocommit=True) as connection:
-            while not stopping.wait(0.05):
+            while not stopping.wait(0.1):
                 first = choices.randrange(ROWS)
-                connection.execute("UPDATE victim SET n = n + 1 WHERE id BETWEEN %s AND %s", [first, first + 20])
+                connection.execute("UPDATE victim SET n = n + 1 WHERE id BETWEEN %s AND %s", [first, first + 10])
                 connection.execute("DELETE FROM victim WHERE id = %s", [choices.randrange(ROWS)])
                 connection.execute("UPDATE victim SET id = -id WHERE id = %s", [choices.randrange(1, ROWS)])
                 connection.execute("INSERT INTO victim VALUES (%s, 0, 'new') ON CONFLICT DO NOTHING", [ROWS + choices.randrange(ROWS)])
