@@ -92,15 +92,23 @@ def _explained(report: VerifyReport) -> str:
 def test_verify_beside_a_running_pipeline_under_writes_gives_no_false_alarm(busy: Busy) -> None:
     """Each time at another position, at which an epoch ended that the pipeline would not have ended there by itself."""
     positions = set()
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if text.startswith("comparing"):
+            busy.wait_for_progress()  # so that the target has long gone on when its version is looked for
+
     for _ in range(ROUNDS):
         before = busy.workload.changes
-        report = verify_tables(busy.spark, busy.config)
+        report = verify_tables(busy.spark, busy.config, tell=tell)
         assert report.equal, _explained(report)
         assert [str(each.table) for each in report.verdicts] == ["shop.orders"]
         positions |= {each.position for each in report.verdicts}
         assert all(each.comparison is not None and each.comparison.source_rows > 0 for each in report.verdicts)
         assert busy.workload.changes > before, "nothing was written meanwhile"
     assert len(positions) == ROUNDS
+    assert not any("trying again" in text for text in told), "the pipeline stepped over a barrier"
     assert not list(busy.config.barriers.glob("*"))
     busy.wait_for_progress()
 
