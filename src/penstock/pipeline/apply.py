@@ -208,8 +208,9 @@ class EpochApplier:
         commit_time = max((each.commit_time for each in ranges.values() if each.commit_time), default=None)
         rows = sum(changes.counts.rows for changes in work)
         self._record(Epoch(self._next_number(), end, commit_time, self._system), rows, time.monotonic() - started)
-        if self._shadows is not None:
+        if self._shadows is not None and renewed:
             self._shadows.recorded(renewed)
+            release(self._reader.root, self._consumer, self._needed())
 
     def _read(self, starts: Iterable[Position | None], end: Position) -> dict[Position, SpoolRange]:
         """What the spool has for the tables that stand at each of `starts`. A table whose ground is gone fails alone."""
