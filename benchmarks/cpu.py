@@ -12,13 +12,14 @@ from typing import Self
 class TreeCpu:
     """Watches a process and those below it from its making on, or in a `with` block.
 
-    Processes are compared one by one: nobody waits for Spark's Python workers, and what one has used is forgotten when it ends. For those
-    that were waited for, their parent answers.
+    What a process has used passes to its parent when that waits for it, as Postgres does. Nobody waits for Spark's Python workers, and what
+    one has used is forgotten when it ends (`forgets`): then only those that are still there at the end count, each by itself.
     """
 
-    def __init__(self, root: int) -> None:
+    def __init__(self, root: int, *, forgets: bool = False) -> None:
         self.seconds = 0.0
         self._root = root
+        self._forgets = forgets
         self._before = _ticks_by_process(root)
 
     def __enter__(self) -> Self:
@@ -30,7 +31,9 @@ class TreeCpu:
 
     def stop(self) -> float:
         """The seconds used so far, which then stand in `seconds`."""
-        ticks = sum(used - self._before.get(process, 0) for process, used in _ticks_by_process(self._root).items())
+        after = _ticks_by_process(self._root)
+        gone = 0 if self._forgets else sum(used for process, used in self._before.items() if process not in after)
+        ticks = sum(used - self._before.get(process, 0) for process, used in after.items()) - gone
         self.seconds = ticks / os.sysconf("SC_CLK_TCK")
         return self.seconds
 

@@ -129,7 +129,7 @@ def _rest() -> None:
     """Let the JVM compile what is still to be compiled, or whoever is measured next would pay for it."""
     deadline = time.monotonic() + _LONGEST_REST_SECONDS
     while time.monotonic() < deadline:
-        with TreeCpu(os.getpid()) as used:
+        with TreeCpu(os.getpid(), forgets=True) as used:
             time.sleep(_WAKE_SECONDS)
         if used.seconds < _IDLE_CPU_SECONDS:
             return
@@ -142,7 +142,7 @@ class _Watch:
         self._start()
 
     def _start(self) -> None:
-        self._cpu = TreeCpu(os.getpid())
+        self._cpu = TreeCpu(os.getpid(), forgets=True)
         self._wall = time.perf_counter()
 
     def __enter__(self) -> Self:
