@@ -33,7 +33,7 @@ def test_the_password_is_nowhere_to_be_found_after_a_run(database: Database, tmp
     printed += _penstock(path, "status", "--json", code=0)
     # An error on the way shows no secret either.
     database.execute("SELECT pg_drop_replication_slot('penstock_secretive')")
-    printed += _penstock(path, "run", "--once", code=1)
+    printed += _penstock(path, "run", "--once", code=3)
     assert "PEN-1201" in printed
     assert PASSWORD not in printed
     found = [file for file in tmp_path.rglob("*") if file.is_file() and PASSWORD.encode() in file.read_bytes()]
