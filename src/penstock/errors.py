@@ -457,7 +457,7 @@ class SnapshotTaskError(PenstockError):
 
 
 class WorkerStartError(PenstockError):
-    """Spark gave up on a Python process that took too long to start, as happens on a machine that is overloaded."""
+    """A Python process of Spark's was killed, or took too long to start, as happens on a machine that is overloaded."""
 
     code = "PEN-4007"
     recovery = Recovery.RETRY

@@ -63,7 +63,13 @@ _POLL_SECONDS = 0.1
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _ONCE_QUIET_SECONDS = 0.2
-_LATE_WORKER = "Python worker failed to connect back"
+_LOST_WORKER = (
+    "Python worker failed to connect back",
+    "Python worker exited unexpectedly",
+    "Broken pipe",
+    "EOFException",
+    "Connection reset",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,8 +335,8 @@ def _await_end(query: StreamingQuery) -> None:
         query.awaitTermination()
     except PySparkException as error:
         found = parse_error(str(error))
-        if found is None and _LATE_WORKER in str(error):
-            found = WorkerStartError("a Python process of Spark did not start within the time that Spark gives it")
+        if found is None and any(words in str(error) for words in _LOST_WORKER):
+            found = WorkerStartError("a Python process of Spark's ended, or did not start within the time that Spark gives it")
         if found is None:
             raise
         raise found from error
