@@ -135,7 +135,7 @@ class SnapshotRound:
         self._source.on_wait(blockers)
 
     def _start_lane(self, number: int, schedule: Schedule[TableCopy], exported: ExportedSnapshot) -> threading.Thread:
-        thread = InheritableThread(target=self._lane, args=(schedule, exported), name=f"penstock-snapshot-{number}", daemon=True)
+        thread = InheritableThread(target=self._lane, args=(schedule, exported), name=f"penstock-chunks-{number}", daemon=True)
         thread.start()
         return thread
 
