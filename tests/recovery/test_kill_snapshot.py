@@ -60,13 +60,22 @@ def test_N03_a_snapshot_survives_the_death_of_anybody_and_reads_no_finished_chun
 
 
 def _live(victim: Mirror, database: Database, log: Path, kinds: list[str], choices: random.Random) -> None:
-    """One run, until one of the kills ends it. Those that it survives are only seen to be survived by further chunks."""
+    """One run, until one of the kills ends it. Those that it survives are only seen to be survived by further chunks.
+
+    Without its reader a run goes on copying until Spark finds out that the stream has ended.
+    """
     with _started(victim, log) as process:
         while kinds:
             _await_chunks(log, process, choices.randrange(1, 4))
-            kind = kinds.pop()
-            _await(partial(KILLERS[kind], process, database, victim), f"there is no {kind} to kill", log)
-            if kind in ("driver", "session") or not _goes_on(process, log):
+            kind, killed = kinds[-1], partial(KILLERS[kinds[-1]], process, database, victim)
+            deadline = time.monotonic() + LIFE_SECONDS
+            while not killed():
+                if process.poll() is not None:
+                    return  # of an earlier kill, which it took its time to notice
+                assert time.monotonic() < deadline, f"there is no {kind} to kill:\n{_output(log)}"
+                time.sleep(0.05)
+            kinds.pop()
+            if kind in ("driver", "session") or not _goes_on(process, log) or kind == "reader":
                 return
 
 
