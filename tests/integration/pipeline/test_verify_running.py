@@ -91,7 +91,7 @@ def _explained(report: VerifyReport) -> str:
 @pytest.mark.timeout(600 + 120 * ROUNDS)
 def test_verify_beside_a_running_pipeline_under_writes_gives_no_false_alarm(busy: Busy) -> None:
     """Each time at another position, at which an epoch ended that the pipeline would not have ended there by itself."""
-    positions = set()
+    positions: set[Position] = set()
     told: list[str] = []
 
     def tell(text: str) -> None:
