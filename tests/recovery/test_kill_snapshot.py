@@ -27,7 +27,7 @@ from penstock.spark.session import SHORT_LIVED
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
 
-KILLS = int(os.environ.get("PENSTOCK_TEST_KILLS", "5"))
+KILLS = int(os.environ.get("PENSTOCK_TEST_KILLS", "3"))
 ROWS, CHUNK_BYTES = (2_000_000, 524_288) if KILLS >= 20 else (60_000, 65_536)
 LIFE_SECONDS = 300.0
 
