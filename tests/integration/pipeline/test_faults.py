@@ -205,7 +205,7 @@ def test_another_database_system_is_detected(database: Database, mirror: MirrorF
         both.run_once()
 
 
-def test_a_removed_target_is_copied_anew_while_the_others_go_on(database: Database, mirror: MirrorFactory) -> None:
+def test_N10_a_removed_target_is_copied_anew_while_the_others_go_on(database: Database, mirror: MirrorFactory) -> None:
     _two_tables(database)
     both = mirror()
     both.run_once()

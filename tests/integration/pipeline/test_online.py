@@ -128,7 +128,7 @@ def _refuse(*_: object) -> None:
     raise SinkRefusedError("no", hint="no")
 
 
-def test_N11_a_table_is_renewed_beside_its_target_and_takes_its_place(
+def test_N11_N13_a_table_is_renewed_beside_its_target_and_takes_its_place(
     database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); INSERT INTO t SELECT g, 'v' || g FROM generate_series(1, 200) g")

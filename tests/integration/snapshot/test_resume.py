@@ -229,6 +229,23 @@ def test_N09_rows_that_enter_and_leave_the_filter_are_repaired(
         assert list(rows[0]) == ["id", "region", "v", "_exact"]
 
 
+def test_N12_the_source_is_never_written_to(copying: Copying) -> None:
+    """No watermark table: even with a snapshot that is interrupted and repaired, a source that refuses writes will do."""
+    name = make(copying, "n12")
+    database = copying.captured.database.name
+    copying.captured.execute(f'ALTER DATABASE "{database}" SET default_transaction_read_only = on')
+    try:
+        copying.run("n12", chunks=4)
+        change(copying, "n12")
+        _, failures = copying.run("n12")
+    finally:
+        copying.captured.execute(f'ALTER DATABASE "{database}" RESET default_transaction_read_only')
+    assert not failures
+    assert copying.fences[name] in copying.held
+    assert len(copying.held) == 2
+    copying.assert_exact("n12")
+
+
 def test_N15_rows_that_move_between_leaves_are_there_once(copying: Copying) -> None:
     captured = copying.captured
     captured.execute("CREATE TABLE root (id int, part int, v text, PRIMARY KEY (id, part)) PARTITION BY LIST (part)")

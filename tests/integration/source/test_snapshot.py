@@ -89,7 +89,7 @@ def test_N01_rows_that_were_there_come_first_and_changes_from_the_fence_on(sourc
     assert len([batch for batch in run.filled if batch.rows[0]["_change_type"] == "snapshot"]) >= 5
 
 
-def test_snapshot_is_the_default_and_needs_neither_slot_nor_publication_before(source: ChangeSource) -> None:
+def test_N10_snapshot_is_the_default_and_needs_neither_slot_nor_publication_before(source: ChangeSource) -> None:
     source.drop_slot()
     source.database.execute(f"DROP PUBLICATION {source.slot}")
     source.insert(1, 3)
@@ -271,7 +271,7 @@ def test_new_checkpoint_takes_a_new_snapshot(source: ChangeSource) -> None:
 
 
 @pytest.mark.source
-def test_now_begins_with_what_commits_from_now_on(source: ChangeSource) -> None:
+def test_N10_now_begins_with_what_commits_from_now_on(source: ChangeSource) -> None:
     source.insert(1, 3)
     run = source.start(startingPosition="now")
     run.wait_for(lambda: run.batches, "first batch")
@@ -282,7 +282,7 @@ def test_now_begins_with_what_commits_from_now_on(source: ChangeSource) -> None:
     assert [row["id"] for row in source.start(startingPosition="now").wait_for_rows(1)] == [6]
 
 
-def test_position_begins_with_the_commit_after_it(source: ChangeSource) -> None:
+def test_N10_position_begins_with_the_commit_after_it(source: ChangeSource) -> None:
     source.insert(1, 1)
     run = source.start()
     source.insert(2, 2)
