@@ -33,7 +33,7 @@ from penstock.postgres.exported import export_snapshot
 from penstock.schema import TableName
 from penstock.sinks.base import SnapshotPlace
 from penstock.spark.session import build_session, delta_package
-from penstock.spark.worker import settle_worker
+from penstock.worker import settle_worker
 
 _DRIVER = "org.postgresql:postgresql:42.7.8"
 _FETCH_ROWS = 10_000

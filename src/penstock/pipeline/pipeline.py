@@ -38,7 +38,7 @@ from penstock.pipeline.orders import change_orders, load_orders
 from penstock.pipeline.roster import Roster
 from penstock.pipeline.shadows import Shadows
 from penstock.pipeline.snapshot import SnapshotCoordinator
-from penstock.pipeline.snapshot_executors import SparkExecutors
+from penstock.pipeline.snapshot_executors import SparkSnapshotExecutors
 from penstock.pipeline.snapshot_progress import load_all_progress
 from penstock.pipeline.snapshot_state import SnapshotStore
 from penstock.pipeline.standing import check_log, check_origin, over_holes
@@ -237,7 +237,7 @@ class Pipeline:
 
     def _copies(self, sink: Sink, door: Door, unfinished: SnapshotStore) -> BackgroundSnapshots:
         coordinator = SnapshotCoordinator(
-            SparkExecutors(self._spark),
+            SparkSnapshotExecutors(self._spark),
             self._address,
             sink,
             self._observer,

@@ -20,7 +20,7 @@ from pathlib import Path
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot_copy import CopyPlaces, TableCopy
-from penstock.pipeline.snapshot_executors import Executors
+from penstock.pipeline.snapshot_executors import SnapshotExecutors
 from penstock.pipeline.snapshot_round import RoundEvents, RoundSource, SnapshotRound
 from penstock.pipeline.snapshot_state import SnapshotStore
 from penstock.position import Position
@@ -41,7 +41,7 @@ _LONGEST_PAUSE_SECONDS = 30.0
 class SnapshotCoordinator:
     """For one run of one pipeline. `copy` may be called again and again, also by several threads for different tables."""
 
-    executors: Executors
+    executors: SnapshotExecutors
     address: SourceAddress
     sink: Sink
     observer: PipelineObserver

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from penstock.errors import NoTablesError, TableRewrittenError
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.snapshot_executors import Executors
+from penstock.pipeline.snapshot_executors import SnapshotExecutors
 from penstock.pipeline.snapshot_progress import SnapshotProgress, measure
 from penstock.pipeline.snapshot_repair import changed_between, is_repairable, key_reader, plan_rereading
 from penstock.pipeline.snapshot_schedule import Step
@@ -41,7 +41,7 @@ _CHUNKS_A_LANE = 4
 class CopyPlaces:
     """What the copies of all tables share: where they read, where they write, who is told."""
 
-    executors: Executors
+    executors: SnapshotExecutors
     address: SourceAddress
     sink: Sink
     store: SnapshotStore

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 from uuid import uuid4
 
 from py4j.protocol import Py4JJavaError
@@ -13,25 +12,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from typing_extensions import override
 
-from penstock.errors import PenstockError, SinkError, SnapshotTaskError, parse_error
+from penstock.errors import SinkError, SnapshotTaskError
 from penstock.schema import TableSchema
 from penstock.sinks.changed import changed_keys
+from penstock.sinks.executors import Executors, SparkExecutors, error_of_ours
 from penstock.sinks.slices import load_changes
 from penstock.spool.range import FileSlice
 
 _POOL = "penstock-snapshot"
 
-In = TypeVar("In")
-Out = TypeVar("Out")
 
-
-class Executors(ABC):
-    """Called by several threads of the driver at once."""
-
-    @property
-    @abstractmethod
-    def parallelism(self) -> int:
-        """How many tasks run at the same time."""
+class SnapshotExecutors(Executors):
+    """An error that is not one of ours is a `SnapshotTaskError`."""
 
     @abstractmethod
     def enter(self) -> None:
@@ -42,17 +34,13 @@ class Executors(ABC):
         """End what is being done for all of them, as far as that can be ended; `run` then raises."""
 
     @abstractmethod
-    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
-        """Do all of `tasks`, each by itself; raises the error of ours that one of them raised, or `SnapshotTaskError`."""
-
-    @abstractmethod
     def write_keys(self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path) -> None:
         """Write all keys that the changes in `slices` show, each once, as Parquet files with the columns of `changed_keys`."""
 
 
-class SparkExecutors(Executors):
+class SparkSnapshotExecutors(SparkExecutors, SnapshotExecutors):
     def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
+        super().__init__(spark, SnapshotTaskError)
         self._group = f"{_POOL}-{uuid4().hex}"
 
     @override
@@ -64,18 +52,6 @@ class SparkExecutors(Executors):
     def cancel(self) -> None:
         self._spark.sparkContext.cancelJobGroup(self._group)
 
-    @property
-    @override
-    def parallelism(self) -> int:
-        return self._spark.sparkContext.defaultParallelism
-
-    @override
-    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
-        try:
-            return self._spark.sparkContext.parallelize(tasks, len(tasks)).map(function).collect()
-        except (PySparkException, Py4JJavaError) as error:
-            raise _found(error, SnapshotTaskError) from error
-
     @override
     def write_keys(self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path) -> None:
         session = self._spark.newSession()
@@ -83,10 +59,4 @@ class SparkExecutors(Executors):
         try:
             changed_keys(load_changes(session, schema, slices), schema).write.parquet(str(directory))
         except (PySparkException, Py4JJavaError) as error:
-            raise _found(error, SinkError) from error
-
-
-def _found(error: Exception, otherwise: type[PenstockError]) -> PenstockError:
-    """What Spark made of an error of ours; or its own first words."""
-    words = str(error).strip().splitlines()
-    return parse_error(str(error)) or otherwise(f"a task of a snapshot failed: {words[0] if words else type(error).__name__}")
+            raise error_of_ours(error, SinkError) from error

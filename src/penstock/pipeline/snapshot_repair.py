@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import SpoolFullError, SpoolGapError, TableRewrittenError
-from penstock.pipeline.snapshot_executors import Executors
+from penstock.pipeline.snapshot_executors import SnapshotExecutors
 from penstock.pipeline.snapshot_task import write_batches
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
@@ -93,7 +93,7 @@ class KeyTask:
     place: SnapshotPlace
 
 
-def plan_rereading(executors: Executors, outline: TableOutline, slices: Sequence[FileSlice], directory: Path) -> list[KeyTask]:
+def plan_rereading(executors: SnapshotExecutors, outline: TableOutline, slices: Sequence[FileSlice], directory: Path) -> list[KeyTask]:
     """Have the keys collected into files under `directory`; gives a task for each."""
     keys, rows = directory / "keys", directory / "rows"
     shutil.rmtree(directory, ignore_errors=True)

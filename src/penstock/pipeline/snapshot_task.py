@@ -19,7 +19,6 @@ from penstock.postgres.chunks import Chunk, read_chunk
 from penstock.postgres.connection import SourceAddress
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.delta_log import file_stats
-from penstock.spark.worker import settle_worker
 from penstock.spool import storage
 
 _ROW_GROUP_ROWS = 122_880
@@ -40,7 +39,6 @@ def chunk_writer(address: SourceAddress, snapshot: str, *, refuse_inexact: bool 
     """The function that travels to the executors."""
 
     def write(task: ChunkTask) -> SnapshotFile:
-        settle_worker()
         return write_chunk(address, snapshot, task, refuse_inexact=refuse_inexact)
 
     return write
@@ -59,7 +57,6 @@ def recording_writer(address: SourceAddress, snapshot: str, *, refuse_inexact: b
     """The same for chunks that are recorded. From then on nobody reads them again, whatever becomes of the driver."""
 
     def write(recorded: RecordedTask) -> ChunkRecord:
-        settle_worker()
         return _write_recorded(address, snapshot, recorded, refuse_inexact=refuse_inexact)
 
     return write

@@ -23,7 +23,7 @@ from penstock.spark.filters import translate_filter
 from penstock.spark.holder import hold_snapshot
 from penstock.spark.request import SourceRequest
 from penstock.spark.snapshots import ChunkPartition, read_snapshot
-from penstock.spark.worker import settle_worker
+from penstock.worker import settle_worker
 
 
 class _Pushdown:

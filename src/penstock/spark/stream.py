@@ -29,10 +29,10 @@ from penstock.spark.offsets import ChangeOffset
 from penstock.spark.reader import SpoolStreamReader
 from penstock.spark.request import SourceRequest
 from penstock.spark.snapshots import ChunkPartition, StreamSnapshot, read_snapshot
-from penstock.spark.worker import settle_worker
 from penstock.spool.consumers import release
 from penstock.spool.reader import FileSlice, SpoolReader
 from penstock.spool.values import check_values
+from penstock.worker import settle_worker
 
 
 @dataclass

@@ -36,7 +36,7 @@ def copying(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.fixture
 def copying_on_spark(spark: SparkSession, captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copying:
     """The same as the product does it: into Delta tables, by executors."""
-    from penstock.pipeline.snapshot_executors import SparkExecutors
+    from penstock.pipeline.snapshot_executors import SparkSnapshotExecutors
     from penstock.sinks.delta import DeltaSink
 
     sink = DeltaSink(spark, tmp_path / "lake", PIPELINE)
@@ -44,4 +44,4 @@ def copying_on_spark(spark: SparkSession, captured: Captured, tmp_path: Path, mo
     def rows(table: TableName) -> list[dict[str, Any]]:
         return list(spark.read.format("delta").load(str(sink.path(table))).toArrow().to_pylist())
 
-    return Copying(captured, tmp_path / "lake", executors=SparkExecutors(spark), sink=sink, rows=rows, patch=monkeypatch)
+    return Copying(captured, tmp_path / "lake", executors=SparkSnapshotExecutors(spark), sink=sink, rows=rows, patch=monkeypatch)

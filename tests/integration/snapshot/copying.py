@@ -20,7 +20,7 @@ from penstock.errors import PenstockError
 from penstock.pipeline import snapshot_round
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot import SnapshotCoordinator
-from penstock.pipeline.snapshot_executors import Executors
+from penstock.pipeline.snapshot_executors import SnapshotExecutors
 from penstock.pipeline.snapshot_progress import SnapshotProgress
 from penstock.pipeline.snapshot_state import SnapshotStore
 from penstock.position import Position
@@ -73,7 +73,7 @@ class Copying:
     """The tables of a captured database, on their way into a lake."""
 
     def __init__(
-        self, captured: Captured, lake: Path, *, executors: Executors, sink: Sink, rows: RowsOf, patch: pytest.MonkeyPatch
+        self, captured: Captured, lake: Path, *, executors: SnapshotExecutors, sink: Sink, rows: RowsOf, patch: pytest.MonkeyPatch
     ) -> None:
         self.captured = captured
         self.address = SourceAddress.parse(captured.database.dsn)

@@ -14,18 +14,19 @@ import pyarrow.parquet as pq
 from typing_extensions import override
 
 from penstock.change import EXACT, change_schema
-from penstock.pipeline.snapshot_executors import Executors, In, Out
+from penstock.pipeline.snapshot_executors import SnapshotExecutors
 from penstock.position import Position
 from penstock.postgres.chunks import snapshot_schema
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.directories import directory_name
+from penstock.sinks.executors import In, Out
 from penstock.spark.changes import read_changes
 from penstock.spool.manifest import parse_schema, schema_document
 from penstock.spool.range import FileSlice
 
 
-class LocalExecutors(Executors):
+class LocalExecutors(SnapshotExecutors):
     @property
     @override
     def parallelism(self) -> int:

@@ -15,7 +15,7 @@ with zipfile.ZipFile(sys.argv[1], "w") as archive:
     archive.writestr("inside_the_zip.py", "")
 sys.path.insert(0, sys.argv[1])
 import inside_the_zip
-from penstock.spark.worker import settle_worker
+from penstock.worker import settle_worker
 (importer,) = [each for each in sys.path_importer_cache.values() if isinstance(each, zipimport.zipimporter) and each.archive == sys.argv[1]]
 settle_worker()
 frozen = gc.get_freeze_count()

@@ -1,0 +1,65 @@
+"""Those who read and write for a sink: Spark's executors. The driver hands them functions, and learns what became of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from typing_extensions import override
+
+from penstock.errors import PenstockError, SinkError, parse_error
+from penstock.worker import settle_worker
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+
+class Executors(ABC):
+    """Called by several threads of the driver at once."""
+
+    @property
+    @abstractmethod
+    def parallelism(self) -> int:
+        """How many tasks run at the same time."""
+
+    @abstractmethod
+    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
+        """Do all of `tasks`, each by itself, and give what came of them in their order; raises the error of ours that one of them raised.
+
+        Function, tasks and results travel between processes. A task that fails may be tried again, elsewhere, and while its first attempt
+        still runs: what it writes must have a name of its own each time.
+        """
+
+
+class SparkExecutors(Executors):
+    """One job for each `run`, one task of Spark's for each of `tasks`. `failure`: what is raised for an error that is not one of ours."""
+
+    def __init__(self, spark: SparkSession, failure: type[PenstockError] = SinkError) -> None:
+        self._spark = spark
+        self._failure = failure
+
+    @property
+    @override
+    def parallelism(self) -> int:
+        return self._spark.sparkContext.defaultParallelism
+
+    @override
+    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
+        def settled(task: In) -> Out:
+            settle_worker()
+            return function(task)
+
+        try:
+            return self._spark.sparkContext.parallelize(tasks, len(tasks)).map(settled).collect()
+        except (PySparkException, Py4JJavaError) as error:
+            raise error_of_ours(error, self._failure) from error
+
+
+def error_of_ours(error: Exception, otherwise: type[PenstockError]) -> PenstockError:
+    """What Spark made of an error of ours; or its own first words."""
+    words = str(error).strip().splitlines()
+    return parse_error(str(error)) or otherwise(f"a task failed: {words[0] if words else type(error).__name__}")
