@@ -50,14 +50,14 @@ class Mirror:
     def damage(self, table: str, statement: str) -> None:
         """Change a target behind the pipeline's back; `{}` in the statement is the table."""
         schema, name = table.split(".")
-        self._spark.sql(statement.format(f"delta.`{self.config.sink.delta.path / schema / name}`"))
+        self._spark.sql(statement.format(f"delta.`{self.config.sink.root / schema / name}`"))
 
     def run_once(self, observer: PipelineObserver | None = None) -> RunResult:
         return self.pipeline(observer).run(once=True)
 
     def rows(self, table: str, columns: str = "*") -> list[Row]:
         schema, name = table.split(".")
-        target = self.config.sink.delta.path / schema / name
+        target = self.config.sink.root / schema / name
         return self._spark.read.format("delta").load(str(target)).selectExpr(*columns.split(", ")).collect()
 
     def confirmed(self) -> Position:

@@ -104,7 +104,7 @@ def test_executors_and_not_the_driver_read_chunks_and_segments(database: Databas
 
 
 def _wait_beyond(mirror: Mirror, process: subprocess.Popen[bytes], position: Position) -> None:
-    log = EpochLog(mirror.config.sink.delta.path, mirror.config.pipeline)
+    log = EpochLog(mirror.config.sink.root, mirror.config.pipeline)
 
     def is_beyond() -> bool:
         assert process.poll() is None, _log(mirror)

@@ -56,7 +56,7 @@ def test_tables_equal_the_source_after_kills_under_load(database: Database, mirr
                 _kill(process, everything=kills % 2 == 0)
             kills += 1
     assert kills == KILLS
-    last = EpochLog(shop.config.sink.delta.path, shop.config.pipeline).last()
+    last = EpochLog(shop.config.sink.root, shop.config.pipeline).last()
     assert last is not None
     assert last.number >= 5, "the kills left no time for epochs, so nothing was tried"
     assert workload.changes > 100

@@ -114,7 +114,7 @@ def test_two_pipelines_on_one_slot_equal_the_source_whoever_is_killed(shared: Sh
 
 
 def _position(mirror: Mirror) -> Position:
-    last = EpochLog(mirror.config.sink.delta.path, mirror.config.pipeline).last()
+    last = EpochLog(mirror.config.sink.root, mirror.config.pipeline).last()
     return last.position if last is not None else Position.ZERO
 
 

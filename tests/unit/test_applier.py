@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import DataFrame
 from typing_extensions import override
 
 from penstock.errors import SinkRefusedError
@@ -78,6 +79,22 @@ class Ledger(Sink):
         if self.refuses:
             raise SinkRefusedError("no", hint="no")
         self.applied[table] = position
+
+    @override
+    def shadow(self, copy: str) -> Sink:
+        raise AssertionError
+
+    @override
+    def drop_shadows(self) -> None:
+        raise AssertionError
+
+    @override
+    def version_at(self, table: TableName, position: Position) -> int | None:
+        raise AssertionError
+
+    @override
+    def read(self, table: TableName, version: int | None = None) -> DataFrame:
+        raise AssertionError
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:

@@ -28,7 +28,7 @@ def _load(tmp_path: Path, text: str) -> PipelineConfig:
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
     config = _load(tmp_path, MINIMAL)
-    assert config.sink.delta.path == tmp_path / "lake"
+    assert config.sink.root == tmp_path / "lake"
     assert config.spool == tmp_path / "state" / "spool"
     assert config.slot == config.publication == "penstock_shop"
 

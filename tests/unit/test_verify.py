@@ -67,13 +67,13 @@ def test_a_table_whose_target_was_never_at_the_snapshot_is_met_again(tmp_path: P
     at_fence = _meeting(TableStatus(TableState.STREAMING, FENCE, FENCE))
     with pytest.raises(SnapshotLostError):  # there is no target at all
         judge(side, TABLE, table, at_fence)
-    write_deltalake(side.targets.path(TABLE), pa.table({"id": [1]}))
-    record_position(side.targets.path(TABLE), application_id("p", TABLE), FENCE)
+    write_deltalake(Path(side.targets.describe(TABLE)), pa.table({"id": [1]}))
+    record_position(Path(side.targets.describe(TABLE)), application_id("p", TABLE), FENCE)
     with pytest.raises(SnapshotLostError):
         judge(side, TABLE, table, _meeting(TableStatus(TableState.STREAMING, Position.of(101), Position.of(101))))
     with pytest.raises(ConnectionLostError):  # it goes on to compare
         judge(side, TABLE, table, at_fence)
-    record_position(side.targets.path(TABLE), application_id("p", TABLE), Position.of(200))
+    record_position(Path(side.targets.describe(TABLE)), application_id("p", TABLE), Position.of(200))
     with pytest.raises(ConnectionLostError):  # the pipeline has gone on since, and the version before that is still there
         judge(side, TABLE, table, at_fence)
 

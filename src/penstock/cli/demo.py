@@ -105,7 +105,7 @@ def _write_config(directory: Path, dsn: str) -> PipelineConfig:
 
 
 def _print_farewell(directory: Path, config: PipelineConfig, console: Console) -> None:
-    orders = config.sink.delta.path / "shop" / "orders"
+    orders = config.sink.root / "shop" / "orders"
     shown = orders.relative_to(Path.cwd()) if orders.is_relative_to(Path.cwd()) else orders
     console.print(f"\nThe lake stays in {directory}/lake. To query it:\n", highlight=False)
     console.print(

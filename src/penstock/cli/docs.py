@@ -15,7 +15,8 @@ from pydantic.fields import FieldInfo
 
 from penstock.cli.types_page import types_page
 from penstock.errors import PenstockError, Recovery
-from penstock.pipeline.config import DeltaConfig, PipelineConfig, SourceConfig, SparkConfig, TableRule, TlsConfig, TypesConfig
+from penstock.pipeline.config import PipelineConfig, SourceConfig, SparkConfig, TableRule, TlsConfig, TypesConfig
+from penstock.pipeline.sink_config import DeltaConfig, SinkConfig
 from penstock.spark.options import options_page
 
 _FOLLOWS: Mapping[Recovery, str] = {
@@ -69,6 +70,7 @@ _MODELS: Mapping[type[BaseModel], str] = {
     SourceConfig: "`source`",
     TlsConfig: "`source.tls`",
     TableRule: "`tables[]`",
+    SinkConfig: "`sink`",
     DeltaConfig: "`sink.delta`",
     TypesConfig: "`types`",
     SparkConfig: "`spark`",
@@ -103,7 +105,7 @@ def _plain(value: object) -> object:
 
 def _type_text(annotation: object) -> str:
     text = annotation.__name__ if isinstance(annotation, type) and not hasattr(annotation, "__args__") else str(annotation)
-    for noise in ("penstock.pipeline.config.", "pathlib.", "typing."):
+    for noise in ("penstock.pipeline.config.", "penstock.pipeline.references.", "penstock.pipeline.sink_config.", "pathlib.", "typing."):
         text = text.replace(noise, "")
     return f"`{text}`".replace("|", "\\|")
 

@@ -13,7 +13,8 @@ from penstock.cli.live import LiveDisplay
 from penstock.cli.signals import on_signals
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.pipeline.pipeline import Pipeline
-from penstock.spark.session import build_session, delta_package
+from penstock.pipeline.sinks import sink_packages
+from penstock.spark.session import build_session
 
 
 def run_pipeline(path: Path, *, once: bool, console: Console) -> int:
@@ -46,7 +47,7 @@ def start_session(config: PipelineConfig) -> SparkSession:
     return build_session(
         f"penstock {config.pipeline}",
         master=config.spark.master,
-        packages=config.spark.packages or (delta_package(),),
+        packages=config.spark.packages or sink_packages(),
         conf=config.spark.conf,
         log=config.state / "spark.log",
     )

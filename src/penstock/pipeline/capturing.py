@@ -35,7 +35,7 @@ def plan_capture(config: PipelineConfig) -> CaptureSettings:
         has_slot = inspect_slot(connection, config.slot) is not None
     if has_slot:
         return config.capture_settings()
-    if EpochLog(config.sink.delta.path, config.pipeline).last() is not None:
+    if EpochLog(config.sink.root, config.pipeline).last() is not None:
         raise slot_missing(config)
     wanted = [name for name in selection.tables if name not in selection.refused]
     report = inspect_coverage(address, config.publication, wanted)

@@ -51,7 +51,7 @@ def _check_capture(config: PipelineConfig) -> Step:
 
 def _check_sink(config: PipelineConfig) -> Step:
     """Write a tiny table the way that a snapshot's files are committed: without Spark."""
-    root = config.sink.delta.path
+    root = config.sink.root
     step = Step("target", str(root))
     with step.catching(), _place(root) as place:
         probe = place / f"_penstock_check_{os.getpid()}"

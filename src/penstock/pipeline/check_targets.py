@@ -6,6 +6,7 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.findings import Finding, Step
 from penstock.pipeline.membership import fail_rejoined, load_memberships
+from penstock.pipeline.sinks import open_targets
 from penstock.pipeline.standing import check_log, check_origin
 from penstock.pipeline.states import TableState
 from penstock.pipeline.tables import Selection, fail_unpublished, inspect_pipeline
@@ -17,10 +18,9 @@ from penstock.postgres.timeline import identify_system
 
 def check_continuing(step: Step, config: PipelineConfig, address: SourceAddress, connection: Connection, selection: Selection) -> None:
     """What a run asks of the targets, the slot and the record of epochs before its first row, asked by the same functions."""
-    root = config.sink.delta.path
+    root = config.sink.root
     try:
-        from penstock.sinks.delta_targets import DeltaTargets
-
+        targets = open_targets(config)
         is_new = not root.is_dir()
     except (ImportError, OSError):  # for the step that tries the target to say
         step.is_skipped = True
@@ -29,7 +29,6 @@ def check_continuing(step: Step, config: PipelineConfig, address: SourceAddress,
         step.detail = "nothing has been copied yet"
         return
     last = EpochLog(root, config.pipeline).last()
-    targets = DeltaTargets(root, config.pipeline)
     tables = inspect_pipeline(selection, targets, last)
     step.detail = f"{len(tables.filled):,} tables are filled" + (f", recorded up to {last.position}" if last is not None else "")
     with step.catching():

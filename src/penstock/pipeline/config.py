@@ -5,7 +5,6 @@ Relative paths are relative to the file. Secrets are given by reference and reso
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -14,16 +13,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from penstock.capture.confirming import Confirm
 from penstock.capture.settings import CaptureLimits, CaptureSettings
-from penstock.errors import ConfigError, SecretError
+from penstock.errors import ConfigError
+from penstock.pipeline.references import EnvReference, FileReference, Model
+from penstock.pipeline.sink_config import SinkConfig
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.slot import is_slot_name
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
-from penstock.secret import Secret
 
 _PIPELINE = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|millisecond|s|second|min|minute|h|hour)s?\s*")
@@ -32,38 +32,7 @@ _YAML_NAME = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 _SECONDS = {"ms": 0.001, "millisecond": 0.001, "s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class EnvReference(_Model):
-    """A secret in an environment variable."""
-
-    env: str
-
-    def resolve(self) -> Secret:
-        value = os.environ.get(self.env)
-        if value is None:
-            raise SecretError(f"the environment variable {self.env} is not set", hint=f"export {self.env}=…")
-        return Secret(value)
-
-
-class FileReference(_Model):
-    """A secret in a file; a trailing newline is not part of it."""
-
-    file: Path
-
-    def resolve(self) -> Secret:
-        try:
-            return Secret(self.file.read_text(encoding="utf-8").rstrip("\r\n"))
-        except OSError as error:
-            reason = f"the secret file {self.file} cannot be read: {error.strerror}"
-            raise SecretError(reason, hint="check the path and its permissions") from error
-        except UnicodeDecodeError as error:
-            raise SecretError(f"the secret file {self.file} is not UTF-8", hint="write the secret as text in UTF-8") from error
-
-
-class TlsConfig(_Model):
+class TlsConfig(Model):
     """How the connection is secured; the same words as libpq's."""
 
     mode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] = "verify-full"
@@ -72,7 +41,7 @@ class TlsConfig(_Model):
     key: Path | None = None
 
 
-class SourceConfig(_Model):
+class SourceConfig(Model):
     """The Postgres database that is captured."""
 
     dsn: str = Field(description="libpq URI or key=value string; the password goes elsewhere")
@@ -106,7 +75,7 @@ class SourceConfig(_Model):
         return address.with_parameters({name: str(value) for name, value in pairs.items() if value is not None})
 
 
-class TableRule(_Model):
+class TableRule(Model):
     """Which tables are mirrored: one by name, or all that match a pattern."""
 
     table: str | None = Field(
@@ -153,19 +122,7 @@ def _matches(name: TableName, pattern: str) -> bool:
     return fnmatchcase(name.schema, schema) and fnmatchcase(name.name, table)
 
 
-class DeltaConfig(_Model):
-    """Delta tables in a directory: a table lands in <path>/<schema>/<table>."""
-
-    path: Path
-
-
-class SinkConfig(_Model):
-    """Where the tables go."""
-
-    delta: DeltaConfig
-
-
-class SparkConfig(_Model):
+class SparkConfig(Model):
     """The Spark application. The right Maven coordinates for the running Spark are chosen by default."""
 
     master: str | None = Field(default=None, description="default: what spark-submit was given; without spark-submit, `local[*]`")
@@ -173,7 +130,7 @@ class SparkConfig(_Model):
     conf: dict[str, str] = Field(default_factory=dict)
 
 
-class TypesConfig(_Model):
+class TypesConfig(Model):
     """How types are read that Spark has no equal for."""
 
     numeric: str = Field(
@@ -199,7 +156,7 @@ class TypesConfig(_Model):
         return TypePolicy(self.numeric, self.on_unrepresentable)
 
 
-class PipelineConfig(_Model):
+class PipelineConfig(Model):
     """The whole file."""
 
     pipeline: str
@@ -363,5 +320,4 @@ def _resolved(config: PipelineConfig, base: Path) -> PipelineConfig:
     if source.tls is not None:
         paths = {name: base / value for name in ("root_cert", "cert", "key") if (value := getattr(source.tls, name)) is not None}
         source = source.model_copy(update={"tls": source.tls.model_copy(update=paths)})
-    delta = DeltaConfig(path=base / config.sink.delta.path)
-    return config.model_copy(update={"source": source, "sink": SinkConfig(delta=delta), "state": base / config.state})
+    return config.model_copy(update={"source": source, "sink": config.sink.resolved(base), "state": base / config.state})

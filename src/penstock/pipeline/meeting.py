@@ -98,7 +98,7 @@ class _Approach:
         self._config = config
         self._fence = fence
         self._tell = tell
-        self._log = EpochLog(config.sink.delta.path, config.pipeline)
+        self._log = EpochLog(config.sink.root, config.pipeline)
 
     def wait(self) -> Mapping[TableName, TableStatus] | None:
         """The tables at the fence; None if the pipeline is past it and was never there."""

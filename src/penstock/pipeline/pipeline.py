@@ -37,6 +37,7 @@ from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import change_orders, load_orders
 from penstock.pipeline.roster import Roster
 from penstock.pipeline.shadows import Shadows
+from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.snapshot import SnapshotCoordinator
 from penstock.pipeline.snapshot_executors import SparkSnapshotExecutors
 from penstock.pipeline.snapshot_progress import load_all_progress
@@ -51,8 +52,7 @@ from penstock.postgres.publication import inspect_memberships
 from penstock.postgres.slot import check_server, current_position, inspect_server, inspect_slot
 from penstock.postgres.timeline import SystemIdentity, identify_system
 from penstock.schema import TableName
-from penstock.sinks.base import Sink
-from penstock.sinks.delta import DeltaSink
+from penstock.sinks.base import SHADOWS, Sink
 from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
 
@@ -99,9 +99,9 @@ class Pipeline:
         self._spark = spark
         self._observer = observer or PipelineObserver()
         self._address = config.source.address()
-        self._root = config.sink.delta.path
-        self._sink: Sink = DeltaSink(spark, self._root, config.pipeline)
-        self._shadow_root = self._root / "penstock_shadows" / config.pipeline
+        self._root = config.sink.root
+        self._sink = open_sink(config, spark)
+        self._shadow_root = self._root / SHADOWS / config.pipeline
         self._reload = reload
         self._unfinished = SnapshotStore(self._root, config.pipeline)
         self._stopping = threading.Event()
@@ -151,6 +151,7 @@ class Pipeline:
         """From looking around to the end of the stream."""
         self._capture.check()
         system = identify_system(self._address)
+        self._sink.drop_shadows()
         shutil.rmtree(self._shadow_root, ignore_errors=True)
         shadows = Shadows(self._sink, self._observer, self._renewed)
         applier = EpochApplier(
@@ -270,10 +271,10 @@ class Pipeline:
             def renew(table: CatalogTable, act: Mapping[TableName, str]) -> None:
                 if table.name not in shadows:
                     self._acts[table.name] = act
-                    place = self._shadow_root / uuid4().hex
-                    sink = DeltaSink(self._spark, place, self._config.pipeline)
+                    copy = uuid4().hex
+                    sink = self._sink.shadow(copy)
                     shadows.begin(table.name, sink, applier.position)
-                    renewals.append(self._copies(sink, shadows, SnapshotStore(place, self._config.pipeline)))
+                    renewals.append(self._copies(sink, shadows, SnapshotStore(self._shadow_root / copy, self._config.pipeline)))
                     renewals[-1].start([table])
 
             roster = Roster(self._config, self._sink, applier, snapshots, renew, shadows.abandon, self._observer, self._reload)

@@ -64,5 +64,5 @@ def over_holes(connection: Connection, config: PipelineConfig, held: Mapping[Tab
 def slot_missing(config: PipelineConfig) -> SlotMissingError:
     return SlotMissingError(
         f"slot {config.slot} is gone: what committed since the targets were last updated cannot be had any more",
-        hint=f"remove {config.sink.delta.path} and {config.state}, and run again to copy the tables anew",
+        hint=f"remove {config.sink.root} and {config.state}, and run again to copy the tables anew",
     )

@@ -168,7 +168,7 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
     return PipelineStatus(
         config.pipeline,
         config.slot,
-        EpochLog(config.sink.delta.path, config.pipeline).last(),
+        EpochLog(config.sink.root, config.pipeline).last(),
         load_status(config.spool),
         spool_bytes(reader),
         len(reader.segments()),
@@ -178,7 +178,7 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
         source_error,
         is_locked(config.spool),
         tuple(inspect_consumers(config.spool)),
-        load_all_progress(config.sink.delta.path, config.pipeline),
+        load_all_progress(config.sink.root, config.pipeline),
         missing_capture(config.spool) if config.source.capture == "separate" else None,
     )
 

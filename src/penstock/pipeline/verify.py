@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.meeting import Meeting, Tell, meet
 from penstock.pipeline.orders import with_orders
 from penstock.pipeline.scratch import scratch_directory
+from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.source_copy import copy_source
 from penstock.pipeline.states import TableState
 from penstock.pipeline.verdicts import TableVerdict, VerifyReport
@@ -31,8 +33,7 @@ from penstock.postgres.chunks import Chunk, plan_chunks
 from penstock.postgres.connection import connect
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import Target
-from penstock.sinks.delta_targets import DeltaTargets
+from penstock.sinks.base import Sink, Target
 from penstock.sinks.names import quoted
 
 _ATTEMPTS = 3
@@ -99,7 +100,7 @@ def judge(side: SideBySide, name: TableName, table: CatalogTable | None, meeting
         return TableVerdict(name, status.state, fence, reason=f"{error.code}: {error.message}", remedy=error.hint)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SideBySide:
     """Source and target of one pipeline. The source's rows go to `scratch`, a table at a time."""
 
@@ -107,9 +108,9 @@ class SideBySide:
     config: PipelineConfig
     scratch: Path
 
-    @property
-    def targets(self) -> DeltaTargets:
-        return DeltaTargets(self.config.sink.delta.path, self.config.pipeline)
+    @cached_property
+    def targets(self) -> Sink:
+        return open_sink(self.config, self.spark)
 
     def inspect(self) -> dict[TableName, CatalogTable]:
         """The source's tables that the configuration selects, in name order."""
@@ -123,9 +124,7 @@ class SideBySide:
         target = self.targets.load_target(table.name)
         if target is not None:
             _check_shape(schema, target, self.targets.describe(table.name))
-        reader = self.spark.read.format("delta")
-        reader = reader if version is None else reader.option("versionAsOf", version)
-        right = reader.load(str(self.targets.path(table.name))).select(*(quoted(name) for name in (*schema.column_names, EXACT)))
+        right = self.targets.read(table.name, version).select(*(quoted(name) for name in (*schema.column_names, EXACT)))
         directory = self.scratch / str(table.oid)
         try:
             files = copy_source(self.spark, self.config.source.address(), snapshot.name, chunks, directory)

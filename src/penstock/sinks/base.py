@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -16,6 +17,12 @@ from penstock.change import ChangeCounts
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.spool.range import FileSlice
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SHADOWS = "penstock_shadows"
+"""The name under which shadows of tables stand, above the pipeline's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +130,22 @@ class Sink(Targets):
     @abstractmethod
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
         """Make the table what `shadow`, a sink of the same kind, holds of it, and its applied position `position`, in one commit."""
+
+    @abstractmethod
+    def shadow(self, copy: str) -> Sink:
+        """A sink of the same kind with room of its own for one copy, known as `copy`, that is to take a table's place (see `replace`)."""
+
+    @abstractmethod
+    def drop_shadows(self) -> None:
+        """Remove what is left of shadows. Called at the start of a run, when there are none."""
+
+    @abstractmethod
+    def version_at(self, table: TableName, position: Position) -> int | None:
+        """The newest version of the table that holds nothing of the pipeline's beyond `position`; None if there is none any more."""
+
+    @abstractmethod
+    def read(self, table: TableName, version: int | None = None) -> DataFrame:
+        """The table's rows, of one version or as they are now: the source's columns and `_exact`, and what a mode adds."""
 
     @abstractmethod
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:

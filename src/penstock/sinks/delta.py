@@ -37,7 +37,7 @@ from penstock.errors import (
 )
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.changed import replacements
 from penstock.sinks.collapse import DELETE, OP, after, collapse, last_truncate, value_column
 from penstock.sinks.delta_log import (
@@ -51,6 +51,7 @@ from penstock.sinks.delta_log import (
     open_log,
     physical_names,
     record_position,
+    version_at,
 )
 from penstock.sinks.delta_merge import merge_statement, replace_statement
 from penstock.sinks.delta_targets import DeltaTargets
@@ -157,6 +158,24 @@ class DeltaSink(DeltaTargets, Sink):
             raise
         self._remember(table, None)
         self._check_reached(table, position)
+
+    @override
+    def shadow(self, copy: str) -> Sink:
+        return DeltaSink(self._spark, self._root / SHADOWS / self._pipeline / copy, self._pipeline)
+
+    @override
+    def drop_shadows(self) -> None:
+        shutil.rmtree(self._root / SHADOWS / self._pipeline, ignore_errors=True)
+
+    @override
+    def version_at(self, table: TableName, position: Position) -> int | None:
+        return version_at(self.path(table), self._application(table), position)
+
+    @override
+    def read(self, table: TableName, version: int | None = None) -> DataFrame:
+        reader = self._spark.read.format("delta")
+        reader = reader if version is None else reader.option("versionAsOf", version)
+        return reader.load(str(self.path(table)))
 
     def _overwrite(self, mine: Target, other: Target, place: Path, position: Position) -> None:
         """Make the table what lies at `place`, with whatever columns and key that has."""

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import Target, Targets
-from penstock.sinks.delta_log import application_id, load_target, version_at
+from penstock.sinks.delta_log import load_target
 from penstock.sinks.directories import directory_name, folds_case
 
 
@@ -35,7 +34,3 @@ class DeltaTargets(Targets):
     @override
     def load_target(self, table: TableName) -> Target | None:
         return load_target(self.path(table), self._pipeline, table)
-
-    def version_at(self, table: TableName, position: Position) -> int | None:
-        """The newest version of the table that holds nothing of the pipeline's beyond `position`; None if there is none any more."""
-        return version_at(self.path(table), application_id(self._pipeline, table), position)

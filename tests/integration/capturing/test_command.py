@@ -182,7 +182,7 @@ def test_a_slot_that_is_gone_is_not_made_anew_in_silence(shared: SharedSlot) -> 
     shutil.rmtree(shared.spool)
     config = shared.load(path)
     assert plan_capture(config).tables == (TableName("public", "a"),), "nothing was ever captured, as far as anybody can tell"
-    config.sink.delta.path.mkdir()
-    EpochLog(config.sink.delta.path, config.pipeline).record(Epoch(1, Position.of(1), None, "1/1"))
+    config.sink.root.mkdir()
+    EpochLog(config.sink.root, config.pipeline).record(Epoch(1, Position.of(1), None, "1/1"))
     with pytest.raises(SlotMissingError):
         plan_capture(config)

@@ -38,7 +38,7 @@ def test_the_slot_is_not_confirmed_before_the_sink_commit_is_durable(
     seen: list[tuple[Position, Position]] = []
 
     def fail(self: DeltaSink, *_: object) -> None:
-        seen.append((both.confirmed(), EpochLog(both.config.sink.delta.path, both.config.pipeline).last().position))  # type: ignore[union-attr]
+        seen.append((both.confirmed(), EpochLog(both.config.sink.root, both.config.pipeline).last().position))  # type: ignore[union-attr]
         raise RuntimeError("the sink is down")
 
     monkeypatch.setattr(DeltaSink, "apply", fail)
@@ -47,7 +47,7 @@ def test_the_slot_is_not_confirmed_before_the_sink_commit_is_durable(
     monkeypatch.undo()
     assert seen
     assert all(confirmed <= recorded for confirmed, recorded in seen)
-    assert both.confirmed() <= EpochLog(both.config.sink.delta.path, both.config.pipeline).last().position  # type: ignore[union-attr]
+    assert both.confirmed() <= EpochLog(both.config.sink.root, both.config.pipeline).last().position  # type: ignore[union-attr]
     both.run_once()
     both.assert_equal("public.good", "public.bad")
     assert both.confirmed() > before
@@ -131,7 +131,7 @@ def test_the_comparison_sees_a_row_that_is_there_twice(database: Database, mirro
     both = mirror()
     both.run_once()
     both.assert_equal("public.good", "public.bad")
-    target = str(both.config.sink.delta.path / "public" / "good")
+    target = str(both.config.sink.root / "public" / "good")
     spark.read.format("delta").load(target).write.format("delta").mode("append").save(target)
     good = next(each for each in both.compare() if each.table.name == "good")
     assert (good.source_rows, good.target_rows, good.equal) == (1, 2, False)
@@ -199,7 +199,7 @@ def test_another_database_system_is_detected(database: Database, mirror: MirrorF
     _two_tables(database)
     both = mirror()
     both.run_once()
-    for path in (both.config.sink.delta.path / "penstock_epochs" / both.config.pipeline).glob("*.json"):
+    for path in (both.config.sink.root / "penstock_epochs" / both.config.pipeline).glob("*.json"):
         path.write_text(path.read_text().replace('"system": "', '"system": "1'))
     with pytest.raises(SystemChangedError):
         both.run_once()
@@ -276,4 +276,4 @@ def _assert_only_bad_failed(result: RunResult, code: str) -> None:
 def _remove_target(mirror: Mirror, name: str) -> None:
     import shutil
 
-    shutil.rmtree(mirror.config.sink.delta.path / "public" / name)
+    shutil.rmtree(mirror.config.sink.root / "public" / name)

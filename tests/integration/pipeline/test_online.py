@@ -158,4 +158,4 @@ def test_N11_N13_a_table_is_renewed_beside_its_target_and_takes_its_place(
         run.wait_for_rows("public.broken", 3)
     made.run_once()
     made.assert_equal("public.t", "public.broken")
-    assert not list((made.config.sink.delta.path / "penstock_shadows").rglob("*.parquet"))
+    assert not list((made.config.sink.root / "penstock_shadows").rglob("*.parquet"))

@@ -48,7 +48,7 @@ def test_a_stopped_pipeline_is_brought_to_the_snapshot_and_every_difference_is_f
     report = verify_tables(spark, both.config)
     assert report.equal, _explained(report)
     assert [each.comparison and each.comparison.source_rows for each in report.verdicts] == [ROWS + 1, 1]
-    _alter(spark, both.config.sink.delta.path / "public" / "big")
+    _alter(spark, both.config.sink.root / "public" / "big")
     started = time.monotonic()
     report = verify_tables(spark, both.config, [TableName("public", "big")])
     print(f"verified {ROWS:,} rows in {time.monotonic() - started:.1f} s")

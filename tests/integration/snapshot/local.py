@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 from typing_extensions import override
 
 from penstock.change import EXACT, change_schema
@@ -133,6 +134,22 @@ class FileSink(Sink):
     @override
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
         raise AssertionError("nothing is taken away here")
+
+    @override
+    def shadow(self, copy: str) -> Sink:
+        raise AssertionError
+
+    @override
+    def drop_shadows(self) -> None:
+        raise AssertionError
+
+    @override
+    def version_at(self, table: TableName, position: Position) -> int | None:
+        raise AssertionError
+
+    @override
+    def read(self, table: TableName, version: int | None = None) -> DataFrame:
+        raise AssertionError
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
