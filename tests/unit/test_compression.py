@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.pipeline.compression import writer_options
+from penstock.sinks.compression import writer_options
 
 CHANCE = random.Random(3)
 ROWS = 5000

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 
 from penstock.errors import SpoolFullError, SpoolGapError, TableRewrittenError
 from penstock.pipeline.snapshot_executors import SnapshotExecutors
-from penstock.pipeline.snapshot_task import write_batches
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.keyed import KeyBatch, can_be_asked, read_keys
@@ -26,6 +25,7 @@ from penstock.schema import TableSchema
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.changed import row_schema, text_column
 from penstock.sinks.collapse import match_text_column
+from penstock.sinks.row_files import write_batches
 from penstock.spool.range import FileSlice, SpoolRange
 from penstock.spool.reader import SpoolReader
 from penstock.spool.status import load_status

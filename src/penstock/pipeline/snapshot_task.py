@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from penstock.pipeline.compression import writer_options
 from penstock.pipeline.snapshot_state import ChunkRecord, record_chunk
 from penstock.position import Position
 from penstock.postgres.chunks import Chunk, read_chunk
 from penstock.postgres.connection import SourceAddress
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
-from penstock.sinks.delta_log import file_stats
+from penstock.sinks.row_files import write_batches
 from penstock.spool import storage
-
-_ROW_GROUP_ROWS = 122_880
-_ROW_GROUP_BYTES = 64 << 20
-_LONGEST_STATISTIC = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,64 +64,3 @@ def _write_recorded(address: SourceAddress, snapshot: str, recorded: RecordedTas
 def write_chunk(address: SourceAddress, snapshot: str, task: ChunkTask, *, refuse_inexact: bool = False) -> SnapshotFile:
     """Read, write, and say what was written. A chunk without rows leaves no file."""
     return write_batches(read_chunk(address, snapshot, task.chunk, refuse_inexact=refuse_inexact), task.place, task.index)
-
-
-def write_batches(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int) -> SnapshotFile:
-    """Write rows to a file of the number `index`, and say what was written. No rows leave no file."""
-    # Another attempt at the same chunk, late or speculative, must not touch a file that may already be part of the table.
-    name = f"{place.prefix}-{index:06d}-{secrets.token_hex(4)}.parquet"
-    path = Path(place.directory) / name
-    groups = _row_groups(batches, place.schema)
-    table = next(groups, None)
-    if table is None:
-        return SnapshotFile(name, 0, 0, "{}")
-    rows = 0
-    with pq.ParquetWriter(path, place.schema, **writer_options(table)) as writer:
-        while table is not None:
-            writer.write_table(table)
-            rows += table.num_rows
-            table = None  # before the next one is read
-            table = next(groups, None)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return SnapshotFile(name, rows, path.stat().st_size, _statistics(path))
-
-
-def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
-    """Join small batches, so that a file has a few row groups and memory holds one."""
-    held: list[pa.RecordBatch] = []
-    count = size = 0
-    for batch in batches:
-        held.append(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
-        count += batch.num_rows
-        size += batch.nbytes
-        del batch  # or it would still be there when the next one is
-        if count >= _ROW_GROUP_ROWS or size >= _ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(held, schema)
-            held, count, size = [], 0, 0
-    if count:
-        yield pa.Table.from_batches(held, schema)
-
-
-def _statistics(path: Path) -> str:
-    """Least and greatest values by column, from the file's own footer, for the types that have a plain order."""
-    metadata = pq.read_metadata(path)
-    found: dict[str, tuple[object, object, int]] = {}
-    for column in range(metadata.num_columns):
-        parts = [metadata.row_group(group).column(column) for group in range(metadata.num_row_groups)]
-        name = parts[0].path_in_schema
-        stats = [part.statistics for part in parts]
-        if "." in name or any(each is None or not each.has_min_max or not each.has_null_count for each in stats):
-            continue
-        low, high = min(each.min for each in stats), max(each.max for each in stats)
-        if _is_plain(low) and _is_plain(high):
-            found[name] = (_plain(low), _plain(high), sum(each.null_count for each in stats))
-    return file_stats(metadata.num_rows, found)
-
-
-def _is_plain(value: object) -> bool:
-    return type(value) in (int, date) or (type(value) is str and len(value) <= _LONGEST_STATISTIC)
-
-
-def _plain(value: object) -> object:
-    return value.isoformat() if isinstance(value, date) else value

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -141,18 +141,6 @@ def _commit(path: Path, application: str, actions: list[AddAction | RemoveAction
         log.create_write_transaction(actions, "append", log.schema(), [], commit_properties=properties, post_commithook_properties=hooks)
     except DeltaError as error:
         raise SinkError(f"nothing could be committed to {path}: {error}") from error
-
-
-def file_stats(rows: int, columns: Mapping[str, tuple[object, object, int]]) -> str:
-    """Statistics of one file as the log holds them: by physical name, least and greatest value and how many are null."""
-    return json.dumps(
-        {
-            "numRecords": rows,
-            "minValues": {name: low for name, (low, _, _) in columns.items()},
-            "maxValues": {name: high for name, (_, high, _) in columns.items()},
-            "nullCount": {name: nulls for name, (_, _, nulls) in columns.items()},
-        }
-    )
 
 
 def _own_columns(log: DeltaTable) -> pa.Schema:

@@ -15,7 +15,7 @@ from penstock.change import EXACT, EXACT_TYPE, LogStep
 from penstock.position import Position
 from penstock.sinks.base import SnapshotFile, TableChanges, Target
 from penstock.sinks.delta import DeltaSink
-from penstock.sinks.delta_log import file_stats
+from penstock.sinks.row_files import file_stats
 from penstock.spool import SpoolReader, SpoolWriter
 from tests.integration.sinks.source import Row, Source, Value, exact_of, own_arrays, whole
 
