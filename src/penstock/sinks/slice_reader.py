@@ -1,0 +1,85 @@
+"""Spooled changes as one Arrow table, read where they are applied: in a task on an executor, without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, XID, ChangeType
+from penstock.errors import SinkError
+from penstock.postgres.types.arrays import as_bools, bitmap
+from penstock.sinks.keys import key_codes
+from penstock.sinks.layout import Layout, Mode
+from penstock.spool.range import FileSlice
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of `count` parts of an epoch, which together hold each change once, and all changes of a key in the same.
+
+    A truncate concerns every key, so every part has it; but not of an append log, which is cut into runs of changes. Whoever parts an epoch
+    of a mode that looks rows up sees to it that `truncate` is not among its changes, nor a key change that leaves values behind.
+    """
+
+    index: int
+    count: int
+
+
+def read_slices(slices: Sequence[FileSlice], layout: Layout, part: Part | None = None) -> pa.Table:
+    """What is wanted of `slices`, in their order: `layout.columns`, then `METADATA_FIELDS`. A column that a file lacks is null."""
+    schema = pa.schema([*layout.columns, *(pa.field(field.name, field.type) for field in METADATA_FIELDS)])
+    changes = pa.concat_tables([schema.empty_table(), *(_read(slice, schema) for slice in slices)])
+    return changes if part is None or part.count == 1 else _parted(changes, layout, part)
+
+
+def _read(slice: FileSlice, schema: pa.Schema) -> pa.Table:
+    try:
+        with pq.ParquetFile(slice.path) as file:
+            found = file.read(columns=[name for name in file.schema_arrow.names if name in schema.names])
+    except (OSError, pa.ArrowInvalid) as error:
+        raise SinkError(f"the spooled changes of {slice.file.table} cannot be read: {error}") from error
+    constants = _constants(slice)
+    columns = [_column(found, field, constants) for field in schema]
+    table = pa.table(columns, schema=schema)
+    return table.filter(_within(table.column(COMMIT_VERSION), slice)) if slice.needs_filter and not constants else table
+
+
+def _constants(slice: FileSlice) -> dict[str, object]:
+    """What the manifest says of a transaction that was still open when its rows were written."""
+    file = slice.file
+    if file.commit_version is None:
+        return {}
+    known: dict[str, object] = {COMMIT_VERSION: file.commit_version.value, COMMIT_TIMESTAMP: file.commit_timestamp}
+    return known if file.xid is None else {**known, XID: file.xid}
+
+
+def _column(found: pa.Table, field: pa.Field, constants: dict[str, object]) -> pa.ChunkedArray:
+    if field.name in constants:
+        return pa.chunked_array([pa.repeat(pa.scalar(constants[field.name], field.type), found.num_rows)])
+    if field.name not in found.column_names:
+        return pa.chunked_array([pa.nulls(found.num_rows, field.type)])
+    column = found.column(field.name)
+    return column if column.type.equals(field.type) else column.cast(field.type)
+
+
+def _within(versions: pa.ChunkedArray, slice: FileSlice) -> pa.ChunkedArray:
+    low = 0 if slice.after is None else slice.after.value + 1
+    wanted = pc.greater_equal(versions, pa.scalar(low, pa.int64()))
+    if slice.upto is not None:
+        wanted = pc.and_(wanted, pc.less_equal(versions, pa.scalar(slice.upto.value, pa.int64())))
+    return wanted
+
+
+def _parted(changes: pa.Table, layout: Layout, part: Part) -> pa.Table:
+    if layout.mode is Mode.APPEND:
+        low, high = (changes.num_rows * at // part.count for at in (part.index, part.index + 1))
+        return changes.slice(low, high - low)
+    # All parts read the same changes, so the numbers of keys are the same in each of them.
+    (codes,) = key_codes([changes], layout.key or layout.columns.names)
+    truncates = pc.equal(changes.column(CHANGE_TYPE), ChangeType.TRUNCATE.value).combine_chunks()
+    mine = (codes % part.count == part.index) | as_bools(truncates)
+    return changes.filter(pa.Array.from_buffers(pa.bool_(), len(mine), [None, bitmap(mine)]))

@@ -1,0 +1,114 @@
+"""Spooled changes, as tasks read them."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.change import COMMIT_VERSION, METADATA_FIELDS, ORDINAL, UNCHANGED, XID
+from penstock.errors import SinkError
+from penstock.position import Position
+from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.slice_reader import Part, read_slices
+from penstock.spool import SpoolReader, SpoolWriter
+from penstock.spool.range import FileSlice
+from tests.integration.sinks.history import ODD, PLAIN, History
+from tests.integration.sinks.source import Source
+from tests.property.chronicle import changes_table
+
+COLUMNS = pa.schema([pa.field(column.name, column.arrow_type) for column in PLAIN.columns])
+LAYOUT = Layout(COLUMNS, PLAIN.key, Mode.MIRROR)
+
+
+@pytest.fixture(scope="module")
+def history() -> History:
+    history = History(PLAIN, 5, groups=20)
+    history.run(20, truncates=0.1)
+    return history
+
+
+@pytest.fixture(scope="module")
+def reader(history: History, tmp_path_factory: pytest.TempPathFactory) -> SpoolReader:
+    """Some transactions are there in pieces."""
+    root = tmp_path_factory.mktemp("spool")
+    writer = SpoolWriter(root, Position.of(history.source.fence))
+    for steps in history.steps():
+        for step in steps:
+            writer.append(step)
+        writer.seal()
+    return SpoolReader(root)
+
+
+def slices_of(reader: SpoolReader, start: int, end: int) -> list[FileSlice]:
+    return list(reader.read(Position.of(start), Position.of(end)).tables[PLAIN.name].slices)
+
+
+def expected(source: Source, start: int, end: int) -> pa.Table:
+    """Of which only the xid is not told."""
+    return changes_table(PLAIN, [each for each in source.log if start < each.position <= end]).drop_columns([XID])
+
+
+def test_R16_slices_are_read_in_the_order_of_the_log_pieces_and_parts_of_files_too(history: History, reader: SpoolReader) -> None:
+    positions = [history.source.fence, *(each.position for each in history.source.log)]
+    for start, end in [(0, 20), (0, 1), (3, 4), (2, 9), (7, 18), (19, 20)]:
+        low, high = positions[start], positions[end]
+        found = read_slices(slices_of(reader, low, high), LAYOUT)
+        assert found.column_names == [*COLUMNS.names, *(field.name for field in METADATA_FIELDS)]
+        assert found.drop_columns([XID]).equals(expected(history.source, low, high)), (start, end)
+
+
+def test_parts_hold_each_change_once_and_a_key_in_one_of_them(history: History, reader: SpoolReader) -> None:
+    slices = slices_of(reader, history.source.fence, history.source.position)
+    whole = read_slices(slices, LAYOUT).to_pylist()
+    parts = [read_slices(slices, LAYOUT, Part(index, 3)).to_pylist() for index in range(3)]
+    keys = [{row["id"] for row in part} - {None} for part in parts]
+    assert all(keys)
+    assert sum(map(len, keys)) == len(set().union(*keys))
+    truncates = [row for row in whole if row["id"] is None]
+    assert truncates
+    for part in parts:
+        assert [row for row in part if row["id"] is None] == truncates
+        places = [(row[COMMIT_VERSION], row[ORDINAL]) for row in part]
+        assert places == sorted(places)
+    rows = [row for row in whole if row["id"] is not None]
+    assert sum(len(part) for part in parts) == len(rows) + 3 * len(truncates)
+
+
+def test_K15_parts_of_an_append_log_are_runs_of_it(history: History, reader: SpoolReader) -> None:
+    slices = slices_of(reader, history.source.fence, history.source.position)
+    layout = Layout(COLUMNS, PLAIN.key, Mode.APPEND)
+    parts = [read_slices(slices, layout, Part(index, 3)) for index in range(3)]
+    assert pa.concat_tables(parts).equals(read_slices(slices, layout))
+
+
+def test_columns_are_found_by_name_cast_and_null_where_a_file_lacks_them(history: History, reader: SpoolReader) -> None:
+    columns = pa.schema([("added", pa.int32()), ("note", pa.large_string()), ("id", pa.decimal128(20, 0))])
+    slices = slices_of(reader, history.source.fence, history.source.position)
+    found = read_slices(slices, Layout(columns, ("id",), Mode.MIRROR))
+    plain = read_slices(slices, LAYOUT)
+    assert found.column("added").null_count == found.num_rows
+    assert found.column("note").to_pylist() == plain.column("note").to_pylist()
+    assert found.column("id").cast(pa.int64()).equals(plain.column("id"))
+    assert found.column(UNCHANGED).equals(plain.column(UNCHANGED))
+
+
+def test_a_missing_file_is_named(history: History, reader: SpoolReader, tmp_path: Path) -> None:
+    (slice, *_) = slices_of(reader, history.source.fence, history.source.position)
+    with pytest.raises(SinkError, match=r"public\.plain cannot be read"):
+        read_slices([replace(slice, path=tmp_path / "gone.parquet")], LAYOUT)
+
+
+def test_nothing_is_a_table_without_rows() -> None:
+    found = read_slices([], LAYOUT, Part(1, 2))
+    assert found.num_rows == 0
+    assert found.column_names[:5] == COLUMNS.names
+
+
+def test_a_layout_and_a_part_travel_to_executors() -> None:
+    columns = pa.schema([pa.field(column.name, column.arrow_type) for column in ODD.columns])
+    for value in (Layout(columns, ODD.key, Mode.HISTORY), Part(1, 2)):
+        assert pickle.loads(pickle.dumps(value)) == value
