@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.change import EXACT, METADATA_FIELDS
+from penstock.change import EXACT, METADATA_FIELDS, ChangeType
 from penstock.schema import TableSchema
 from penstock.sinks.fold import COUNT, Outcome
 from penstock.sinks.layout import (
@@ -23,7 +23,7 @@ from penstock.sinks.layout import (
     Layout,
     Mode,
 )
-from tests.integration.sinks.source import Key, Row, Source, Transaction, exact_of, own_arrays, time_of
+from tests.integration.sinks.source import Change, Key, Row, Source, Transaction, exact_of, own_arrays, time_of
 
 Record = dict[str, Any]
 """A row as pyarrow gives it out."""
@@ -91,7 +91,7 @@ class Chronicle(Source):
             return self.soft_deleted[position]
         if mode is Mode.HISTORY:
             return self.versions[position]
-        return [_record(row) for row in self.states[position]]
+        return [record_of(row) for row in self.states[position]]
 
     def _came(self, key: Key) -> None:
         self._touched.add(key)
@@ -104,7 +104,7 @@ class Chronicle(Source):
 
     def _open_version(self, key: Key, row: Row, position: int) -> None:
         version = {
-            **_record(row),
+            **record_of(row),
             VALID_FROM: position,
             VALID_FROM_TIME: time_of(position),
             VALID_TO: None,
@@ -115,15 +115,54 @@ class Chronicle(Source):
         self._current[key] = version
 
     def _soft_deleted_rows(self) -> list[Record]:
-        live = [{**_record(row), DELETED: False, DELETED_AT: None} for row in self.rows.values()]
+        live = [{**record_of(row), DELETED: False, DELETED_AT: None} for row in self.rows.values()]
         times = {key: None if at is None else time_of(at) for key, at in self._deleted_at.items()}
-        return live + [{**_record(row), DELETED: True, DELETED_AT: times[key]} for key, row in self._deleted.items()]
+        return live + [{**record_of(row), DELETED: True, DELETED_AT: times[key]} for key, row in self._deleted.items()]
 
     def _version_rows(self) -> list[Record]:
         return [dict(version) for version in self._versions]
 
 
-def _record(row: Row) -> Record:
+class Heap:
+    """A table without key and with replica identity FULL: rows that nothing tells apart, and an old row with every change."""
+
+    def __init__(self, table: TableSchema, rows: Sequence[Row]) -> None:
+        self.table = table
+        self.rows = list(rows)
+        self.position = self.fence = 100
+        self.log: list[Transaction] = []
+        self.states = {self.position: list(self.rows)}
+        self._open: list[Change] = []
+
+    def insert(self, row: Row) -> None:
+        self.rows.append(row)
+        self._show(ChangeType.INSERT, row)
+
+    def delete(self, at: int) -> None:
+        self._show(ChangeType.DELETE, self.rows.pop(at))
+
+    def update(self, at: int, row: Row) -> None:
+        self.delete(at)
+        self.insert(row)
+
+    def truncate(self) -> None:
+        self.rows = []
+        self._show(ChangeType.TRUNCATE, {})
+
+    def commit(self) -> None:
+        self.position += 10
+        self.log.append(Transaction(self.position, tuple(self._open)))
+        self.states[self.position] = list(self.rows)
+        self._open = []
+
+    def expected(self, position: int) -> list[Record]:
+        return [record_of(row) for row in self.states[position]]
+
+    def _show(self, kind: ChangeType, row: Row) -> None:
+        self._open.append(Change(kind, len(self._open), row))
+
+
+def record_of(row: Row) -> Record:
     return {**{name: value.typed for name, value in row.items()}, EXACT: exact_of(row)}
 
 
@@ -159,9 +198,9 @@ class PlainTarget:
         self.lookups += 1
         rows = [row for row in self.rows if self.layout.mode is not Mode.HISTORY or row[CURRENT]]
         if keys is not None:
-            wanted = {self._name(row, self.layout.key) for row in keys.to_pylist()}
+            wanted = {self.name(row, self.layout.key) for row in keys.to_pylist()}
             assert len(wanted) == keys.num_rows, "no key is asked for twice"
-            rows = [row for row in rows if self._name(row, self.layout.key) in wanted]
+            rows = [row for row in rows if self.name(row, self.layout.key) in wanted]
         return pa.Table.from_pylist(rows, self.layout.schema)
 
     def apply(self, outcome: Outcome) -> None:
@@ -171,9 +210,9 @@ class PlainTarget:
         gone = outcome.gone.to_pylist()
         if self.layout.key:
             assert outcome.gone.column_names == [*self.layout.identity, EXACT] or self.layout.mode is Mode.APPEND
-            names = {self._name(row, self.layout.identity) for row in gone}
+            names = {self.name(row, self.layout.identity) for row in gone}
             assert len(names) == len(gone), "no row goes twice"
-            self.rows = [row for row in self.rows if self._name(row, self.layout.identity) not in names]
+            self.rows = [row for row in self.rows if self.name(row, self.layout.identity) not in names]
         else:
             self._take_out(gone)
         self.rows += outcome.rows.to_pylist()
@@ -183,10 +222,10 @@ class PlainTarget:
         for row in gone:
             assert row[COUNT] > 0
             for _ in range(row[COUNT]):
-                at = next(at for at, each in enumerate(self.rows) if self._name(each, names) == self._name(row, names))
+                at = next(at for at, each in enumerate(self.rows) if self.name(each, names) == self.name(row, names))
                 del self.rows[at]
 
-    def _name(self, row: Record, names: Sequence[str]) -> tuple[object, ...]:
+    def name(self, row: Record, names: Sequence[str]) -> tuple[object, ...]:
         texts = dict(row[EXACT] or [])
         return tuple((_comparable(row[name]), texts.get(name)) for name in names)
 

@@ -13,12 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.change import COMMIT_VERSION, EXACT, EXACT_TYPE, ORDINAL, UNCHANGED, ChangeType
-from penstock.errors import SinkRefusedError, TargetRewoundError
+from penstock.errors import SinkRefusedError
 from penstock.postgres.types.arrays import Bools, as_arrow, bitmap
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.lives import Lives, Rows, firsts_and_lasts, ints_of, is_kind
-from penstock.sinks.values import Lookup, Stored, Values, key_table, take
+from penstock.sinks.soft_deletes import fold_soft_deletes
+from penstock.sinks.values import Lookup, Stored, Values, key_table, required, take
+from penstock.sinks.versions import fold_versions
 
 COUNT = "_count"
 
@@ -56,20 +58,9 @@ def _mirror(changes: pa.Table, layout: Layout, lookup: Lookup) -> Outcome:
     if changes.column(UNCHANGED).null_count == changes.num_rows:
         return Outcome(emptied, gone, _chosen(changes.select(layout.schema.names), upserts))
     values = Values.plan(layout, Lives(changes, codes), np.sort(upserts))
-    return Outcome(emptied, gone, values.build(_stored(values, lookup)))
-
-
-def _stored(values: Values, lookup: Lookup) -> Stored:
-    """What the target must have, since the rows have values from there."""
-    bases = values.bases[values.lacking]
-    asked = np.unique(bases[~values.lives.is_insert[bases]])
-    stored = Stored.find(values.lives.changes, asked, values.layout, lookup)
-    if (stored.met[bases] < 0).any():
-        raise TargetRewoundError(
-            "a row that was copied or applied before is no longer in the target",
-            hint="remove the target table and run again to copy it anew",
-        )
-    return stored
+    stored = Stored.find(changes, values.asked, layout, lookup)
+    required(~values.lacking | (stored.met[values.bases] >= 0))
+    return Outcome(emptied, gone, values.build(stored))
 
 
 def _counted(changes: pa.Table, layout: Layout, *, emptied: bool) -> Outcome:
@@ -94,7 +85,12 @@ def _append(changes: pa.Table, layout: Layout, lookup: Lookup) -> Outcome:
     return Outcome(False, pa.table({EXACT: pa.nulls(0, EXACT_TYPE)}), changes.select(layout.schema.names).cast(layout.schema))
 
 
-_FOLDS: Mapping[Mode, Callable[[pa.Table, Layout, Lookup], Outcome]] = {Mode.MIRROR: _mirror, Mode.APPEND: _append}
+_FOLDS: Mapping[Mode, Callable[[pa.Table, Layout, Lookup], Outcome]] = {
+    Mode.MIRROR: _mirror,
+    Mode.SOFT_DELETE: lambda *given: Outcome(False, *fold_soft_deletes(*given)),
+    Mode.HISTORY: lambda *given: Outcome(False, *fold_versions(*given)),
+    Mode.APPEND: _append,
+}
 
 
 def _in_order(changes: pa.Table) -> pa.Table:

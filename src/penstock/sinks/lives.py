@@ -84,7 +84,7 @@ class Lives:
     def _sorted(self) -> tuple[Rows, Bools]:
         """The changes life by life, and which of them, in that order, begins one."""
         order = np.argsort(self.codes, kind="stable")
-        begins = self.is_insert[order] | _differs(self.codes[order])
+        begins = self.is_insert[order] | differs(self.codes[order])
         moved = self._moved()
         if not len(moved):
             return order, begins
@@ -96,7 +96,7 @@ class Lives:
             before = before[before]
         life = before[life]
         order = np.argsort(life, kind="stable")
-        return order, _differs(life[order])
+        return order, differs(life[order])
 
     def _moved(self) -> Rows:
         """Inserts that leave values behind, right after their other half."""
@@ -110,7 +110,7 @@ class Lives:
         return np.compress(halves, inserts)
 
 
-def _differs(values: Rows) -> Bools:
+def differs(values: Rows) -> Bools:
     """Which values are not the one before them."""
     differs = np.ones(len(values), np.bool_)
     differs[1:] = values[1:] != values[:-1]

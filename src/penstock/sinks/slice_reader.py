@@ -33,7 +33,7 @@ def read_slices(slices: Sequence[FileSlice], layout: Layout, part: Part | None =
     """What is wanted of `slices`, in their order: `layout.columns`, then `METADATA_FIELDS`. A column that a file lacks is null."""
     schema = pa.schema([*layout.columns, *(pa.field(field.name, field.type) for field in METADATA_FIELDS)])
     changes = pa.concat_tables([schema.empty_table(), *(_read(slice, schema) for slice in slices)])
-    return changes if part is None or part.count == 1 else _parted(changes, layout, part)
+    return changes if part is None or part.count == 1 else parted(changes, layout, part)
 
 
 def _read(slice: FileSlice, schema: pa.Schema) -> pa.Table:
@@ -74,7 +74,8 @@ def _within(versions: pa.ChunkedArray, slice: FileSlice) -> pa.ChunkedArray:
     return wanted
 
 
-def _parted(changes: pa.Table, layout: Layout, part: Part) -> pa.Table:
+def parted(changes: pa.Table, layout: Layout, part: Part) -> pa.Table:
+    """One part of the changes of a whole epoch."""
     if layout.mode is Mode.APPEND:
         low, high = (changes.num_rows * at // part.count for at in (part.index, part.index + 1))
         return changes.slice(low, high - low)

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.change import EXACT, EXACT_TYPE
+from penstock.errors import TargetRewoundError
 from penstock.postgres.types.arrays import Bools, Ragged, as_arrow
 from penstock.sinks.keys import exact_texts, key_codes
-from penstock.sinks.layout import Layout
+from penstock.sinks.layout import CURRENT, DELETED, Layout, Mode
 from penstock.sinks.lives import Lives, Rows, bools_of
 
 Lookup = Callable[[pa.Table | None], pa.Table]
@@ -29,6 +30,22 @@ def key_table(changes: pa.Table, rows: Rows, key: Sequence[str]) -> pa.Table:
     """The keys of these rows, `_exact` with no texts but theirs."""
     found = take(changes.select([*key, EXACT]), rows)
     return found.set_column(len(key), EXACT, _narrowed(found.column(EXACT), key))
+
+
+def live_rows(rows: pa.Table, layout: Layout) -> pa.Table:
+    """Without those that only tell of rows that are gone."""
+    if layout.mode is Mode.SOFT_DELETE:
+        return rows.filter(pc.invert(rows.column(DELETED)))
+    return rows.filter(rows.column(CURRENT)) if layout.mode is Mode.HISTORY else rows
+
+
+def required(met: Bools) -> None:
+    """Old values that only the target could have must not become nulls in silence."""
+    if not met.all():
+        raise TargetRewoundError(
+            "a row that was copied or applied before is no longer in the target",
+            hint="remove the target table and run again to copy it anew",
+        )
 
 
 def build_exact(texts: Mapping[str, pa.ChunkedArray], count: int) -> pa.Array:
@@ -62,25 +79,18 @@ class Stored:
     met: Rows
 
     @classmethod
-    def nothing(cls, changes: pa.Table, layout: Layout) -> Stored:
-        return cls(layout.schema.empty_table(), np.full(changes.num_rows, -1))
-
-    @classmethod
     def find(cls, changes: pa.Table, rows: Rows, layout: Layout, lookup: Lookup) -> Stored:
         """Look up the keys of `rows`, which are all different."""
-        nothing = cls.nothing(changes, layout)
+        met = np.full(changes.num_rows, -1)
         if not len(rows):
-            return nothing
+            return cls(layout.schema.empty_table(), met)
         keys = key_table(changes, rows, layout.key)
-        return nothing.filled(keys, rows, lookup(keys), layout)
-
-    def filled(self, keys: pa.Table, rows: Rows, found: pa.Table, layout: Layout) -> Stored:
+        found = live_rows(lookup(keys), layout)
         asked, answered = key_codes([keys, found], layout.key)
         by_code = np.full(int(np.concatenate([asked, answered]).max()) + 1, -1)
         by_code[answered] = np.arange(len(answered))
-        met = self.met.copy()
         met[rows] = by_code[asked]
-        return Stored(found, met)
+        return cls(found, met)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,6 +122,12 @@ class Values:
     def bases(self) -> Rows:
         """For each row the change that has the key under which the target has its old values."""
         return self.lives.first(self.rows)
+
+    @property
+    def asked(self) -> Rows:
+        """The changes whose keys are to be looked up, each key once: a life that began in the epoch has nothing in the target."""
+        bases = self.bases[self.lacking]
+        return np.unique(bases[~self.lives.is_insert[bases]])
 
     def only(self, wanted: Bools) -> Values:
         partial = {name: sources[wanted] for name, sources in self.partial.items()}

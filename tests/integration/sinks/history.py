@@ -86,6 +86,7 @@ class History:
         self.random = random.Random(seed)
         self.table = table
         self.statements = 60
+        self.moves_leave_values = True
         self.groups = [[KEYS[table](group * GROUP_KEYS + at) for at in range(GROUP_KEYS)] for group in range(groups)]
         assert len({key for keys in self.groups for key in keys}) == groups * GROUP_KEYS
         first = [self.row(key) for keys in self.groups for key in keys if self.random.random() < 0.5]
@@ -119,7 +120,7 @@ class History:
     def change(self, key: Key, new_key: Key | None) -> None:
         """An update: each column that is not null, and of a kind that Postgres may store out of line, may stay behind."""
         row = self.source.rows[key]
-        stays = self.random.choice([0.0, 0.5, 1.0])
+        stays = self.random.choice([0.0, 0.5, 1.0]) if new_key is None or self.moves_leave_values else 0.0
         unchanged = [
             column.name
             for column in self.table.columns
