@@ -41,6 +41,7 @@ TABLE = TableSchema(
         Column("day", pa.date32(), 1082),
         Column("f", pa.float64(), 701),
         Column("code", pa.string(), 1042),
+        Column("spelt", pa.string(), 1700),
     ),
     ("id",),
 )
@@ -58,7 +59,7 @@ ODD = ('odd "name',)
         (GreaterThan(("at",), datetime(2024, 1, 1, tzinfo=UTC)), "\"at\" > '2024-01-01 00:00:00+00:00'::timestamptz"),
         (In(("id",), (1, None, 2)), '"id" IN (1, 2)'),
         (In(("id",), (None,)), "false"),
-        (IsNotNull(("f",)), '"f" IS NOT NULL'),
+        (IsNotNull(("f",)), '"f" IS DISTINCT FROM NULL'),
         (EqualTo(ODD, "it's"), '"odd ""name" COLLATE "C" = \'it\'\'s\''),
         (StringStartsWith(ODD, "50%_\\"), '"odd ""name" COLLATE "C" LIKE  E\'50\\\\%\\\\_\\\\\\\\%\''),
         (StringEndsWith(ODD, "x"), '"odd ""name" COLLATE "C" LIKE \'%x\''),
@@ -76,6 +77,10 @@ def test_filter_becomes_a_condition(filter: Filter, condition: str) -> None:
         Not(IsNull(("n",))),
         EqualTo(("f",), 1.0),
         EqualTo(("code",), "ab"),  # blanks at its end count in Spark alone
+        EqualTo(("spelt",), "1.0"),  # a number to Postgres, a text to Spark
+        In(("spelt",), ("1.0", "2")),
+        Not(EqualTo(("spelt",), "1.0")),
+        GreaterThan(("spelt",), "9"),
         EqualTo(("nothing",), 1),
         EqualTo(("id", "inner"), 1),
         EqualTo(("id",), None),

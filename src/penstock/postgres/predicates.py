@@ -9,23 +9,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, LiteralString
 
+import pyarrow as pa
 from psycopg import sql
 
 from penstock.schema import Column
 
 # bool, int8, int2, int4, date, timestamp, timestamptz, numeric; then text, varchar.
-_ORDERED = frozenset({16, 20, 21, 23, 1082, 1114, 1184, 1700})
+_NUMERIC = 1700
+_ORDERED = frozenset({16, 20, 21, 23, 1082, 1114, 1184, _NUMERIC})
 _TEXTS = frozenset({25, 1043})
 _OPERATORS: dict[str, LiteralString] = {"=": "=", "<>": "<>", "<": "<", "<=": "<=", ">": ">", ">=": ">="}
 _ESCAPED = str.maketrans({"\\": "\\\\", "%": "\\%", "_": "\\_"})
 
 
 def is_comparable(column: Column) -> bool:
+    if column.type_oid == _NUMERIC and not pa.types.is_decimal(column.arrow_type):
+        return False  # a text there, where 1.0 is not 1 and 10 comes before 9
     return column.type_oid in _ORDERED | _TEXTS
 
 
 def is_present(column: Column) -> str:
-    return sql.SQL("{} IS NOT NULL").format(sql.Identifier(column.name)).as_string()
+    """Not by IS NOT NULL, which is false for a composite value with a null in any of its fields."""
+    return sql.SQL("{} IS DISTINCT FROM NULL").format(sql.Identifier(column.name)).as_string()
 
 
 def compare(column: Column, operator: str, value: Any) -> str:
