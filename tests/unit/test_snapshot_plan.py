@@ -25,6 +25,9 @@ def plan(*parts: tuple[Step, ...]) -> SnapshotPlan:
     return SnapshotPlan(Position.of(77), 4_000_000_000, tuple(step for part in parts for step in part))
 
 
+B_STEPS = steps(B, 3)
+
+
 def test_batch_takes_as_much_as_its_limits_allow_and_one_step_at_least() -> None:
     made = plan(steps(A, 5))
     assert made.admit(0, None, None) == 5
@@ -66,6 +69,37 @@ def test_heap_that_is_gone_leaves_void_steps_so_that_numbers_keep_their_meaning(
     made = plan(steps(A, 3), steps(B, 2))
     renewed = made.renew(1, {2: steps(B, 2)})
     assert [step and step.heap for step in renewed.steps[1:]] == [B, B, None, None]
+
+
+def test_batch_that_was_handed_out_before_keeps_its_places_and_the_rest_comes_after_it() -> None:
+    moved = Heap(A.table, A.oid, 101)
+    made = plan(steps(A, 3), steps(B, 3))
+    renewed = made.renew(2, {1: steps(moved, 2), 2: steps(B, 3)}, upto=4)
+    assert renewed.steps[:4] == (*made.steps[:2], None, B_STEPS[0])
+    assert [(step.heap, step.first, step.is_second) for step in renewed.steps[4:] if step] == [
+        (B, 1, False),
+        (B, 2, False),
+        (moved, 0, False),
+        (moved, 1, False),
+        (B, 0, True),
+    ]
+
+
+def test_second_look_takes_in_the_batch_that_was_handed_out_before() -> None:
+    renewed = plan(steps(A, 4)).renew(1, {1: steps(A, 4)}, upto=3)
+    assert renewed.steps[:4] == steps(A, 4)
+    assert [(step.first, step.is_second) for step in renewed.steps[4:] if step] == [(0, True), (1, True), (2, True)]
+
+
+def test_heap_that_was_rewritten_once_is_not_begun_again_at_every_loss() -> None:
+    moved = Heap(A.table, A.oid, 101)
+    made = plan(steps(A, 2)).renew(1, {1: steps(moved, 3)})
+    again = made.renew(2, {1: steps(moved, 3)})
+    assert [(step.heap, step.first, step.is_second) for step in again.steps[2:] if step] == [
+        (moved, 1, False),
+        (moved, 2, False),
+        (moved, 0, True),
+    ]
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.booleans()), max_size=6), st.integers(1, 5), st.integers(1, 5))

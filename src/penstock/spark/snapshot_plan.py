@@ -71,19 +71,29 @@ class SnapshotPlan:
                 return number
         return len(self.steps)
 
-    def renew(self, done: int, heaps: Mapping[int, Sequence[Step]], keyless: Collection[int] = ()) -> SnapshotPlan:
+    def renew(
+        self, done: int, heaps: Mapping[int, Sequence[Step]], keyless: Collection[int] = (), *, upto: int | None = None
+    ) -> SnapshotPlan:
         """What follows the first `done` steps under a new snapshot. `heaps` holds the steps that each heap would have now, by its OID.
+
+        The batch up to `upto` may have been handed out before, and a sink that holds it passes over its repetition. So it counts as taken
+        and its steps keep their places, void where the heap was rewritten; whatever else is to be read comes after it. None: the batch
+        has all steps that there are, however many come to be; if it was handed out before, nothing was left.
 
         Of `keyless` heaps, no step may be left: what was read of them is as of the fence, and is not looked at again. The plan is never
         shorter than it was: a batch that was planned before reaches to the same number.
         """
-        mended = [step for step in self.steps if step is not None and step.heap.oid not in keyless]
-        rewritten = {step.heap.oid for step in mended if not _stands(step.heap, heaps)}
-        left = [step for step in self.steps[done:] if step is not None and not step.is_second and step.heap.oid not in rewritten]
+        first = done if upto is None else upto
+        known = {step.heap for step in self.steps if step is not None and step.heap.oid not in keyless}
+        gone = {heap for heap in known if not _stands(heap, heaps)}
+        # One that was rewritten before, and not since, stands by its later steps.
+        rewritten = {heap.oid for heap in gone} - {heap.oid for heap in known - gone}
+        repeated = [None if step is None or step.heap in gone else step for step in self.steps[done:first]]
+        left = [step for step in self.steps[first:] if step is not None and not step.is_second and step.heap not in gone]
         anew = [step for oid in sorted(rewritten) for step in heaps.get(oid, ())]
-        taken = [step for step in self.steps[:done] if step is not None and not step.is_second and step.heap.oid not in rewritten]
+        taken = [step for step in self.steps[:first] if step is not None and not step.is_second and step.heap not in gone]
         second = [replace(step, is_second=True) for step in taken if step.heap.oid not in keyless]
-        steps = (*self.steps[:done], *left, *anew, *second)
+        steps = (*self.steps[:done], *repeated, *left, *anew, *second)
         void = (None,) * max(0, len(self.steps) - len(steps))
         return replace(self, steps=steps + void, renewals=self.renewals + 1)
 

@@ -93,7 +93,7 @@ class StreamSnapshot:
         """The steps after the first `done`, up to `upto` of them, or all there are. Every one before has been committed by Spark."""
         plan = self.plan(fence)
         if not self._is_fit(plan, done, upto):
-            plan = self._renew(plan, done)
+            plan = self._renew(plan, done, upto)
         assert self._held is not None
         found = []
         for number in range(done, len(plan.steps) if upto is None else upto):
@@ -134,7 +134,7 @@ class StreamSnapshot:
             return False
         return all(filenodes.get(heap.oid) == heap.filenode for heap in wanted)
 
-    def _renew(self, plan: SnapshotPlan, done: int) -> SnapshotPlan:
+    def _renew(self, plan: SnapshotPlan, done: int, upto: int | None) -> SnapshotPlan:
         exported = self._export()
         steps = self._look()
         _log.warning(
@@ -148,7 +148,7 @@ class StreamSnapshot:
                     "could be told",
                     hint=_ANEW,
                 )
-        return self._keep(plan.renew(done, steps, keyless))
+        return self._keep(plan.renew(done, steps, keyless, upto=upto))
 
     def _keep(self, plan: SnapshotPlan) -> SnapshotPlan:
         store_plan(self._settings.spool, self._request.consumer, plan)
