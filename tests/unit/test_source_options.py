@@ -60,8 +60,31 @@ def test_defaults_are_enough_for_a_dsn_and_a_table(monkeypatch: pytest.MonkeyPat
     request = SourceRequest.parse({**DSN, "table": "public.orders"})
     settings = request.capture([TableName("public", "orders")])
     assert (settings.slot, settings.publication) == ("penstock_shop_public_orders", "penstock_shop_public_orders")
-    assert settings.spool == Path("/state/penstock/spool/penstock_shop_public_orders")
+    assert settings.spool == Path("/state/penstock/spool/db.example_5432/penstock_shop_public_orders")
     assert (request.consumer, request.start, request.end, request.columns) == ("spark-public.orders", "snapshot", None, ())
+
+
+@pytest.mark.parametrize(
+    "dsns",
+    [
+        ("postgresql://cdc@db.example/shop", "postgresql://cdc@db.example:5433/shop"),
+        ("postgresql://cdc@prod.example/shop", "postgresql://cdc@staging.example/shop"),
+        ("host=/run/a user=cdc dbname=shop", "host=/run-a user=cdc dbname=shop"),
+        ("host=a,b user=cdc dbname=shop", "host=a_b user=cdc dbname=shop"),
+        ("host=a,b port=1,2 user=cdc dbname=shop", "host=a,b port=12 user=cdc dbname=shop"),
+        (f"host={'x' * 80}1 dbname=shop", f"host={'x' * 80}2 dbname=shop"),
+    ],
+)
+def test_two_servers_never_share_a_spool_by_default(dsns: tuple[str, str]) -> None:
+    one, two = (SourceRequest.parse({"dsn": dsn, "table": "public.orders"}).capture() for dsn in dsns)
+    assert one.slot == two.slot
+    assert one.spool != two.spool
+    for settings in (one, two):
+        server = settings.spool.parent
+        assert server.parent.name == "spool"
+        assert len(server.name) <= 63
+        assert not server.name.startswith(".")
+    assert SourceRequest.parse({"dsn": dsns[0].replace("cdc", "other"), "table": "public.orders"}).capture().spool == one.spool
 
 
 @pytest.mark.parametrize("table", ["public.Orders", 'public."a b"', "public." + "x" * 80])

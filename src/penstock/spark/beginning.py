@@ -5,14 +5,16 @@ from __future__ import annotations
 from penstock.capture.continuity import check_continuity
 from penstock.capture.provision import ensure_capture
 from penstock.capture.settings import CaptureSettings
-from penstock.errors import ConfigError, NoTablesError, SlotMissingError
+from penstock.errors import ConfigError, NoTablesError, SlotMissingError, SpoolFormatError, SystemChangedError
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_tables
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.horizon import insert_position
 from penstock.postgres.publication import inspect_publication, inspect_relations
 from penstock.postgres.slot import inspect_slot
+from penstock.postgres.timeline import identify_system
 from penstock.spark.request import SourceRequest
+from penstock.spool.consumers import forget, hold, released
 from penstock.spool.identity import load_identity
 from penstock.spool.reader import SpoolReader
 
@@ -38,6 +40,50 @@ def ensure_source(request: SourceRequest) -> None:
         tables = [table.name for table in choose_tables(connection, request)]
     if slot is not None or load_identity(settings.spool) is None:
         ensure_capture(settings.address, settings.slot, settings.publication, tables, failover=settings.failover)
+
+
+def check_owner(settings: CaptureSettings) -> bool:
+    """Raise if the spool holds another source's changes than this query asks for; says whether it holds this one's, or nobody's yet.
+
+    Before anything in it is read, released or planned. Only a capture that gets the spool's lock finds it out by itself, and a query that
+    reads behind another's capture never does.
+    """
+    identity = load_identity(settings.spool)
+    if identity is None:
+        return False
+    if (identity.slot, identity.publication) != (settings.slot, settings.publication):
+        raise SpoolFormatError(
+            f"the spool at {settings.spool} holds slot {identity.slot} by publication {identity.publication}, "
+            f"not {settings.slot} by {settings.publication}",
+            hint=f'to read it, add .option("slot", "{identity.slot}").option("publication", "{identity.publication}"); '
+            'to capture by this query, name a spool of its own: .option("spool", …)',
+        )
+    system = identify_system(settings.address).identifier
+    if system != identity.system_identifier:
+        raise SystemChangedError(
+            f"the spool at {settings.spool} holds changes of database system {identity.system_identifier}, "
+            f"and {settings.address.describe()} is {system}",
+            hint='point dsn at that system, or name a spool of this query\'s own: .option("spool", …)',
+        )
+    return True
+
+
+def hold_from(settings: CaptureSettings, consumer: str, start: Position) -> None:
+    """Have the spool and the slot keep what commits after `start`, or raise if that cannot be had any more.
+
+    Also where an earlier query of the same consumer has released more. All of the spool, since `start` may lie inside a record; and before
+    looking, since what was released is deleted at any moment.
+    """
+    before = released(settings.spool).get(consumer)
+    hold(settings.spool, consumer, Position.ZERO)
+    try:
+        check_start(settings, start)
+    except BaseException:
+        if before is None:
+            forget(settings.spool, consumer)
+        else:
+            hold(settings.spool, consumer, before)
+        raise
 
 
 def begin_now(settings: CaptureSettings) -> Position:

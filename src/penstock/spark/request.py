@@ -75,7 +75,7 @@ class SourceRequest:
         choice = TableChoice.parse(given)
         capture = {name: value for name, value in given.items() if name in _CAPTURE_OPTIONS and name != "tables"}
         capture["slot"] = given.get("slot") or _default_slot(given["dsn"], choice)
-        capture["spool"] = given.get("spool") or str(_state_directory() / "spool" / capture["slot"])
+        capture["spool"] = given.get("spool") or str(_state_directory() / "spool" / _server(given["dsn"]) / capture["slot"])
         admission = Admission.from_options(given)
         # Blocks of a heap have no count of rows: bytes bound a batch of them, unless rows were asked for.
         in_blocks = admission if "maxrowsperbatch" in given else Admission(None, admission.bytes, None)
@@ -144,6 +144,14 @@ def _default_slot(dsn: str, choice: TableChoice) -> str:
     if plain == text.replace(".", "_") and len(plain) <= _NAME_LENGTH:
         return plain
     return f"{plain[: _NAME_LENGTH - 9]}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _server(dsn: str) -> str:
+    """The server as the name of a directory: databases, and so slots, of the same name on two servers are two sources."""
+    place = SourceAddress.parse(dsn).describe().rpartition("/")[0].rpartition("@")[2]
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "_", place).strip("._")
+    is_same = plain.replace("_", ":") == place and len(plain) <= _NAME_LENGTH
+    return plain if is_same else f"{plain[: _NAME_LENGTH - 9]}_{hashlib.sha256(place.encode()).hexdigest()[:8]}"
 
 
 def _state_directory() -> Path:

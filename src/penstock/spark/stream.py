@@ -9,7 +9,7 @@ Spark has committed it, since this consumer's release is the fence as long as th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -22,14 +22,14 @@ from penstock.position import Position
 from penstock.schema import TableSchema
 from penstock.spark import options as declared
 from penstock.spark.admission import Admission, ReadAllAvailable
-from penstock.spark.beginning import begin_now, check_start, choose_tables, ensure_source
+from penstock.spark.beginning import begin_now, check_owner, choose_tables, ensure_source, hold_from
 from penstock.spark.changes import check_shape, plan_tasks, read_changes, read_envelopes
 from penstock.spark.envelope import to_envelopes
-from penstock.spark.offsets import ChangeOffset
-from penstock.spark.reader import SpoolStreamReader
+from penstock.spark.offsets import GIVEN, ChangeOffset
+from penstock.spark.reader import SpoolStreamReader, position_of
 from penstock.spark.request import SourceRequest
 from penstock.spark.snapshots import ChunkPartition, StreamSnapshot, read_snapshot
-from penstock.spool.consumers import release
+from penstock.spool.consumers import hold, release
 from penstock.spool.reader import FileSlice, SpoolReader
 from penstock.spool.values import check_values
 from penstock.worker import settle_worker
@@ -52,6 +52,8 @@ class ChangeStreamReader(SpoolStreamReader):
         self._last = ChangeOffset.INITIAL
         self._begun: ChangeOffset | None = None
         self._snapshot: StreamSnapshot | None = None
+        self._is_owner_known = False
+        self._given = request.start if isinstance(request.start, Position) else None
         if request.end is not None:
             self._end_at(request.end)
 
@@ -67,14 +69,21 @@ class ChangeStreamReader(SpoolStreamReader):
             return self._admitted(reached, limit).to_document()
         if self._snapshot is not None:  # its last batch is finished
             self._snapshot.close()
-        return super().latestOffset(start, limit)
+        self._note_given(reached)
+        self._check_owner(self._request.capture())
+        position = position_of(super().latestOffset(start, limit))
+        if position == reached.position:
+            return reached.to_document()
+        return ChangeOffset(position, begins=declared.SLOT if reached == ChangeOffset.INITIAL else None).to_document()
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
         first, last = ChangeOffset.parse(start), ChangeOffset.parse(end)
         self._last, self._planned = last, last.position
+        self._note_given(first)
+        self._note_given(last)
         if first == last:
             return []
-        if first == ChangeOffset.INITIAL and self._request.start == declared.SLOT:
+        if first == ChangeOffset.INITIAL and self._begins(last) == declared.SLOT:
             return super().partitions(start, end)
         if first == ChangeOffset.INITIAL or first.chunk is not None:
             self._running(last.position)
@@ -91,21 +100,36 @@ class ChangeStreamReader(SpoolStreamReader):
     def _begin(self, limit: Any) -> ChangeOffset:
         """What the first batch ends at: the place where the query begins, or the first blocks of a snapshot."""
         request, settings = self._request, self._request.capture()
+        self._check_owner(settings)
         start = request.start
         if isinstance(start, Position):
-            check_start(settings, start)
+            hold_from(settings, request.consumer, start)
         ensure_source(request)
         if start == declared.SLOT:
             return ChangeOffset.INITIAL
         if start == declared.NOW:
-            start = begin_now(settings)
+            position = begin_now(settings)
+            self._running(position)
+            return ChangeOffset(position, begins=declared.NOW)
         if isinstance(start, Position):
             self._running(start)
-            return ChangeOffset(start)
+            return ChangeOffset(start, begins=GIVEN)
         self._running(Position.ZERO)
         plan = self._snapshots.begin()
+        self._check_owner(settings)
         release(settings.spool, request.consumer, plan.fence)
-        return self._admitted(ChangeOffset(plan.fence, 0), limit)
+        first = self._admitted(ChangeOffset(plan.fence, 0), limit)
+        return first if first.chunk is not None else replace(first, begins=declared.SNAPSHOT)
+
+    def _begins(self, last: ChangeOffset) -> str | Position:
+        """How the query began whose first batch ends at `last`."""
+        if last.chunk is not None:
+            return declared.SNAPSHOT
+        return last.begins or self._request.start
+
+    def _note_given(self, offset: ChangeOffset) -> None:
+        if offset.begins == GIVEN:
+            self._given = offset.position
 
     def _admitted(self, reached: ChangeOffset, limit: Any) -> ChangeOffset:
         """The end of the next batch of blocks."""
@@ -120,7 +144,8 @@ class ChangeStreamReader(SpoolStreamReader):
     def _steps(self, first: ChangeOffset, last: ChangeOffset) -> Sequence[InputPartition]:
         """The blocks of a batch; none if all that it says is where the query begins."""
         fence = last.position
-        if last.chunk is None and self._request.start != declared.SNAPSHOT and not self._snapshots.knows(fence):
+        is_mere_place = first.chunk is None and self._begins(last) != declared.SNAPSHOT
+        if is_mere_place and (last.begins is not None or not self._snapshots.knows(fence)):
             return []
         return self._snapshots.partitions(fence, first.chunk or 0, last.chunk)
 
@@ -131,19 +156,30 @@ class ChangeStreamReader(SpoolStreamReader):
             self._snapshot = StreamSnapshot(request, lambda connection: choose_tables(connection, request), self._check_schema)
         return self._snapshot
 
+    def _check_owner(self, settings: CaptureSettings) -> None:
+        """Again and again until somebody has captured into the spool: that may be somebody else, who began at the same moment."""
+        self._is_owner_known = self._is_owner_known or check_owner(settings)
+
     def _check_schema(self, schema: TableSchema) -> None:
         """Raise unless tables of this shape may be in the stream."""
 
     # what the base asks --------------------------------------------------------------------------------------------------------
 
     def _prepare(self, settings: CaptureSettings, finished: Position) -> None:
-        # Before the capture starts, so that it can tell whether the slot has moved past what this query holds.
+        self._check_owner(settings)
+        # Before the capture starts, so that it can tell whether the slot has moved past what this query holds. Its checkpoint may have been
+        # put back; then it needs more again than it did.
+        consumer, safe = self._request.consumer, self._safe(finished)
+        if Position.ZERO < safe < release(settings.spool, consumer, Position.ZERO):
+            hold(settings.spool, consumer, safe)
         self._acknowledge(finished)
 
     def _acknowledge(self, position: Position) -> None:
-        # A position that a person gave may lie inside a commit record, and confirming such a place would lose that commit.
-        safe = Position.ZERO if position == self._request.start else position
-        release(self._request.capture().spool, self._request.consumer, safe)
+        release(self._request.capture().spool, self._request.consumer, self._safe(position))
+
+    def _safe(self, position: Position) -> Position:
+        """A position that a person gave may lie inside a commit record, and confirming such a place would lose that commit."""
+        return Position.ZERO if position == self._given else position
 
     def _first(self, spool: SpoolReader, reached: Position) -> Position:
         """A query that begins with the slot begins where the spool does, or where an earlier query of the same consumer has got to."""
@@ -178,6 +214,10 @@ class TableStreamReader(ChangeStreamReader):
             return read_snapshot(partition)
         assert isinstance(partition, SlicePartition)
         return read_changes(partition.slices, self._schema)
+
+    def _check_owner(self, settings: CaptureSettings) -> None:
+        """Again and again until somebody has captured into the spool: that may be somebody else, who began at the same moment."""
+        self._is_owner_known = self._is_owner_known or check_owner(settings)
 
     def _check_schema(self, schema: TableSchema) -> None:
         check_shape(schema.name, change_schema(schema), self._schema)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,9 +12,10 @@ from tests.fix_postgres import Database
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.integration.source.engine import LocalSource
     from tests.integration.source.stream import ChangeSource
 
-pytest.register_assert_rewrite("tests.integration.source.stream")
+pytest.register_assert_rewrite("tests.integration.source.stream", "tests.integration.source.engine")
 
 
 @pytest.fixture
@@ -24,3 +26,14 @@ def source(spark: SparkSession, database: Database, tmp_path: Path) -> Iterator[
     made = ChangeSource(spark, database, tmp_path)
     yield made
     made.close()
+
+
+@pytest.fixture
+def local(database: Database, tmp_path: Path) -> Iterator[LocalSource]:
+    """A table `public.orders`, and queries over it that run in this process, without Spark."""
+    from tests.integration.source.engine import LocalSource
+
+    # A reader takes the signal by which Spark ends its process.
+    ending = signal.getsignal(signal.SIGTERM)
+    yield LocalSource(database, tmp_path)
+    signal.signal(signal.SIGTERM, ending)
