@@ -8,6 +8,7 @@ from penstock.errors import PositionGapError, SpoolFormatError, SystemChangedErr
 from penstock.position import Position
 from penstock.spool.consumers import release, released
 from penstock.spool.identity import CaptureIdentity, ensure_identity, load_identity
+from penstock.spool.lock import SpoolLock
 from tests.integration.source.engine import Checkpoint, LocalSource
 from tests.waiting import wait_for
 
@@ -42,13 +43,15 @@ def test_query_that_goes_on_looks_whose_the_spool_is_too(local: LocalSource) -> 
     local.insert(1, 3)
     with local.run(checkpoint) as run:
         run.until(lambda rows: len(rows) == 3, "rows")
+        wait_for(lambda: run.step(keeps=False, commits=False), "a batch to be repeated")
     local.wait_until_free()
     identity = load_identity(local.spool)
     assert identity is not None
     capture = local.spool / "capture.json"
     capture.write_bytes(capture.read_bytes().replace(identity.system_identifier.encode(), b"77"))
     before = released(local.spool)
-    with local.run(checkpoint) as run, pytest.raises(SystemChangedError):
+    # Another one captures, so that ours waits.
+    with SpoolLock(local.spool), local.run(checkpoint) as run, pytest.raises(SystemChangedError):
         run.step()
     assert released(local.spool) == before
 
@@ -57,8 +60,8 @@ def test_spool_that_becomes_anothers_at_the_last_moment_is_left_alone(local: Loc
     """Nobody had captured into it when the query looked first."""
     local.provision()
     checkpoint = Checkpoint()
-    with local.run(checkpoint, startingPosition="slot", capture="separate") as run:
-        run.reader._running(Position.ZERO)
+    with SpoolLock(local.spool), local.run(checkpoint, startingPosition="slot") as run:
+        assert not run.step()
         ensure_identity(local.spool, CaptureIdentity("other", "other", "77", 1))
         with pytest.raises(SpoolFormatError):
             run.step()
