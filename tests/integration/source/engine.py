@@ -7,11 +7,13 @@ this process.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from penstock.capture.provision import ensure_capture
 from penstock.position import Position
@@ -95,8 +97,12 @@ class Run:
         self._is_begun = True
 
     def _read(self, start: Offset, end: Offset) -> list[Row]:
-        batches = [batch for partition in self.reader.partitions(start, end) for batch in self.reader.read(partition)]
-        return [row for batch in batches for row in batch.to_pylist()]
+        rows: list[Row] = []
+        for partition in self.reader.partitions(start, end):
+            for batch in self.reader.read(partition):
+                assert isinstance(batch, pa.RecordBatch)
+                rows += batch.to_pylist()
+        return rows
 
 
 class LocalSource:
@@ -123,8 +129,10 @@ class LocalSource:
         ensure_capture(self.address, self.slot, self.slot, [self.table])
 
     @contextmanager
-    def run(self, checkpoint: Checkpoint | None = None, *, older: bool = False, **options: str) -> Iterator[Run]:
-        source = PostgresCdcSource({name: value for name, value in {**self.options, **options}.items() if value})
+    def run(
+        self, checkpoint: Checkpoint | None = None, given: Mapping[str, str] | None = None, *, older: bool = False, **options: str
+    ) -> Iterator[Run]:
+        source = PostgresCdcSource({name: value for name, value in {**self.options, **(given or {}), **options}.items() if value})
         reader = source.streamReader(source.schema())
         assert isinstance(reader, ChangeStreamReader)
         try:

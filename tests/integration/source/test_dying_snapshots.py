@@ -12,7 +12,7 @@ CONSUMER = "spark-public.orders"
 
 def die_after_the_sink(local: LocalSource, checkpoint: Checkpoint, batches: int) -> None:
     """So many batches, one block of the table each; the last is in the sink and not in the commit log."""
-    with local.run(checkpoint, **BLOCK) as run:
+    with local.run(checkpoint, BLOCK) as run:
         for _ in range(batches - 1):
             assert run.step()
         assert run.step(keeps=True, commits=False)
@@ -29,7 +29,7 @@ def test_N03_table_rewritten_after_the_sink_kept_a_batch_is_whole_in_the_end(loc
     # Blocks that are still to be read come to lie where the batch that is passed over begins.
     local.database.execute("DELETE FROM orders WHERE id <= 600")
     local.database.execute("VACUUM FULL orders")
-    with local.run(checkpoint, older=True, **BLOCK) as run:
+    with local.run(checkpoint, BLOCK, older=True) as run:
         run.until(lambda rows: fold(rows) == local.current, "rows equal to the table")
     assert set(range(601, 1001)) <= {row["id"] for row in checkpoint.rows if row["_change_type"] == "snapshot"}
 
@@ -55,7 +55,7 @@ def test_N03_row_that_moved_into_a_batch_that_the_sink_holds_keeps_its_long_valu
     execute("VACUUM orders")
     execute("UPDATE orders SET id = id WHERE id = 900")
     assert local.database.query("SELECT (ctid::text::point)[0]::int FROM orders WHERE id = 900") == [(1,)]
-    with local.run(checkpoint, **BLOCK) as run:
+    with local.run(checkpoint, BLOCK) as run:
         run.until(lambda rows: len(rows) > 1000 and fold(rows).keys() == local.current.keys(), "all keys")
     assert fold(checkpoint.rows) == local.current
     plan = load_plan(local.spool, CONSUMER)
