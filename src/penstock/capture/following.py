@@ -82,8 +82,17 @@ def check_shared(spool: Path, slot: str, publication: str, types: TypePolicy) ->
             hint="give source.slot, source.publication and source.spool the same values as in the capture's configuration",
         )
     status = load_status(spool) if is_locked(spool) else None
-    if status is not None and status.numeric not in (None, types.numeric):
+    if status is not None and status.numeric not in (None, types.writes):
+        if "text" in (status.numeric, types.writes):
+            raise ConfigError(
+                f"the capture into {spool} writes values {_as(status.numeric)}, and this pipeline reads them {_as(types.writes)}",
+                hint="give pipelines into Postgres a capture and a spool of their own, apart from pipelines into other sinks",
+            )
         raise ConfigError(
             f"types.numeric is {types.numeric}, and the capture into {spool} writes {status.numeric}",
             hint=f"set types.numeric to {status.numeric}, as in the capture's configuration",
         )
+
+
+def _as(writes: str | None) -> str:
+    return "as text" if writes == "text" else "with types"

@@ -323,7 +323,7 @@ class SpoolCapture:
             confirmed=self._confirmed,
             waits_for=waits_for,
             lag=self._watch.lag(sealed, self._commit_time) if self._watch is not None else None,
-            numeric=self._settings.types.numeric,
+            numeric=self._settings.types.writes,
         )
         try:
             write_status(self._settings.spool, status)

@@ -51,7 +51,7 @@ class CaptureStatus:
     lag: CaptureLag | None = None
     """As of the last look at the server; None before the first."""
     numeric: str | None = None
-    """What numeric without a bound becomes in the spool; None where an earlier version did not say."""
+    """What numeric without a bound becomes in the spool, or `text` if everything is; None where an earlier version did not say."""
 
     def __post_init__(self) -> None:
         if self.updated_at.tzinfo is None:

@@ -1,4 +1,4 @@
-"""What an operator may choose about types: how numbers without a bound are read, and whether a value beyond its type is an error."""
+"""What is chosen about types: whether values have any, how numbers without a bound are read, whether one beyond its type is an error."""
 
 from __future__ import annotations
 
@@ -21,16 +21,30 @@ class TypePolicy:
     on_unrepresentable: str = "null"
     """`null`: a value beyond its type is null there and stands in `_exact`. `error`: it stops its table, or a `WalCapture` stream."""
 
+    form: str = "typed"
+    """`typed`; or `text`: every value is what the source writes, which another Postgres reads as it is. Nothing is beyond that."""
+
     DEFAULT: ClassVar[TypePolicy]
 
     def __post_init__(self) -> None:
         _parse_numeric(self.numeric)
         if self.on_unrepresentable not in ("null", "error"):
             raise ValueError(f"on_unrepresentable is 'null' or 'error', not {self.on_unrepresentable!r}")
+        if self.form not in ("typed", "text"):
+            raise ValueError(f"form is 'typed' or 'text', not {self.form!r}")
 
     @property
     def numeric_type(self) -> pa.DataType:
         return _parse_numeric(self.numeric)
+
+    @property
+    def is_text(self) -> bool:
+        return self.form == "text"
+
+    @property
+    def writes(self) -> str:
+        """What tells the spools of two policies apart."""
+        return self.form if self.is_text else self.numeric
 
     @property
     def refuses_inexact(self) -> bool:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from penstock.postgres.types.builtin import BUILTIN_TYPES, DELIMITERS
 from penstock.postgres.types.policy import TypePolicy
 from penstock.postgres.types.registry import EXTENSION_READERS, TEXT, array_reader, builtin_reader, named_reader, text_type
@@ -62,6 +64,8 @@ class TypeResolver:
             self._asked.update(unknown)
 
     def column(self, name: str, type_oid: int, type_modifier: int) -> Column:
+        if self._policy.is_text:
+            return Column(name, pa.string(), type_oid, type_modifier, TEXT)
         self.prepare([type_oid])
         reader, modifier = self._resolve(type_oid, type_modifier)
         arrow_type = text_type(reader).arrow_type(modifier, self._policy)

@@ -1,0 +1,210 @@
+"""What a Postgres target knows of its tables: `penstock.applied`, and `penstock.chunks` while a table is being copied.
+
+The position of a table is a row here, written in the transaction that writes the table. A table's place in the target is a `TableName` too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from penstock.errors import PenstockError, SinkError, SinkRefusedError, SourceError
+from penstock.position import Position
+from penstock.postgres.connection import Connection, SourceAddress, connect, translate
+from penstock.postgres.queries import query
+from penstock.schema import TableName
+
+OWN_SCHEMA = "penstock"
+
+_PATIENCE = "SET LOCAL lock_timeout = '60s'"
+_PASSING_CLASSES = frozenset({"25", "40"})  # a transaction that was ended, or that met another one
+_TELLING_CLASSES = frozenset({"22", "23"})  # their messages hold values of rows
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """One column of a table in the target: a type that has the same OID in every database, or text (`type_oid` 0)."""
+
+    name: str
+    type_oid: int = 0
+    type_modifier: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedRecord:
+    """One table as the target knows it."""
+
+    pipeline: str
+    source: TableName
+    source_oid: int
+    columns: tuple[TargetColumn, ...]
+    key: tuple[str, ...]
+    mode: str
+    """What a row of the table stands for, in the sink's words."""
+    position: Position | None
+    staging: str | None
+    """Names the table beside it into which it is being copied."""
+
+
+@contextmanager
+def target_errors(doing: str) -> Iterator[None]:
+    """Turn the driver's errors into ours. No message holds what stood in a row."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise _translated(error, doing) from None
+
+
+def _translated(error: psycopg.Error, doing: str) -> PenstockError:
+    state = error.sqlstate or ""
+    if state[:2] in _PASSING_CLASSES or state == "55P03":
+        return SinkError(f"{doing}: {type(error).__name__} (SQLSTATE {state})")
+    if state[:2] in _TELLING_CLASSES:
+        column = f", column {error.diag.column_name!r}" if error.diag.column_name else ""
+        hint = "see the server's log for the row, mend the target's table or the source's value, and copy the table anew"
+        return SinkRefusedError(f"{doing}: {type(error).__name__} (SQLSTATE {state}{column})", hint=hint)
+    found = translate(error, doing)
+    if isinstance(found, SourceError):
+        return SinkRefusedError(
+            f"{doing}: {error.diag.message_primary or type(error).__name__} (SQLSTATE {state})", hint=error.diag.message_hint
+        )
+    return found
+
+
+@contextmanager
+def target_connection(address: SourceAddress, doing: str) -> Iterator[Connection]:
+    """A connection of its own, on which every statement is a transaction."""
+    with connect(address, "penstock target") as connection, target_errors(doing):
+        yield connection
+
+
+@contextmanager
+def target_transaction(address: SourceAddress, doing: str) -> Iterator[Connection]:
+    """A transaction on a connection of its own. If its end is not learned, the position tells which it was."""
+    with target_connection(address, doing) as connection, connection.transaction():
+        connection.execute(_PATIENCE)
+        yield connection
+
+
+def is_prepared(connection: Connection) -> bool:
+    return bool(_one(connection, "is_prepared")[0])
+
+
+def ensure_prepared(connection: Connection) -> None:
+    """Make the tables of the schema `penstock`, if they are not there: asking for one that is there needs a privilege too."""
+    if not is_prepared(connection):
+        connection.execute(query("target", "prepare"))
+
+
+def load_record(connection: Connection, place: TableName) -> tuple[AppliedRecord | None, bool]:
+    """What is known of a table, and whether there is one."""
+    if not is_prepared(connection):
+        return None, is_there(connection, place)
+    row: Any = _one(connection, "load", place)
+    pipeline, schema, table, oid, columns, key, mode, position, staging, exists = row
+    if pipeline is None:
+        return None, bool(exists)
+    record = AppliedRecord(
+        pipeline,
+        TableName(schema, table),
+        oid,
+        tuple(TargetColumn(*column) for column in columns),
+        tuple(key),
+        mode,
+        None if position is None else Position.parse(position),
+        staging,
+    )
+    return record, bool(exists)
+
+
+def is_there(connection: Connection, place: TableName) -> bool:
+    return bool(_one(connection, "is_there", place)[0])
+
+
+def lock_position(connection: Connection, place: TableName, pipeline: str) -> Position | None:
+    """How far the table is, which stays so until the transaction ends. None too if it is not this pipeline's."""
+    row: Any = connection.execute(query("target", "lock"), _names(place)).fetchone()
+    return None if row is None or row[0] != pipeline or row[1] is None else Position.parse(row[1])
+
+
+def record_begun(connection: Connection, place: TableName, record: AppliedRecord) -> None:
+    """The table is being copied, into `record.staging`; it counts as no copy until that is finished."""
+    columns = [[column.name, column.type_oid, column.type_modifier] for column in record.columns]
+    arguments = {
+        "pipeline": record.pipeline,
+        "source_schema": record.source.schema,
+        "source_table": record.source.name,
+        "source_oid": record.source_oid,
+        "columns": json.dumps(columns),
+        "key": json.dumps(list(record.key)),
+        "mode": record.mode,
+        "staging": record.staging,
+    }
+    connection.execute(query("target", "begin"), _names(place) | arguments)
+
+
+def record_position(connection: Connection, place: TableName, pipeline: str, position: Position | None) -> None:
+    text = None if position is None else str(position)
+    done = connection.execute(query("target", "record"), _names(place) | {"pipeline": pipeline, "position": text})
+    if done.rowcount != 1:
+        raise SinkError(f"the target no longer knows {place} as a table of pipeline {pipeline!r}")
+
+
+def record_shape_of(connection: Connection, place: TableName, other: TableName) -> None:
+    """From now on the table is made from what `other` is made from."""
+    connection.execute(query("target", "describe"), _names(place) | {"from_schema": other.schema, "from_table": other.name})
+
+
+def forget_record(connection: Connection, place: TableName, pipeline: str) -> None:
+    connection.execute(query("target", "forget"), _names(place) | {"pipeline": pipeline})
+
+
+def owned_tables(connection: Connection, pipeline: str, schema: str) -> list[TableName]:
+    """The pipeline's tables in one schema of the target."""
+    rows: Any = connection.execute(query("target", "owned"), {"pipeline": pipeline, "schema": schema})
+    return [TableName(schema, name) for (name,) in rows]
+
+
+def claim_chunk(connection: Connection, staging: str, number: int, fence: Position) -> tuple[Position, int] | None:
+    """None if the chunk is the caller's to load; else the fence that it was read under, and its rows: somebody was first."""
+    arguments = {"staging": staging, "number": number, "fence": str(fence)}
+    if connection.execute(query("target", "claim_chunk"), arguments).fetchone() is not None:
+        return None
+    row: Any = connection.execute(query("target", "chunk"), arguments).fetchone()
+    return Position.parse(row[0]), row[1]
+
+
+def fill_chunk(connection: Connection, staging: str, number: int, rows: int) -> None:
+    connection.execute(query("target", "fill_chunk"), {"staging": staging, "number": number, "rows": rows})
+
+
+def load_chunks(connection: Connection, staging: str) -> dict[int, int]:
+    """By number, the rows of the chunks that are there."""
+    rows: Any = connection.execute(query("target", "chunks"), {"staging": staging})
+    return dict(rows.fetchall())
+
+
+def forget_chunks(connection: Connection, staging: str) -> None:
+    connection.execute(query("target", "forget_chunks"), {"staging": staging})
+
+
+def column_types(connection: Connection, columns: Sequence[TargetColumn]) -> list[str]:
+    """How this server writes the columns' types."""
+    arguments = {"oids": [column.type_oid for column in columns], "modifiers": [column.type_modifier for column in columns]}
+    rows: Any = connection.execute(query("target", "column_types"), arguments)
+    return [text for (text,) in rows]
+
+
+def _one(connection: Connection, name: str, place: TableName | None = None) -> tuple[object, ...]:
+    row = connection.execute(query("target", name), None if place is None else _names(place)).fetchone()
+    assert row is not None
+    return row
+
+
+def _names(place: TableName) -> dict[str, object]:
+    return {"schema": place.schema, "table": place.name}
