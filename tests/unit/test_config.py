@@ -223,3 +223,28 @@ def test_what_is_not_utf8_or_not_a_date_is_an_error_of_ours(tmp_path: Path) -> N
     with pytest.raises(SecretError, match="is not UTF-8") as caught:
         config.source.address()
     assert "s3cret" not in str(caught.value)
+
+
+def test_a_sink_is_one_of_the_kinds_and_the_error_names_them(tmp_path: Path) -> None:
+    for sink in ("{}", "{delta: {path: lake}, postgres: {dsn: 'host=b'}}"):
+        with pytest.raises(ConfigError, match=r"give one of delta, .*postgres"):
+            _load(tmp_path, MINIMAL.replace("{delta: {path: lake}}", sink))
+
+
+def test_a_postgres_sink_reads_values_as_text_and_keeps_its_records_beside_the_file(tmp_path: Path) -> None:
+    config = _load(tmp_path, MINIMAL.replace("{delta: {path: lake}}", "{postgres: {dsn: 'host=b dbname=copy', password: {file: secret}}}"))
+    assert config.sink.root == tmp_path / "target"
+    assert config.type_policy.is_text
+    assert not _load(tmp_path, MINIMAL).type_policy.is_text
+    assert config.capture_settings().types == config.type_policy
+    (tmp_path / "secret").write_text("hunter2", encoding="utf-8")
+    assert config.sink.postgres is not None
+    assert config.sink.postgres.address().password is not None
+
+
+def test_what_says_nothing_to_a_postgres_sink_is_refused(tmp_path: Path) -> None:
+    text = MINIMAL.replace("{delta: {path: lake}}", "{postgres: {dsn: 'host=b'}}")
+    with pytest.raises(ConfigError, match=r"types\.numeric says nothing"):
+        _load(tmp_path, text + "types: {numeric: string}\n")
+    with pytest.raises(ConfigError, match="where positions are kept"):
+        _load(tmp_path, text.replace("'host=b'", "'host=b', schemas: {public: penstock}"))

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from penstock.cli.types_page import types_page
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.config import PipelineConfig, SourceConfig, SparkConfig, TableRule, TlsConfig, TypesConfig
-from penstock.pipeline.sink_config import DeltaConfig, SinkConfig
+from penstock.pipeline.sink_config import DeltaConfig, PostgresConfig, SinkConfig
 from penstock.spark.options import options_page
 
 _FOLLOWS: Mapping[Recovery, str] = {
@@ -72,6 +72,7 @@ _MODELS: Mapping[type[BaseModel], str] = {
     TableRule: "`tables[]`",
     SinkConfig: "`sink`",
     DeltaConfig: "`sink.delta`",
+    PostgresConfig: "`sink.postgres`",
     TypesConfig: "`types`",
     SparkConfig: "`spark`",
 }

@@ -47,7 +47,7 @@ def start_session(config: PipelineConfig) -> SparkSession:
     return build_session(
         f"penstock {config.pipeline}",
         master=config.spark.master,
-        packages=config.spark.packages or sink_packages(),
+        packages=config.spark.packages or sink_packages(config),
         conf=config.spark.conf,
         log=config.state / "spark.log",
     )

@@ -12,6 +12,8 @@ from penstock.capture.following import check_shared, missing_capture
 from penstock.errors import EnvironmentUnfitError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.findings import Step
+from penstock.pipeline.sink_config import PostgresConfig
+from penstock.postgres.target_tables import probe_target
 from penstock.spool.storage import remove_tree, replace_bytes
 
 _LEAST_FREE_BYTES = 256 << 20
@@ -45,13 +47,15 @@ def _check_capture(config: PipelineConfig) -> Step:
         missing = missing_capture(config.spool)
         if missing is not None:
             step.warn("capture-not-running", missing.message, missing.hint)
-        check_shared(config.spool, config.slot, config.publication, config.types.policy)
+        check_shared(config.spool, config.slot, config.publication, config.type_policy)
     return step
 
 
 def _check_sink(config: PipelineConfig) -> Step:
     """Write a tiny table the way that a snapshot's files are committed: without Spark."""
     root = config.sink.root
+    if config.sink.postgres is not None:
+        return _check_postgres(config.sink.postgres)
     step = Step("target", str(root))
     with step.catching(), _place(root) as place:
         probe = place / f"_penstock_check_{os.getpid()}"
@@ -59,6 +63,18 @@ def _check_sink(config: PipelineConfig) -> Step:
             _write_table(probe)
         finally:
             remove_tree(probe)
+    return step
+
+
+def _check_postgres(config: PostgresConfig) -> Step:
+    """Make a table where tables are made, in a transaction that does not commit; and write where epochs are recorded."""
+    step = Step("target", "Postgres")
+    with step.catching():
+        address = config.address()
+        step.detail = address.describe()
+        probe_target(address)
+        with _place(config.state) as place:
+            _write_durably(place)
     return step
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -183,6 +184,12 @@ class PipelineConfig(Model):
     spark: SparkConfig = SparkConfig()
     _removed: frozenset[TableName] = PrivateAttr(frozenset())
 
+    @model_validator(mode="after")
+    def _has_types(self) -> PipelineConfig:
+        if self.sink.postgres is not None and "numeric" in self.types.model_fields_set:
+            raise ValueError("types.numeric says nothing to sink.postgres, whose columns are numeric themselves: remove it")
+        return self
+
     @field_validator("pipeline")
     @classmethod
     def _plain_name(cls, value: str) -> str:
@@ -217,6 +224,11 @@ class PipelineConfig(Model):
     def owns_publication(self) -> bool:
         """Whether tables may be taken out of it: others may read a publication that is named, or a spool that is captured for several."""
         return self.source.publication is None and self.source.capture == "embedded"
+
+    @property
+    def type_policy(self) -> TypePolicy:
+        """Another Postgres reads what the source writes: on the way to it nothing has a type."""
+        return replace(self.types.policy, form="text") if self.sink.postgres is not None else self.types.policy
 
     @property
     def spool(self) -> Path:
@@ -262,7 +274,7 @@ class PipelineConfig(Model):
             self.spool,
             tuple(tables),
             limits=limits,
-            types=self.types.policy,
+            types=self.type_policy,
             failover=self.source.failover,
             confirm=self.confirm,
             max_retained_bytes=self.max_retained_wal,

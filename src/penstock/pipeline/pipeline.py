@@ -14,7 +14,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -126,7 +126,7 @@ class Pipeline:
 
     def run(self, *, once: bool = False) -> RunResult:
         """Mirror until stopped. With `once`: until everything that had committed at the start is in the targets."""
-        with jvm_lock(self._spark, self._config.lock, _LOCK_SECONDS):
+        with jvm_lock(self._spark, self._config.lock, _LOCK_SECONDS), closing(self._sink):
             pause = _FIRST_PAUSE_SECONDS
             goal: Position | None = None
             while True:
@@ -161,7 +161,7 @@ class Pipeline:
             consumer=self._config.pipeline,
             system=str(system),
             observer=self._observer,
-            types=self._config.types.policy,
+            types=self._config.type_policy,
             shadows=shadows,
         )
         tables = self._prepare(applier, system)
@@ -243,7 +243,7 @@ class Pipeline:
             sink,
             self._observer,
             self._config.snapshot_chunk_bytes,
-            self._config.types.policy,
+            self._config.type_policy,
             self._config.publication,
             store=unfinished,
             spool=self._config.spool,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pydantic import model_validator
+from pydantic import Field, field_validator, model_validator
 
-from penstock.pipeline.references import Model
+from penstock.pipeline.references import EnvReference, FileReference, Model
+from penstock.postgres.connection import SourceAddress
 
 
 class DeltaConfig(Model):
@@ -22,10 +23,43 @@ class DeltaConfig(Model):
         return self.model_copy(update={"path": base / self.path})
 
 
+class PostgresConfig(Model):
+    """Tables of another Postgres database, with the types that they have in the source; what is not built in becomes text."""
+
+    dsn: str = Field(description="libpq URI or key=value string; the password goes elsewhere")
+    password: EnvReference | FileReference | None = Field(None, description="{env: NAME} or {file: PATH}")
+    schema_prefix: str = Field("", description="put before the name of the source's schema")
+    schemas: dict[str, str] = Field(default_factory=dict, description="for some of the source's schemas, the one that their tables go to")
+    state: Path = Field(
+        Path("target"), description="a directory, on a disk that the executors reach, for the record of epochs and of unfinished snapshots"
+    )
+
+    @field_validator("schemas")
+    @classmethod
+    def _is_ours(cls, value: dict[str, str]) -> dict[str, str]:
+        if "penstock" in value.values():
+            raise ValueError("the schema penstock is where positions are kept; choose another")
+        return value
+
+    @property
+    def root(self) -> Path:
+        return self.state
+
+    def address(self) -> SourceAddress:
+        return SourceAddress.parse(self.dsn, self.password.resolve() if self.password else None)
+
+    def resolved(self, base: Path) -> PostgresConfig:
+        update: dict[str, object] = {"state": base / self.state}
+        if isinstance(self.password, FileReference):
+            update["password"] = FileReference(file=base / self.password.file)
+        return self.model_copy(update=update)
+
+
 class SinkConfig(Model):
     """Where the tables go: one of these."""
 
     delta: DeltaConfig | None = None
+    postgres: PostgresConfig | None = None
 
     @model_validator(mode="after")
     def _one(self) -> SinkConfig:
@@ -42,5 +76,5 @@ class SinkConfig(Model):
         """Paths in the file are relative to the file."""
         return self.model_copy(update={name: each.resolved(base) for name, each in self._given().items()})
 
-    def _given(self) -> dict[str, DeltaConfig]:
+    def _given(self) -> dict[str, DeltaConfig | PostgresConfig]:
         return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}

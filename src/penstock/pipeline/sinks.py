@@ -5,13 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.sink_config import PostgresConfig
+from penstock.postgres.connection import SourceAddress
 from penstock.sinks.base import Sink, Targets
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.sinks.postgres_targets import Naming
+
 
 def open_sink(config: PipelineConfig, spark: SparkSession) -> Sink:
+    if config.sink.postgres is not None:
+        from penstock.sinks.executors import SparkExecutors
+        from penstock.sinks.postgres_sink import PostgresSink
+
+        scratch = config.sink.root / "penstock_reads"
+        address, naming = _postgres(config.sink.postgres)
+        return PostgresSink(SparkExecutors(spark), address, config.pipeline, naming, spark=spark, scratch=scratch)
     from penstock.sinks.delta import DeltaSink
 
     return DeltaSink(spark, config.sink.root, config.pipeline)
@@ -19,13 +30,26 @@ def open_sink(config: PipelineConfig, spark: SparkSession) -> Sink:
 
 def open_targets(config: PipelineConfig) -> Targets:
     """The same tables, looked at without Spark."""
+    if config.sink.postgres is not None:
+        from penstock.sinks.postgres_targets import PostgresTargets
+
+        address, naming = _postgres(config.sink.postgres)
+        return PostgresTargets(address, config.pipeline, naming)
     from penstock.sinks.delta_targets import DeltaTargets
 
     return DeltaTargets(config.sink.root, config.pipeline)
 
 
-def sink_packages() -> tuple[str, ...]:
+def _postgres(config: PostgresConfig) -> tuple[SourceAddress, Naming]:
+    from penstock.sinks.postgres_targets import Naming
+
+    return config.address(), Naming(config.schemas, config.schema_prefix)
+
+
+def sink_packages(config: PipelineConfig) -> tuple[str, ...]:
     """The Maven coordinates that the sink needs, for the running Spark."""
+    if config.sink.delta is None:
+        return ()
     from penstock.spark.session import delta_package
 
     return (delta_package(),)

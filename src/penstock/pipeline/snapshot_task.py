@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+import pyarrow as pa
 
 from penstock.pipeline.snapshot_state import ChunkRecord, record_chunk
 from penstock.position import Position
 from penstock.postgres.chunks import Chunk, read_chunk
 from penstock.postgres.connection import SourceAddress
-from penstock.sinks.base import SnapshotFile, SnapshotPlace
+from penstock.sinks.base import ChunkWriter, SnapshotFile, SnapshotPlace
 from penstock.sinks.row_files import write_batches
 from penstock.spool import storage
 
@@ -43,22 +45,26 @@ class RecordedTask:
     fence: Position
 
 
-def recording_writer(address: SourceAddress, snapshot: str, *, refuse_inexact: bool = False) -> Callable[[RecordedTask], ChunkRecord]:
+def recording_writer(
+    address: SourceAddress, snapshot: str, writer: ChunkWriter | None = None, *, refuse_inexact: bool = False
+) -> Callable[[RecordedTask], ChunkRecord]:
     """The same for chunks that are recorded. From then on nobody reads them again, whatever becomes of the driver."""
 
     def write(recorded: RecordedTask) -> ChunkRecord:
-        return _write_recorded(address, snapshot, recorded, refuse_inexact=refuse_inexact)
+        task = recorded.task
+        rows = read_chunk(address, snapshot, task.chunk, refuse_inexact=refuse_inexact)
+        file, fence = (writer or _write_file)(rows, task.place, task.index, recorded.fence)
+        record = ChunkRecord(task.index, fence, file, datetime.now(UTC))
+        record_chunk(Path(recorded.records), record)
+        return record
 
     return write
 
 
-def _write_recorded(address: SourceAddress, snapshot: str, recorded: RecordedTask, *, refuse_inexact: bool) -> ChunkRecord:
-    task = recorded.task
-    file = write_chunk(address, snapshot, task, refuse_inexact=refuse_inexact)
-    storage.sync_directory(Path(task.place.directory))
-    record = ChunkRecord(task.index, recorded.fence, file, datetime.now(UTC))
-    record_chunk(Path(recorded.records), record)
-    return record
+def _write_file(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position) -> tuple[SnapshotFile, Position]:
+    file = write_batches(batches, place, index)
+    storage.sync_directory(Path(place.directory))
+    return file, fence
 
 
 def write_chunk(address: SourceAddress, snapshot: str, task: ChunkTask, *, refuse_inexact: bool = False) -> SnapshotFile:

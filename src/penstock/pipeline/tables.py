@@ -77,7 +77,7 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
     """
     config = with_orders(config)
     tables = {table.name: table for table in inspect_tables(connection) if config.selects(table.name)}
-    selection = Selection(tables, inspect_schemas(connection, tables.values(), config.types.policy, config.publication), {})
+    selection = Selection(tables, inspect_schemas(connection, tables.values(), config.type_policy, config.publication), {})
     faults = inspect_key_faults(connection, selection.schemas.values())
     for name, schema in selection.schemas.items():
         try:

@@ -136,7 +136,7 @@ class SideBySide:
     def _plan(self, table: CatalogTable) -> tuple[TableSchema, list[Chunk]]:
         config = self.config
         with connect(config.source.address()) as connection:
-            schema = inspect_schema(connection, table, config.types.policy, config.publication)
+            schema = inspect_schema(connection, table, config.type_policy, config.publication)
             return schema, plan_chunks(connection, table, schema, config.snapshot_chunk_bytes, config.publication)
 
 

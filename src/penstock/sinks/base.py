@@ -7,7 +7,7 @@ as the data. All methods run in the driver; `apply` of different tables may run 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -82,6 +82,14 @@ class TableChanges:
         return list(dict.fromkeys(slice.file.schema for slice in self.slices))
 
 
+ChunkWriter = Callable[[Iterator[pa.RecordBatch], SnapshotPlace, int, Position], tuple[SnapshotFile, Position]]
+"""Puts the rows of a chunk where the target wants them: the rows, the place, the chunk's number, and the fence that it is read under.
+
+Gives what was written, and the fence that its rows were read under: an earlier one, if another attempt at the chunk was first. In that case
+the rows are not asked for. Runs on an executor.
+"""
+
+
 class Targets(ABC):
     """What can be asked of a sink before anything is written, and without Spark."""
 
@@ -102,6 +110,11 @@ class Sink(Targets):
     @abstractmethod
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
         """Make room for a snapshot: create the table if need be, drop what an unfinished one left. Idempotent."""
+
+    @property
+    def chunk_writer(self) -> ChunkWriter | None:
+        """How executors write the chunks of a snapshot; None: to Parquet files in the directory of the place."""
+        return None
 
     @abstractmethod
     def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
@@ -150,3 +163,7 @@ class Sink(Targets):
     @abstractmethod
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         """Apply one epoch and set the applied position to `end`, in one commit. A repeated or older epoch changes nothing."""
+
+    def close(self) -> None:
+        """Called at the end of a run. What the sink holds on to, a lock or a connection, is let go; it may be used again."""
+        return

@@ -1,0 +1,87 @@
+"""What an executor does for an epoch into Postgres: fold the changes of a table, and bring it to the epoch's end in one transaction.
+
+Everything happens on one connection, so there is nothing to stage but the keys of rows that go: deleted first, then the new rows are copied
+right into the table. The position is locked at the beginning and written at the end. An attempt that comes late finds that it has moved,
+and does nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.errors import SinkError
+from penstock.position import Position
+from penstock.postgres.applied import lock_position, record_position, target_transaction
+from penstock.postgres.connection import Connection, SourceAddress
+from penstock.postgres.target_tables import (
+    Wanted,
+    delete_counted,
+    delete_keys,
+    empty_table,
+    find_rows,
+    insert_rows,
+)
+from penstock.schema import TableName
+from penstock.sinks.fold import COUNT, Outcome, fold
+from penstock.sinks.layout import CURRENT, Layout, Mode
+from penstock.sinks.postgres_rows import parse_rows, stored_names, text_blocks
+from penstock.sinks.slice_reader import Part, read_slices
+from penstock.sinks.values import Lookup
+from penstock.spool.range import FileSlice
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTask:
+    """The changes of one table in `(start, end]`, taken in `parts` runs."""
+
+    address: SourceAddress
+    pipeline: str
+    place: TableName
+    layout: Layout
+    slices: tuple[FileSlice, ...]
+    parts: int
+    start: Position
+    end: Position
+
+
+def apply_epoch(task: EpochTask) -> None:
+    with target_transaction(task.address, f"applying changes to {task.place}") as connection:
+        applied = lock_position(connection, task.place, task.pipeline)
+        if applied is not None and applied >= task.end:
+            return  # another attempt at this was first
+        if applied != task.start:
+            raise SinkError(f"{task.place} is at {applied}, and was at {task.start} when the epoch began")
+        for index in range(task.parts):
+            changes = read_slices(task.slices, task.layout, Part(index, task.parts))
+            outcome = fold(changes, task.layout, _lookup(connection, task))
+            write_outcome(connection, task.place, task.layout, outcome, is_first=index == 0)
+        record_position(connection, task.place, task.pipeline, task.end)
+
+
+def write_outcome(connection: Connection, place: TableName, layout: Layout, outcome: Outcome, *, is_first: bool = True) -> None:
+    """Every part of an epoch that empties the table knows of it; the first does it."""
+    if outcome.emptied and is_first:
+        empty_table(connection, place)
+    if not outcome.emptied and outcome.gone.num_rows:
+        if layout.identity:
+            delete_keys(connection, place, layout.identity, text_blocks(outcome.gone, layout.identity))
+        else:
+            names = layout.columns.names
+            delete_counted(connection, place, names, text_blocks(outcome.gone, [*names, COUNT]))
+    if outcome.rows.num_rows:
+        names = stored_names(layout)
+        insert_rows(connection, place, names, text_blocks(outcome.rows, names))
+
+
+def _lookup(connection: Connection, task: EpochTask) -> Lookup:
+    """What the table has now: the transaction sees it, and nobody else writes it."""
+    layout = task.layout
+    wanted = Wanted(stored_names(layout), layout.key, {CURRENT: "t"} if layout.mode is Mode.HISTORY else {})
+
+    def look_up(keys: pa.Table | None) -> pa.Table:
+        blocks = None if keys is None else text_blocks(keys, layout.key)
+        return parse_rows(find_rows(connection, task.place, wanted, blocks), layout)
+
+    return look_up

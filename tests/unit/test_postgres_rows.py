@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pytest
+
+from penstock.change import EXACT
+from penstock.position import Position
+from penstock.postgres.applied import TargetColumn
+from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.types.registry import decode_column
+from penstock.postgres.types.resolver import TypeResolver
+from penstock.schema import Column, TableName, TableSchema
+from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.postgres_rows import added_columns, constant_texts, parse_rows, stored_names, target_columns, text_blocks
+
+TIME = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+COLUMNS = pa.schema([("id", pa.string()), ("note", pa.string())])
+
+
+@pytest.mark.parametrize(
+    ("oid", "text"),
+    [(20, "12"), (1700, "1.500"), (1700, "NaN"), (1007, "{1,NULL}"), (16, "t"), (1114, "infinity"), (17, "\\x00ff"), (99_999, "some enum")],
+)
+def test_C06_in_the_form_of_text_a_value_is_what_the_source_writes_whatever_its_type(oid: int, text: str) -> None:
+    column = TypeResolver(TypePolicy(form="text")).column("c", oid, -1)
+    decoded = decode_column(pa.array([text, None]), column)
+    assert (decoded.values.to_pylist(), decoded.inexact) == ([text, None], None)
+    assert (column.arrow_type, column.type_oid) == (pa.string(), oid)
+
+
+def test_types_that_mean_something_only_in_their_own_database_become_text() -> None:
+    oids = {"int8": 20, "regclass": 2205, "regrole[]": 4097, "aclitem": 1033, "enum": 70_000, "jsonb[]": 3807}
+    table = TableSchema(1, TableName("a", "b"), tuple(Column(name, pa.string(), oid) for name, oid in oids.items()), ())
+    same = [column.name for column in target_columns(table) if column.type_oid]
+    assert same == ["int8", "jsonb[]"]
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_rows_of_every_mode_come_back_as_they_were_but_for_exact(mode: Mode) -> None:
+    layout = Layout(COLUMNS, ("id",), mode)
+    values = layout.snapshot_values(Position.of(77), TIME)
+    if mode is Mode.APPEND:
+        values["_unchanged"] = None
+    row = {"id": "1", "note": None, **values, EXACT: None}
+    table = pa.Table.from_pylist([row, {**row, "id": "2", "note": "x"}], layout.schema)
+    written = [[_as_postgres(column) for column in block] for block in text_blocks(table, stored_names(layout))]
+    assert parse_rows(written, layout).to_pylist() == table.to_pylist()
+
+
+def _as_postgres(texts: pa.Array) -> pa.StringArray:
+    """What the server makes of booleans and times."""
+    shown = {"true": "t", "false": "f"}
+    return pa.array([None if text is None else shown.get(text, text.replace("Z", "+00")) for text in texts.to_pylist()], pa.string())
+
+
+def test_lists_of_names_are_written_as_arrays() -> None:
+    layout = Layout(COLUMNS, (), Mode.APPEND)
+    values = {**layout.snapshot_values(Position.of(1), TIME), "_unchanged": ['a "b"', "c\\d", "e,f"]}
+    texts = dict(zip([column.name for column in added_columns(layout)], constant_texts(layout, values), strict=True))
+    assert texts["_unchanged"] == r'{"a \"b\"","c\\d","e,f"}'
+    assert texts["_commit_timestamp"] == "2026-01-02 03:04:05.000678Z"
+    assert TargetColumn("_unchanged", 1009) in added_columns(layout)
