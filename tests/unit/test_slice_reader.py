@@ -9,8 +9,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.change import COMMIT_VERSION, METADATA_FIELDS, ORDINAL, UNCHANGED, XID
-from penstock.errors import SinkError
+from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, ORDINAL, UNCHANGED, XID
+from penstock.errors import SchemaChangedError, SinkError
 from penstock.position import Position
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.slice_reader import Part, read_slices
@@ -19,6 +19,7 @@ from penstock.spool.range import FileSlice
 from tests.integration.sinks.history import ODD, PLAIN, History
 from tests.integration.sinks.source import Source
 from tests.property.chronicle import changes_table
+from tests.unit.spool.builders import ITEMS, Commit, at, committed, piece, time_of, transactions
 
 COLUMNS = pa.schema([pa.field(column.name, column.arrow_type) for column in PLAIN.columns])
 LAYOUT = Layout(COLUMNS, PLAIN.key, Mode.MIRROR)
@@ -94,6 +95,30 @@ def test_columns_are_found_by_name_cast_and_null_where_a_file_lacks_them(history
     assert found.column("note").to_pylist() == plain.column("note").to_pylist()
     assert found.column("id").cast(pa.int64()).equals(plain.column("id"))
     assert found.column(UNCHANGED).equals(plain.column(UNCHANGED))
+
+
+def test_values_that_the_target_cannot_hold_are_an_error_and_not_cut(history: History, reader: SpoolReader) -> None:
+    slices = slices_of(reader, history.source.fence, history.source.position)
+    for column_type in (pa.decimal128(3, 0), pa.date32()):
+        layout = Layout(pa.schema([("id", pa.int64()), ("amount", column_type)]), ("id",), Mode.MIRROR)
+        with pytest.raises(SchemaChangedError, match=r"'amount' are of type decimal128\(38, 18\) now"):
+            read_slices(slices, layout)
+
+
+def test_X03_rows_written_before_their_commit_get_position_time_and_xid_from_the_manifest(tmp_path: Path) -> None:
+    writer = SpoolWriter(tmp_path, at(0))
+    writer.append(transactions(Commit(10, (ITEMS,))))
+    writer.append(piece(4_000_000_000, (ITEMS, 0)))
+    writer.append(piece(4_000_000_000, (ITEMS, 1), subxid=4_000_000_001))
+    writer.append(committed(4_000_000_000, 20))
+    slices = SpoolReader(tmp_path).read(at(0), at(20)).tables[ITEMS.name].slices
+    columns = pa.schema([pa.field(column.name, column.arrow_type) for column in ITEMS.columns])
+    rows = read_slices(slices, Layout(columns, ITEMS.key, Mode.APPEND)).to_pylist()
+    assert [(row[COMMIT_VERSION], row[ORDINAL], row[XID], row[COMMIT_TIMESTAMP]) for row in rows] == [
+        (10, 0, 7, time_of(10)),
+        (20, 0, 4_000_000_000, time_of(20)),
+        (20, 1, 4_000_000_000, time_of(20)),
+    ]
 
 
 def test_a_missing_file_is_named(history: History, reader: SpoolReader, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def _mirror(changes: pa.Table, layout: Layout, lookup: Lookup) -> Outcome:
     (codes,) = key_codes([changes], layout.key)
     first, last = firsts_and_lasts(codes)
     # An insert cannot meet a row that is there: the target equals the source just before it, and the key is unique there.
-    there = first[:0] if emptied else np.sort(first[~is_kind(changes, ChangeType.INSERT)[first]])
+    there = np.sort(first[~is_kind(changes, ChangeType.INSERT)[first]])
     upserts = last[~is_kind(changes, ChangeType.DELETE)[last]]
     gone = key_table(changes, there, layout.key)
     if changes.column(UNCHANGED).null_count == changes.num_rows:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, XID, ChangeType
-from penstock.errors import SinkError
+from penstock.errors import SchemaChangedError, SinkError
 from penstock.postgres.types.arrays import as_bools, bitmap
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import Layout, Mode
@@ -63,7 +63,13 @@ def _column(found: pa.Table, field: pa.Field, constants: dict[str, object]) -> p
     if field.name not in found.column_names:
         return pa.chunked_array([pa.nulls(found.num_rows, field.type)])
     column = found.column(field.name)
-    return column if column.type.equals(field.type) else column.cast(field.type)
+    try:
+        return column if column.type.equals(field.type) else column.cast(field.type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise SchemaChangedError(
+            f"values of the column {field.name!r} are of type {column.type} now, and the target's {field.type} cannot hold them",
+            hint="remove the target table and run again to copy it anew",
+        ) from error
 
 
 def _within(versions: pa.ChunkedArray, slice: FileSlice) -> pa.ChunkedArray:

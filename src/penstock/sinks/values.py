@@ -95,7 +95,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
-    """Where to find the values that rows have right after the changes `rows`, or had before a delete; all columns but the key's."""
+    """Where to find the values that rows have right after the changes `rows`, or had before a delete."""
 
     layout: Layout
     lives: Lives
@@ -138,7 +138,6 @@ class Values:
         changes, layout = self.lives.changes, self.layout
         old = changes.num_rows + stored.met[self.bases]
         given = {name: np.where(sources < 0, old, sources) for name, sources in self.partial.items()}
-        given |= dict.fromkeys(layout.key, self.rows)
         rest = np.where(self.plain < 0, old, self.plain)
         columns = [_both(changes, stored.rows, name, given.get(name, rest)) for name in layout.columns.names]
         texts = {}
