@@ -198,6 +198,36 @@ def test_a_copy_of_a_table_that_was_removed_meanwhile_is_no_ones(house: House) -
     assert house.released == 300
 
 
+def test_a_copy_that_arrives_when_its_table_has_failed_is_no_ones(house: House) -> None:
+    """As one does that was removed while it was copied, and added again: nobody published it meanwhile."""
+    house.applier.adopt({FIRST: house.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
+    house.applier.expect(SECOND)
+    house.applier.enter(house.sink.target(ITEMS, 200))
+    house.applier.admit(SECOND, TableStatus.failed(SinkRefusedError("no", hint="no"), None))
+    house.applier.apply(at(300))
+    assert house.applier.statuses[SECOND].state is TableState.FAILED
+    assert house.sink.load_target(SECOND) is None
+    assert SECOND not in house.sink.taken
+
+
+def test_what_follows_a_removal_waits_until_no_epoch_touches_the_table(house: House) -> None:
+    house.applier.adopt({FIRST: house.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
+    house.applier.leave(FIRST, lambda: house.sink.disown(FIRST))
+    assert house.sink.applied[FIRST] == at(100)
+    house.applier.apply(at(200))
+    assert (house.sink.applied, house.sink.taken) == ({}, {})
+
+
+def test_a_table_that_comes_back_takes_back_what_was_released_after_it(house: House) -> None:
+    house.applier.adopt({FIRST: house.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
+    house.applier.apply(at(500))
+    assert house.released == 500
+    house.applier.rejoin(house.sink.target(ITEMS, 300), paused=True)
+    assert house.released == 300
+    house.applier.apply(at(600))
+    assert house.released == 300
+
+
 def test_a_shadow_takes_its_targets_place_instead_of_an_epoch_and_is_done_when_that_is_recorded(house: House) -> None:
     house.applier.adopt({FIRST: house.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
     shadow = Ledger()

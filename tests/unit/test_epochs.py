@@ -66,3 +66,19 @@ def test_the_record_of_one_position_is_found_also_after_it_was_folded(tmp_path: 
         log.record(_epoch(number))
     assert [log.at(Position.of(number * 16)) for number in (1, 256, 257, 599)] == [_epoch(number) for number in (1, 256, 257, 599)]
     assert [log.at(Position.of(value)) for value in (0, 17, 599 * 16 + 1)] == [None, None, None]
+
+
+def test_a_record_that_is_folded_while_it_is_read_is_found_where_it_went(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = EpochLog(tmp_path, "shop")
+    log.record(_epoch(1))
+    small = next(_directory(tmp_path).glob("*.json"))
+    glob = Path.glob
+
+    def fold_after(path: Path, pattern: str) -> list[Path]:
+        found = list(glob(path, pattern))
+        if pattern == "*.jsonl" and small.exists():
+            small.rename(small.with_suffix(".jsonl"))
+        return found
+
+    monkeypatch.setattr(Path, "glob", fold_after)
+    assert log.last() == _epoch(1)

@@ -7,10 +7,10 @@ import pytest
 from typing_extensions import override
 
 from penstock.contracts.provisioning import Blocker, CoverageReport
-from penstock.errors import NoTablesError, PrivilegeError, SpoolCorruptError, UnsupportedTableError
+from penstock.errors import NoTablesError, PositionGapError, PrivilegeError, SpoolCorruptError, UnsupportedTableError
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Selection, Tables, check_selected, fail_blocked, inspect_pipeline
+from penstock.pipeline.tables import Selection, Tables, check_selected, fail_blocked, fail_over_holes, inspect_pipeline
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.schema import Column, TableName, TableSchema
@@ -119,6 +119,15 @@ def test_P08_a_record_of_a_former_version_learns_which_act_published_the_schema(
     again = _filled()
     fail_rejoined(again, {GOOD: "1/schema-7", BAD: "1/schema-7"}, {GOOD: "1/schema-7", BAD: "1/schema-8"}, str)
     assert again.capturable == [GOOD]
+
+
+def test_a_hole_under_all_tables_is_the_slots_fault_unless_there_are_others_that_go_on() -> None:
+    tables = Tables(statuses={GOOD: TableStatus(TableState.CATCHING_UP, Position.of(10), Position.of(10))})
+    with pytest.raises(PositionGapError):
+        fail_over_holes(tables, None, Position.of(20), "s", str)
+    fail_over_holes(tables, None, Position.of(20), "s", str, is_alone=False)
+    assert tables.statuses[GOOD].state is TableState.FAILED
+    assert "copy the table anew" in (tables.statuses[GOOD].remedy or "")
 
 
 def test_a_record_of_memberships_that_cannot_be_read_is_named(tmp_path: Path) -> None:

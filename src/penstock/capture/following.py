@@ -81,7 +81,7 @@ def check_shared(spool: Path, slot: str, publication: str, types: TypePolicy) ->
             f"the spool at {spool} holds slot {identity.slot} by publication {identity.publication}, not {slot} by {publication}",
             hint="give source.slot, source.publication and source.spool the same values as in the capture's configuration",
         )
-    status = load_status(spool) if is_locked(spool) else None
+    status = load_status(spool)
     if status is not None and status.numeric not in (None, types.writes):
         if "text" in (status.numeric, types.writes):
             raise ConfigError(
@@ -90,7 +90,7 @@ def check_shared(spool: Path, slot: str, publication: str, types: TypePolicy) ->
             )
         raise ConfigError(
             f"types.numeric is {types.numeric}, and the capture into {spool} writes {status.numeric}",
-            hint=f"set types.numeric to {status.numeric}, as in the capture's configuration",
+            hint=f"set types.numeric to {status.numeric}, as in the capture's configuration; if that is new there, start the capture first",
         )
 
 

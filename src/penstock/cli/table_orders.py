@@ -12,7 +12,7 @@ from rich.table import Table
 
 from penstock.errors import ConfigError, NoTablesError
 from penstock.pipeline.config import PipelineConfig, load_config
-from penstock.pipeline.orders import TableOrders, change_orders, load_orders
+from penstock.pipeline.orders import TableOrders, change_orders, load_orders, with_orders
 from penstock.pipeline.status import inspect_status
 from penstock.pipeline.tables import select_tables
 from penstock.postgres.catalog import inspect_tables
@@ -27,6 +27,7 @@ _CHANGES: dict[str, Callable[[TableOrders, Iterable[TableName]], TableOrders]] =
     "renew": TableOrders.renew,
 }
 _OF_WHAT_EXISTS = {"add", "pause", "renew"}
+_OF_WHAT_IS_SELECTED = {"remove", "pause", "resume", "renew"}
 
 
 def print_tables(config: Path, *, as_json: bool) -> None:
@@ -48,9 +49,14 @@ def print_tables(config: Path, *, as_json: bool) -> None:
 
 
 def order(path: Path, names: list[str], what: str) -> None:
-    """Write the order down. A table that the source does not have is refused where that would be a mistake."""
+    """Write the order down. A table that the source or the pipeline does not have is refused where that would be a mistake."""
     config = load_config(path)
     tables = [_parse(name) for name in names]
+    selects = with_orders(config).selects
+    strange = [name for name in tables if not selects(name)] if what in _OF_WHAT_IS_SELECTED else []
+    if strange:
+        hint = "check schema and spelling; `penstock tables list` shows them, and `penstock tables add` takes one in"
+        raise NoTablesError(f"the pipeline has no table {', '.join(map(str, strange))}", hint=hint)
     if what in _OF_WHAT_EXISTS:
         _check_exist(config, tables)
     change_orders(config.state, lambda orders: _CHANGES[what](orders, tables))

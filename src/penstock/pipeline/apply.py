@@ -70,6 +70,7 @@ class EpochApplier:
         self._requests: deque[Callable[[], None]] = deque()
         self._turn = threading.Lock()
         self._writing = threading.Lock()
+        self._releasing = threading.Lock()
         self._ended_at = time.monotonic()
         self.statuses: Mapping[TableName, TableStatus] = {}
         self.last = log.last()
@@ -119,9 +120,14 @@ class EpochApplier:
         """With the next epoch, bring a paused table to where the others are."""
         self._requests.append(lambda: self._change(name, TableState.CATCHING_UP))
 
-    def leave(self, name: TableName) -> None:
-        """The table is no longer one of the pipeline's."""
-        self._requests.append(lambda: self._leave(name))
+    def leave(self, name: TableName, then: Callable[[], None] = lambda: None) -> None:
+        """The table is no longer one of the pipeline's. `then` is done when no epoch touches it any more, before the next one begins."""
+
+        def part() -> None:
+            self._leave(name)
+            then()
+
+        self._requests.append(part)
 
     def admit(self, name: TableName, status: TableStatus) -> None:
         """Add a table that is not to be copied now: it failed, or was paused before it was copied."""
@@ -146,8 +152,10 @@ class EpochApplier:
     def rejoin(self, target: Target, *, paused: bool) -> None:
         """Add a table whose target is filled already. Until the next epoch takes it in, it is nobody's, and its changes are kept."""
         assert target.applied is not None
-        self._holds[target.table] = target.applied
         self._set({target.table: TableStatus(TableState.PENDING)})
+        with self._releasing:
+            self._holds[target.table] = target.applied
+            hold(self._reader.root, self._consumer, self._needed())
         self.enter(target)
         if paused:
             self.pause(target.table)
@@ -161,7 +169,9 @@ class EpochApplier:
             self._ended_at = time.monotonic()
 
     def _enter(self, target: Target) -> None:
-        if target.table not in self.statuses:  # removed while it was copied: this copy is no one's
+        status = self.statuses.get(target.table)
+        if status is None or status.state not in (TableState.PENDING, TableState.SNAPSHOTTING):
+            # Removed while it was copied, and perhaps added again since: this copy is no one's.
             self._sink.disown(target.table)
         else:
             self._targets[target.table] = target
@@ -192,7 +202,7 @@ class EpochApplier:
         behind = {status.applied for status in self.statuses.values() if _is_behind(status, end)}
         if not behind and not is_new and not renews:
             self._mark_streaming(end)
-            release(self._reader.root, self._consumer, self._needed())
+            self._release()
             return
         reached = wait_for_end(self._reader, end, timeout_seconds=_CATCH_UP_SECONDS)
         if reached is None or reached < end:
@@ -210,7 +220,7 @@ class EpochApplier:
         self._record(Epoch(self._next_number(), end, commit_time, self._system), rows, time.monotonic() - started)
         if self._shadows is not None and renewed:
             self._shadows.recorded(renewed)
-            release(self._reader.root, self._consumer, self._needed())
+            self._release()
 
     def _read(self, starts: Iterable[Position | None], end: Position) -> dict[Position, SpoolRange]:
         """What the spool has for the tables that stand at each of `starts`. A table whose ground is gone fails alone."""
@@ -287,12 +297,17 @@ class EpochApplier:
         shadows = self._shadows.holds if self._shadows is not None else []
         return min([self.position, *held, *self._holds.copy().values(), *shadows])
 
+    def _release(self) -> None:
+        """Nobody who begins to hold something may come between finding out what is needed and saying so."""
+        with self._releasing:
+            release(self._reader.root, self._consumer, self._needed())
+
     def _record(self, epoch: Epoch, rows: int, seconds: float) -> None:
         self._mark_streaming(epoch.position)
         recorded = replace(epoch, tables=dict(self.statuses))
         self._log.record(recorded)
         self.last = recorded
-        release(self._reader.root, self._consumer, self._needed())
+        self._release()
         self._observer.epoch_recorded(EpochReport(epoch.number, epoch.position, rows, epoch.commit_time, seconds, dict(self.statuses)))
 
     def _mark_streaming(self, end: Position) -> None:

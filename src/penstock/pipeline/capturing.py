@@ -11,7 +11,9 @@ from penstock.pipeline.standing import slot_missing
 from penstock.pipeline.tables import check_selected, select_tables
 from penstock.postgres.connection import connect
 from penstock.postgres.slot import inspect_slot
+from penstock.spark.lock import is_locked
 from penstock.spool.consumers import forget, inspect_consumers
+from penstock.spool.layout import SpoolLayout
 
 ALIVE_SECONDS = 30.0
 """A consumer that has released something within this time runs."""
@@ -49,6 +51,8 @@ def forget_consumer(config: PipelineConfig, name: str) -> None:
     if name not in found:
         raise ConfigError(f"the spool at {config.spool} has no consumer {name!r}", hint=f"those that it has: {', '.join(found) or 'none'}")
     age_seconds = found[name].age_seconds
+    if is_locked(SpoolLayout(config.spool).consumer_lock(name)):
+        raise ConfigError(f"consumer {name} runs", hint="stop that pipeline, and say it again")
     if age_seconds < ALIVE_SECONDS:
         raise ConfigError(
             f"consumer {name} runs: it released {found[name].released} only {age_seconds:.0f} s ago",

@@ -45,9 +45,11 @@ class EpochLog:
 
     def last(self) -> Epoch | None:
         """The newest row; None if the pipeline never got so far."""
-        newest = [max(self._directory.glob(pattern), default=None) for pattern in ("*.json", "*.jsonl")]
-        rows = [row for path in newest if path is not None for row in _rows(path)]
-        return max(rows, key=lambda epoch: epoch.position, default=None)
+        while True:
+            newest = [max(self._directory.glob(pattern), default=None) for pattern in ("*.json", "*.jsonl")]
+            with suppress(FileNotFoundError):  # folded in this moment: look again
+                rows = [row for path in newest if path is not None for row in _rows(path)]
+                return max(rows, key=lambda epoch: epoch.position, default=None)
 
     def at(self, position: Position) -> Epoch | None:
         """The row of exactly this position; None if no epoch ended there, or none has yet."""

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.capture.provision import ensure_capture, inspect_coverage
-from penstock.errors import PenstockError, Recovery, WorkerStartError, parse_error
+from penstock.errors import CaptureFailedError, PenstockError, Recovery, WorkerStartError, parse_error
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.background import BackgroundSnapshots, Door
@@ -55,6 +55,7 @@ from penstock.schema import TableName
 from penstock.sinks.base import SHADOWS, Sink
 from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
+from penstock.spool.layout import SpoolLayout
 
 _log = logging.getLogger(__name__)
 
@@ -126,7 +127,12 @@ class Pipeline:
 
     def run(self, *, once: bool = False) -> RunResult:
         """Mirror until stopped. With `once`: until everything that had committed at the start is in the targets."""
-        with jvm_lock(self._spark, self._config.lock, _LOCK_SECONDS), closing(self._sink):
+        reader = SpoolLayout(self._config.spool).consumer_lock(self._config.pipeline)
+        with (
+            jvm_lock(self._spark, self._config.lock, _LOCK_SECONDS),
+            jvm_lock(self._spark, reader, _LOCK_SECONDS),
+            closing(self._sink),
+        ):
             pause = _FIRST_PAUSE_SECONDS
             goal: Position | None = None
             while True:
@@ -138,7 +144,7 @@ class Pipeline:
                     return self._attempt(goal)
                 except PenstockError as error:
                     never_connected = once and goal is None
-                    if error.recovery is not Recovery.RETRY or self._stopping.is_set() or never_connected:
+                    if not self._may_pass(error) or self._stopping.is_set() or never_connected:
                         raise
                     if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:
                         pause = _FIRST_PAUSE_SECONDS
@@ -146,6 +152,10 @@ class Pipeline:
                     _log.warning("pipeline interrupted", extra={"code": error.code, "pause_seconds": pause})
                     self._stopping.wait(pause * random.uniform(0.5, 1.5))
                     pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    def _may_pass(self, error: PenstockError) -> bool:
+        """A capture of its own that has failed is waited for: it is started again, or not, by somebody else."""
+        return error.recovery is Recovery.RETRY or (isinstance(error, CaptureFailedError) and self._capture.is_separate)
 
     def _attempt(self, goal: Position | None) -> RunResult:
         """From looking around to the end of the stream."""
@@ -278,6 +288,7 @@ class Pipeline:
                     renewals[-1].start([table])
 
             roster = Roster(self._config, self._sink, applier, snapshots, renew, shadows.abandon, self._observer, self._reload)
+            roster.part_with(applier.last.tables if applier.last is not None else ())
             roster.keep()
             copying = True
             while not self._stopping.is_set() and not _is_reached(goal, applier, shadows):
@@ -288,6 +299,7 @@ class Pipeline:
                     each.check()
                 applier.settle()
                 roster.keep()
+                self._config = roster.config  # an attempt after this one begins with the tables that the file names by now
                 if copying and not applier.is_copying:
                     copying = False
                     self._observer.streaming_started()

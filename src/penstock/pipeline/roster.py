@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from penstock.capture.provision import ensure_capture, inspect_coverage
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.background import BackgroundSnapshots
 from penstock.pipeline.config import PipelineConfig
-from penstock.pipeline.membership import load_memberships, save_memberships
+from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.orders import TableOrders, load_orders
+from penstock.pipeline.orders import TableOrders, change_orders, load_orders
 from penstock.pipeline.standing import check_log
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Selection, Tables, fail_blocked, fail_unpublished, inspect_pipeline, select_tables
@@ -50,6 +51,7 @@ class Roster:
     reload: Callable[[], PipelineConfig] | None = None
     """Reads the configuration's file again; None if there is none."""
     _orders: TableOrders | None = None
+    _leaving: set[TableName] = field(default_factory=set)
     _glanced_at: float = 0.0
     _looked_at: float = 0.0
     _told: str | None = None
@@ -100,16 +102,27 @@ class Roster:
         self._pause(orders)
         self._resync([name for name in orders.resync if selects(name)], selection)
 
+    def part_with(self, known: Iterable[TableName]) -> None:
+        """Tables of the last epoch that are selected no more: they were removed while nobody ran, or a run ended in the middle of it."""
+        for name in known:
+            if name not in self.applier.statuses:
+                self._part(name)
+
     def _remove(self, names: Iterable[TableName]) -> None:
-        for name in names:
-            self.abandon(name)
-            self.applier.leave(name)
-            self.sink.disown(name)
-            if self.config.owns_publication:
-                with connect(self.config.source.address()) as connection:
-                    drop_table(connection, self.config.publication, name)
-            _log.info("table removed", extra={"table": str(name)})
-            self.observer.table_left(name)
+        """The epochs let go of a table first: nobody writes to its target, or to its shadow, while these are given up."""
+        for name in set(names) - self._leaving:
+            self._leaving.add(name)
+            self.applier.leave(name, partial(self._part, name))
+
+    def _part(self, name: TableName) -> None:
+        self.abandon(name)
+        self.sink.disown(name)
+        if self.config.owns_publication:
+            with connect(self.config.source.address()) as connection:
+                drop_table(connection, self.config.publication, name)
+        self._leaving.discard(name)
+        _log.info("table removed", extra={"table": str(name)})
+        self.observer.table_left(name)
 
     def _add(self, selection: Selection, orders: TableOrders) -> None:
         config = self.config
@@ -122,8 +135,9 @@ class Roster:
                 fail_unpublished(tables, added, self.sink.describe)
                 with connect(address) as connection:
                     found = inspect_memberships(connection, config.publication, tables.sources)
-                    check_log(connection, config, tables, self.sink.describe)
-                save_memberships(config.state, {**load_memberships(config.state), **found})
+                    check_log(connection, config, tables, self.sink.describe, is_alone=False)
+                recorded = load_memberships(config.state)
+                save_memberships(config.state, {**recorded, **fail_rejoined(tables, recorded, found, self.sink.describe)})
         except PenstockError as error:
             if error.recovery is not Recovery.OPERATOR:
                 raise
@@ -161,6 +175,7 @@ class Roster:
             if name in selection.refused or name not in selection.tables:
                 self._tell(f"{name} cannot be copied anew: {selection.refused.get(name) or 'the source has no such table'}")
             elif self.sink.load_target(name) is None:
+                change_orders(self.config.state, partial(TableOrders.renewed, name=name))
                 self.applier.leave(name)
                 self._looked_at = 0.0
             else:

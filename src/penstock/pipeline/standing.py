@@ -28,8 +28,10 @@ def check_origin(
         raise slot_missing(config)
 
 
-def check_log(connection: Connection, config: PipelineConfig, tables: Tables, describe: Callable[[TableName], str]) -> None:
-    """Everything after what each table holds must still be there to be had."""
+def check_log(
+    connection: Connection, config: PipelineConfig, tables: Tables, describe: Callable[[TableName], str], *, is_alone: bool = True
+) -> None:
+    """Everything after what each table holds must still be there to be had. `is_alone`: there are no other tables that go on."""
     slot = inspect_slot(connection, config.slot)
     server = current_position(connection)
     if slot is None:
@@ -43,7 +45,7 @@ def check_log(connection: Connection, config: PipelineConfig, tables: Tables, de
     reader = SpoolReader(config.spool)
     start, end = reader.start, reader.end
     ground = (start, end) if start is not None and end is not None else None
-    fail_over_holes(tables, ground, slot.confirmed, config.slot, describe)
+    fail_over_holes(tables, ground, slot.confirmed, config.slot, describe, is_alone=is_alone)
 
 
 def over_holes(connection: Connection, config: PipelineConfig, held: Mapping[TableName, Position]) -> list[TableName]:

@@ -193,16 +193,22 @@ def _status(target: Target | None, name: TableName, last: Epoch | None) -> Table
 
 
 def fail_over_holes(
-    tables: Tables, ground: tuple[Position, Position] | None, confirmed: Position, slot: str, describe: Callable[[TableName], str]
+    tables: Tables,
+    ground: tuple[Position, Position] | None,
+    confirmed: Position,
+    slot: str,
+    describe: Callable[[TableName], str],
+    *,
+    is_alone: bool = True,
 ) -> None:
-    """Tables whose next change can no longer be had. If that is so for all of them, the slot is at fault, and nothing starts."""
+    """Tables whose next change can no longer be had. If that is so for all that there are, the slot is at fault, and nothing starts."""
     holes: dict[TableName, PositionGapError] = {}
     for name, applied in tables.filled.items():
         try:
             check_continuity(applied, ground, confirmed, slot)
         except PositionGapError as error:
             holes[name] = error
-    if holes and len(holes) == len(tables.filled):
+    if holes and is_alone and len(holes) == len(tables.filled):
         raise next(iter(holes.values()))
     for name in holes:
         rewound = TargetRewoundError(

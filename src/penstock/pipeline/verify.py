@@ -28,6 +28,7 @@ from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.source_copy import copy_source
 from penstock.pipeline.states import TableState
 from penstock.pipeline.verdicts import TableVerdict, VerifyReport
+from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_schema, inspect_tables
 from penstock.postgres.chunks import Chunk, plan_chunks
 from penstock.postgres.connection import connect
@@ -49,26 +50,34 @@ def verify_tables(
     if foreign:
         raise NoTablesError(f"the configuration does not select {foreign[0]}", hint="check --table, and tables: in the configuration")
     verdicts: dict[TableName, TableVerdict] = {}
-    for attempt in range(1, _ATTEMPTS + 1):
-        lost: PenstockError | None = None
-        with meet(spark, config, tell) as meeting, scratch_directory(config.state / "verify") as scratch:
-            side = SideBySide(spark, config, scratch)
-            tables = side.inspect()
-            for name in sorted((set(names) or {*tables, *meeting.tables}) - verdicts.keys()):
-                tell(f"comparing {name}")
-                try:
-                    verdicts[name] = judge(side, name, tables.get(name), meeting)
-                except PenstockError as error:
-                    if error.recovery is not Recovery.RETRY:
-                        raise
-                    lost = error
-        if lost is None:
+    lost: dict[TableName, TableVerdict] = {}
+    for _ in range(_ATTEMPTS):
+        lost = _compare_met(spark, config, names, verdicts, tell)
+        if not lost:
             break
-        if attempt == _ATTEMPTS:
-            raise lost
+    verdicts |= lost
     if not verdicts:
         raise NoTablesError("no table of the source is selected", hint="check tables: in the configuration")
     return VerifyReport(config.pipeline, tuple(verdicts[name] for name in sorted(verdicts)), time.monotonic() - started)
+
+
+def _compare_met(
+    spark: SparkSession, config: PipelineConfig, names: Collection[TableName], verdicts: dict[TableName, TableVerdict], tell: Tell
+) -> dict[TableName, TableVerdict]:
+    """Add verdicts of tables that have none yet; gives back the tables that have to be met again, with the reason."""
+    lost: dict[TableName, PenstockError] = {}
+    with meet(spark, config, tell) as meeting, scratch_directory(config.state / "verify") as scratch:
+        side = SideBySide(spark, config, scratch)
+        tables = side.inspect()
+        for name in sorted((set(names) or {*tables, *meeting.tables}) - verdicts.keys()):
+            tell(f"comparing {name}")
+            try:
+                verdicts[name] = judge(side, name, tables.get(name), meeting)
+            except PenstockError as error:
+                if error.recovery is not Recovery.RETRY:
+                    raise
+                lost[name] = error
+        return {name: _not_compared(name, TableState.STREAMING, meeting.snapshot.fence, error) for name, error in lost.items()}
 
 
 def compare_tables(spark: SparkSession, config: PipelineConfig) -> list[Comparison]:
@@ -89,15 +98,23 @@ def judge(side: SideBySide, name: TableName, table: CatalogTable | None, meeting
         return TableVerdict(name, status.state, fence, reason=status.reason, remedy=status.remedy)
     if table is None:
         return TableVerdict(name, status.state, fence, reason="the source has no such table any more")
-    version = side.targets.version_at(name, fence) if status.applied == fence else None
-    if version is None:
-        raise SnapshotLostError(f"{side.targets.describe(name)} was filled anew while it was to be compared")
     try:
+        place = side.targets.describe(name)
+        if side.targets.load_target(name) is None:
+            remedy = f"copy the table anew: penstock tables resync CONFIG {name}"
+            return TableVerdict(name, status.state, fence, reason=f"{place} is gone", remedy=remedy)
+        version = side.targets.version_at(name, fence) if status.applied == fence else None
+        if version is None:
+            raise SnapshotLostError(f"{place} was filled anew while it was to be compared")
         return TableVerdict(name, status.state, fence, side.compare(table, meeting.snapshot, version))
     except PenstockError as error:
         if error.recovery is not Recovery.OPERATOR:
             raise
-        return TableVerdict(name, status.state, fence, reason=f"{error.code}: {error.message}", remedy=error.hint)
+        return _not_compared(name, status.state, fence, error)
+
+
+def _not_compared(name: TableName, state: TableState, fence: Position, error: PenstockError) -> TableVerdict:
+    return TableVerdict(name, state, fence, reason=f"{error.code}: {error.message}", remedy=error.hint)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,11 @@ def jvm_lock(spark: SparkSession, path: Path, timeout_seconds: float) -> Iterato
     try:
         while not _try_lock(file):
             if time.monotonic() > deadline:
-                raise PipelineBusyError(f"another run holds {path}; it was still there after {timeout_seconds:.0f} s")
+                raise PipelineBusyError(
+                    f"another run, or a verify that brings a stopped pipeline up to date, holds {path}; it was still there after "
+                    f"{timeout_seconds:.0f} s",
+                    hint="wait for it to end, or stop it; pipelines that share a spool must have names of their own",
+                )
             time.sleep(0.1)
         yield
     finally:

@@ -35,6 +35,7 @@ def release(root: Path, consumer: str, position: Position) -> Position:
     path = SpoolLayout(root).consumer(consumer)
     current = _load(path)
     if current is not None and current >= position:
+        storage.touch(path)  # it runs, although nothing comes or one of its tables waits
         return current
     return hold(root, consumer, position)
 
@@ -91,5 +92,6 @@ def _load(path: Path) -> Position | None:
         return Position.parse(document["released"])
     except (KeyError, TypeError, ValueError) as error:
         raise SpoolCorruptError(
-            f"consumers/{path.name} holds no position", hint="delete the file; the consumer writes it anew when it runs"
+            f"consumers/{path.name} holds no position",
+            hint="restart that consumer: it writes the file anew. Without the file the capture lets go of what it needs",
         ) from error

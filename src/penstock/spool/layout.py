@@ -8,6 +8,7 @@ lock                    held by the one writer
 segments/<end>/         manifest.json and Parquet files; a directory without manifest.json is not a segment
 open/<xid>/             pieces of transactions still open
 consumers/<name>.json   how far each reader has released
+consumers/<name>.lock   held by that reader while it runs
 ```
 
 The history has a line `{"format": 2}`, then a line for each version: the `position` from which it holds, and `table`, `oid`, `key` and
@@ -78,6 +79,10 @@ class SpoolLayout:
 
     def consumer(self, name: str) -> Path:
         return self.consumers / f"{quote(name, safe='')}.json"
+
+    def consumer_lock(self, name: str) -> Path:
+        """Held by who reads under that name."""
+        return self.consumers / f"{quote(name, safe='')}.lock"
 
 
 def parse_segment_name(name: str) -> Position | None:

@@ -118,6 +118,12 @@ def replace_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
         sync_directory(path.parent)
 
 
+def touch(path: Path) -> None:
+    """Make a file as new as now, if it is there."""
+    with suppress(FileNotFoundError):
+        os.utime(path)
+
+
 def remove_file(path: Path) -> None:
     path.unlink(missing_ok=True)
 

@@ -24,6 +24,7 @@ from penstock.spool.layout import SpoolLayout
 from penstock.spool.lock import is_locked
 from penstock.spool.reader import SpoolReader
 from penstock.spool.status import load_status
+from tests.holding import locked_elsewhere
 from tests.integration.capturing.process import SharedSlot
 from tests.waiting import wait_for
 
@@ -131,6 +132,8 @@ def test_a_consumer_that_is_gone_for_ever_can_be_forgotten(shared: SharedSlot) -
     with pytest.raises(ConfigError, match="consumer gone runs"):
         forget_consumer(config, "gone")
     _grow_old(shared, "gone", hours=5)
+    with locked_elsewhere(SpoolLayout(shared.spool).consumer_lock("gone")), pytest.raises(ConfigError, match="consumer gone runs"):
+        forget_consumer(config, "gone")  # one that says nothing may still run
     assert "gone has released nothing" in inspect_status(config).warnings[0]
     result = CliRunner().invoke(app, ["capture", str(path), "--forget", "gone"])
     assert (result.exit_code, result.output) == (0, f"forgotten: gone; left: here at {end}\n")

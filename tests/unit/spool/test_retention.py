@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,13 @@ def test_a_consumer_whose_target_was_put_back_holds_what_it_had_released(tmp_pat
         ("one", at(10), True),
         ("two", at(30), True),
     ]
+
+
+def test_a_consumer_that_has_nothing_to_release_is_seen_to_run(tmp_path: Path) -> None:
+    release(tmp_path, "one", at(20))
+    os.utime(tmp_path / "consumers" / "one.json", (0, 0))
+    release(tmp_path, "one", at(20))
+    assert inspect_consumers(tmp_path)[0].age_seconds < 60
 
 
 def test_the_minimum_is_over_all_consumers(tmp_path: Path) -> None:
