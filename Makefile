@@ -95,7 +95,7 @@ bench-idle: install ## What a capture costs that has nothing to do; a minute
 .PHONY: test
 test: install install-spark42 ## All tests on Spark 4.1, and the tests of the source on Spark 4.2
 	$(MAKE) --jobs=2 --output-sync=target test-capture-and-spark42 test-spark41
-	$(MAKE) test-recovery
+	$(MAKE) --jobs=2 --output-sync=target test-recovery test-acceptance
 
 .PHONY: test-capture-and-spark42
 test-capture-and-spark42:
@@ -119,8 +119,12 @@ test-spark41: install ## Source, sinks and pipeline on Spark 4.1
 	$(BIN)/python -m pytest -m '(spark or source) and not recovery and not acceptance' $(PYTEST_ARGS)
 
 .PHONY: test-recovery
-test-recovery: install ## Kills, lost state, and the whole product as a user runs it
-	$(BIN)/python -m pytest -m 'recovery or acceptance' $(PYTEST_ARGS)
+test-recovery: install ## Kills and lost state
+	$(BIN)/python -m pytest -m recovery $(PYTEST_ARGS)
+
+.PHONY: test-acceptance
+test-acceptance: install ## The whole product as a user runs it
+	$(BIN)/python -m pytest -m 'acceptance and not recovery' $(PYTEST_ARGS)
 
 .PHONY: test-verify
 test-verify: install ## verify under a hundred rounds of writes, and in a million rows; half an hour

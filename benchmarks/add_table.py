@@ -7,7 +7,6 @@ Then both tables are compared with their source, beside the pipeline and the loa
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ import yaml
 
 from benchmarks.results import machine, save, versions
 from benchmarks.source import BenchSource
+from penstock.pipeline.config import load_config
+from penstock.pipeline.status import inspect_status
 
 _PATIENCE_SECONDS = 900.0
 _BEFORE_SECONDS = 30.0
@@ -62,10 +63,10 @@ class Lag(threading.Thread):
 
     def run(self) -> None:
         while not self._ending.wait(1.0):
-            document = json.loads(_penstock("status", str(self._config), "--json"))
-            self.states = {name: table["state"] for name, table in document["tables"].items()}
-            if document["lag_seconds"] is not None:
-                self.samples.append((time.monotonic(), float(document["lag_seconds"])))
+            status = inspect_status(load_config(self._config))
+            self.states = {str(name): table.state.value for name, table in (status.epoch.tables if status.epoch else {}).items()}
+            if status.lag_seconds is not None:
+                self.samples.append((time.monotonic(), status.lag_seconds))
 
     def stop(self) -> None:
         self._ending.set()
@@ -93,7 +94,7 @@ def measure(dsn: str, directory: Path, rows: int, rate: int) -> dict[str, float 
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("CREATE TABLE busy (id bigserial PRIMARY KEY, v text); INSERT INTO busy (v) VALUES ('first')")
         connection.execute("CREATE SCHEMA later; CREATE TABLE later.big (id bigint PRIMARY KEY, a int, b text, c timestamptz, d numeric)")
-        connection.execute("INSERT INTO later.big SELECT g, g % 100, md5(g::text), now(), g / 3.0 FROM generate_series(1, %s) g", (rows,))
+        connection.execute("INSERT INTO later.big SELECT g, g %% 100, md5(g::text), now(), g / 3.0 FROM generate_series(1, %s) g", (rows,))
     config = directory / "pipeline.yaml"
     document = {"pipeline": "bench", "source": {"dsn": dsn}, "tables": ["public.busy"], "sink": {"delta": {"path": "lake"}}}
     config.write_text(yaml.safe_dump(document), encoding="utf-8")
