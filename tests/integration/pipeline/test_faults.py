@@ -6,16 +6,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.errors import NoTablesError, PositionGapError, SlotMissingError, SystemChangedError
+from penstock.errors import NoTablesError, PipelineBusyError, PositionGapError, SlotMissingError, SystemChangedError
+from penstock.pipeline import pipeline
 from penstock.pipeline.check import check_pipeline
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.observer import EpochReport, PipelineObserver
+from penstock.pipeline.orders import change_orders
 from penstock.pipeline.pipeline import RunResult
 from penstock.pipeline.status import inspect_status
 from penstock.position import Position
+from penstock.schema import TableName
 from penstock.sinks.delta import DeltaSink
+from penstock.spool.layout import SpoolLayout
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
+from tests.holding import locked_elsewhere
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -224,6 +229,28 @@ def test_a_table_added_to_the_source_is_taken_up_by_the_next_run(database: Datab
     database.execute("INSERT INTO late VALUES (3)")
     both.run_once()
     both.assert_equal("public.good", "public.bad", "public.late")
+
+
+def test_a_table_that_a_run_did_without_is_copied_anew_when_it_comes_back(database: Database, mirror: MirrorFactory) -> None:
+    _two_tables(database)
+    both, bad = mirror(), TableName("public", "bad")
+    both.run_once()
+    change_orders(both.config.state, lambda orders: orders.remove([bad]))
+    database.execute("INSERT INTO good VALUES (2, 'b'); INSERT INTO bad VALUES (2, 'b')")
+    both.run_once()
+    assert len(both.rows("public.bad")) == 1, "what it holds stays"
+    change_orders(both.config.state, lambda orders: orders.add([bad]))
+    both.run_once()
+    both.assert_equal("public.good", "public.bad")
+
+
+def test_two_pipelines_of_one_name_do_not_share_a_spool(database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    monkeypatch.setattr(pipeline, "_LOCK_SECONDS", 0.2)
+    with locked_elsewhere(SpoolLayout(both.config.spool).consumer_lock(both.config.pipeline)), pytest.raises(PipelineBusyError):
+        both.run_once()
 
 
 def test_an_idle_pipeline_moves_its_position_forward(database: Database, mirror: MirrorFactory) -> None:
