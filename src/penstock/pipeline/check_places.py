@@ -58,6 +58,9 @@ def _check_sink(config: PipelineConfig) -> Step:
         return _check_postgres(config.sink.postgres)
     step = Step("target", str(root))
     with step.catching(), _place(root) as place:
+        if config.sink.parquet is not None:
+            _write_durably(place)
+            return step
         probe = place / f"_penstock_check_{os.getpid()}"
         try:
             _write_table(probe)

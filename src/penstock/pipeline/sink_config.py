@@ -55,11 +55,25 @@ class PostgresConfig(Model):
         return self.model_copy(update=update)
 
 
+class ParquetConfig(Model):
+    """Logs of changes as Parquet files in a directory, for whatever reads those: a table's log grows in <path>/<schema>/<table>."""
+
+    path: Path
+
+    @property
+    def root(self) -> Path:
+        return self.path
+
+    def resolved(self, base: Path) -> ParquetConfig:
+        return self.model_copy(update={"path": base / self.path})
+
+
 class SinkConfig(Model):
     """Where the tables go: one of these."""
 
     delta: DeltaConfig | None = None
     postgres: PostgresConfig | None = None
+    parquet: ParquetConfig | None = None
 
     @model_validator(mode="after")
     def _one(self) -> SinkConfig:
@@ -76,5 +90,5 @@ class SinkConfig(Model):
         """Paths in the file are relative to the file."""
         return self.model_copy(update={name: each.resolved(base) for name, each in self._given().items()})
 
-    def _given(self) -> dict[str, DeltaConfig | PostgresConfig]:
+    def _given(self) -> dict[str, DeltaConfig | ParquetConfig | PostgresConfig]:
         return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}

@@ -23,6 +23,11 @@ def open_sink(config: PipelineConfig, spark: SparkSession) -> Sink:
         scratch = config.sink.root / "penstock_reads"
         address, naming = _postgres(config.sink.postgres)
         return PostgresSink(SparkExecutors(spark), address, config.pipeline, naming, spark=spark, scratch=scratch)
+    if config.sink.parquet is not None:
+        from penstock.sinks.executors import SparkExecutors
+        from penstock.sinks.parquet_sink import ParquetSink
+
+        return ParquetSink(SparkExecutors(spark), config.sink.root, config.pipeline, spark)
     from penstock.sinks.delta import DeltaSink
 
     return DeltaSink(spark, config.sink.root, config.pipeline)
@@ -35,6 +40,10 @@ def open_targets(config: PipelineConfig) -> Targets:
 
         address, naming = _postgres(config.sink.postgres)
         return PostgresTargets(address, config.pipeline, naming)
+    if config.sink.parquet is not None:
+        from penstock.sinks.parquet_targets import ParquetTargets
+
+        return ParquetTargets(config.sink.root, config.pipeline)
     from penstock.sinks.delta_targets import DeltaTargets
 
     return DeltaTargets(config.sink.root, config.pipeline)

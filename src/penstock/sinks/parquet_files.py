@@ -1,0 +1,97 @@
+"""What executors write for a log of changes: chunks of a snapshot, epochs, and chunks without the rows that changed meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.change import EXACT, METADATA_NAMES
+from penstock.position import Position
+from penstock.sinks.base import ChangedRows, SnapshotFile, SnapshotPlace
+from penstock.sinks.collapse import match_column, match_text_column
+from penstock.sinks.fold import fold
+from penstock.sinks.keys import key_codes
+from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.row_files import write_batches
+from penstock.sinks.slice_reader import read_slices
+from penstock.sinks.values import build_exact
+from penstock.spool import storage
+from penstock.spool.range import FileSlice
+
+_NEVER = "the rows of a log are not looked up"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTask:
+    """Changes to be written, in their order, into files in `directory`."""
+
+    directory: str
+    layout: Layout
+    slices: tuple[FileSlice, ...]
+
+
+def write_epoch(task: EpochTask) -> None:
+    write_batches(_changes(task), SnapshotPlace(task.directory, task.layout.schema, "changes"), 0)
+
+
+def _changes(task: EpochTask) -> Iterator[pa.RecordBatch]:
+    """A file at a time: nothing has to be known of the others."""
+    for slice in task.slices:
+        yield from fold(read_slices([slice], task.layout), task.layout, _look_up).rows.to_batches()
+
+
+def _look_up(_: pa.Table | None) -> pa.Table:
+    raise AssertionError(_NEVER)
+
+
+def write_snapshot(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position) -> tuple[SnapshotFile, Position]:
+    """A `ChunkWriter`: the rows as changes of the kind `snapshot`."""
+    file = write_batches((_as_changes(batch, place.schema, fence) for batch in batches), place, index)
+    storage.sync_directory(Path(place.directory))
+    return file, fence
+
+
+def _as_changes(rows: pa.RecordBatch, schema: pa.Schema, fence: Position) -> pa.RecordBatch:
+    own = len(schema) - len(METADATA_NAMES)
+    layout = Layout(pa.schema(list(schema)[:own]), (), Mode.APPEND)
+    values = layout.snapshot_values(fence, datetime.now(UTC))
+    added = [
+        rows.column(own) if field.name == EXACT else pa.repeat(pa.scalar(values[field.name], field.type), rows.num_rows)
+        for field in list(schema)[own:]
+    ]
+    return pa.RecordBatch.from_arrays([*rows.columns[:own], *added], schema=schema)
+
+
+@dataclass(frozen=True, slots=True)
+class RepairTask:
+    """A chunk to be written again without the rows of `changed`; or, without a chunk, those rows as they are now."""
+
+    place: SnapshotPlace
+    index: int
+    chunk: str | None
+    key: tuple[str, ...]
+    changed: ChangedRows
+    fence: Position
+
+
+def repair_chunk(task: RepairTask) -> SnapshotFile:
+    if task.chunk is None:
+        batches = (batch for path in task.changed.rows for batch in pq.read_table(path).to_batches())
+        return write_snapshot(batches, task.place, task.index, task.fence)[0]
+    rows = pq.ParquetFile(Path(task.place.directory) / task.chunk).read()
+    gone, mine = key_codes([_keys(task.changed, task.key, rows.schema), rows], task.key)
+    kept = rows.filter(pa.array(~np.isin(mine, gone)))
+    return write_batches(iter(kept.to_batches()), task.place, task.index)
+
+
+def _keys(changed: ChangedRows, key: Sequence[str], schema: pa.Schema) -> pa.Table:
+    found = pq.read_table(changed.keys)
+    columns = [found.column(match_column(at)).cast(schema.field(name).type) for at, name in enumerate(key)]
+    texts = {name: found.column(match_text_column(at)) for at, name in enumerate(key)}
+    return pa.table([*columns, build_exact(texts, found.num_rows)], names=[*key, EXACT])

@@ -1,0 +1,129 @@
+"""Logs of changes as Parquet files, looked at without Spark: where each one is, and how far.
+
+```
+<root>/<schema>/<table>/
+  _penstock.json                              whose it is, and what it was made from
+  penstock_position=00000000000012345678/     what was added when the table came to that position; there as a whole or not at all
+    *.parquet
+  .…                                          what is being written
+```
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.errors import SinkError, TargetForeignError
+from penstock.position import Position
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import Target, Targets
+from penstock.sinks.directories import directory_name, folds_case
+from penstock.spool import storage
+from penstock.spool.arrow_text import parse_type, type_text
+
+POSITION = "penstock_position"
+"""The column that readers see by the names of the directories: with which position a row was added."""
+
+_DOCUMENT = "_penstock.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogTable:
+    """A table as its document describes it."""
+
+    pipeline: str
+    source_oid: int
+    key: tuple[str, ...]
+    columns: pa.Schema
+    copy: str
+    """The directory of its snapshot, which is there until that is finished."""
+    counts: bool
+    """False: what is there is no copy of anything any more."""
+
+    @classmethod
+    def of(cls, pipeline: str, schema: TableSchema, copy: str) -> LogTable:
+        columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
+        return cls(pipeline, schema.oid, schema.key, columns, copy, counts=True)
+
+    def is_of(self, schema: TableSchema) -> bool:
+        return replace(LogTable.of(self.pipeline, schema, self.copy), counts=self.counts) == self
+
+
+def save_table(path: Path, table: LogTable) -> None:
+    document = {
+        "format": _FORMAT,
+        "pipeline": table.pipeline,
+        "source_oid": table.source_oid,
+        "key": table.key,
+        "columns": [[field.name, type_text(field.type)] for field in table.columns],
+        "copy": table.copy,
+        "counts": table.counts,
+    }
+    storage.replace_bytes(path / _DOCUMENT, json.dumps(document).encode())
+
+
+def load_table(path: Path) -> LogTable | None:
+    data = storage.read_bytes(path / _DOCUMENT)
+    if data is None:
+        return None
+    try:
+        document: dict[str, Any] = json.loads(data)
+        if document["format"] != _FORMAT:
+            raise ValueError("written by another version")
+        columns = pa.schema([pa.field(name, parse_type(text)) for name, text in document["columns"]])
+        return LogTable(
+            document["pipeline"], document["source_oid"], tuple(document["key"]), columns, document["copy"], counts=document["counts"]
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise SinkError(f"{path / _DOCUMENT} cannot be read: {type(error).__name__}") from error
+
+
+def position_directory(path: Path, position: Position) -> Path:
+    return path / f"{POSITION}={position.value:020d}"
+
+
+def load_positions(path: Path) -> list[Position]:
+    """Those with which something was added, in order."""
+    names = [entry.name.removeprefix(f"{POSITION}=") for entry in storage.list_directories(path) if entry.name.startswith(f"{POSITION}=")]
+    return sorted(Position.of(int(name)) for name in names)
+
+
+class ParquetTargets(Targets):
+    """The logs that one pipeline has under `root`, a directory each."""
+
+    def __init__(self, root: Path, pipeline: str) -> None:
+        self._root = root
+        self._pipeline = pipeline
+
+    def path(self, table: TableName) -> Path:
+        return self._root / directory_name(table.schema) / directory_name(table.name)
+
+    @override
+    def describe(self, table: TableName) -> str:
+        return str(self.path(table))
+
+    @override
+    def tells_apart(self, one: TableName, other: TableName) -> bool:
+        self._root.mkdir(parents=True, exist_ok=True)
+        return not folds_case(self._root)
+
+    @override
+    def load_target(self, table: TableName) -> Target | None:
+        path = self.path(table)
+        found = load_table(path)
+        if found is None and not (path.is_dir() and any(path.iterdir())):
+            return None
+        if found is None or found.pipeline != self._pipeline:
+            written_by = "something that is not Penstock" if found is None else f"pipeline {found.pipeline!r}"
+            hint = "choose another path under sink.parquet, or remove that directory"
+            raise TargetForeignError(f"what lies at {path} was written by {written_by}", hint=hint)
+        positions = load_positions(path)
+        applied = positions[-1] if positions and found.counts else None
+        return Target(table, found.source_oid, found.key, found.columns, applied)
