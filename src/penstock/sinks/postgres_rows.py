@@ -19,8 +19,8 @@ from penstock.sinks.layout import Layout
 
 _BLOCK_ROWS = 65_536
 
-# What a value of these means, or whether it means anything, is a matter of the source's own catalog.
-_FOREIGN = frozenset({"aclitem", *(name for name in BUILTIN_TYPES if name.startswith("reg"))})
+# What a value of these means, or whether it means anything, is a matter of the source's own catalog. And not every server can read xml.
+_FOREIGN = frozenset({"aclitem", "xml", *(name for name in BUILTIN_TYPES if name.startswith("reg"))})
 _SAME = frozenset(oid for name, oids in BUILTIN_TYPES.items() if name not in _FOREIGN for oid in oids if oid)
 
 _ADDED = {
