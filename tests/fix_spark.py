@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,14 +14,14 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local session with Delta, as the product builds it; small, since the data of tests is."""
+    """A local session with Delta and Iceberg, as the product builds it; small, since the data of tests is."""
     from penstock.errors import EnvironmentUnfitError
-    from penstock.spark.session import SHORT_LIVED, build_session, delta_package
+    from penstock.spark.session import SHORT_LIVED, build_session, delta_package, iceberg_package
 
-    try:
-        packages = [delta_package()]
-    except EnvironmentUnfitError:  # no Delta for this Spark yet; the tests of the source need none
-        packages = []
+    packages = []
+    for package in (delta_package, iceberg_package):
+        with suppress(EnvironmentUnfitError):  # there is none for this Spark yet; the tests of the source need none
+            packages.append(package())
 
     session = build_session(
         "penstock-tests",

@@ -248,3 +248,30 @@ def test_what_says_nothing_to_a_postgres_sink_is_refused(tmp_path: Path) -> None
         _load(tmp_path, text + "types: {numeric: string}\n")
     with pytest.raises(ConfigError, match="where positions are kept"):
         _load(tmp_path, text.replace("'host=b'", "'host=b', schemas: {public: penstock}"))
+
+
+def test_an_iceberg_sink_has_a_catalog_and_keeps_its_state_in_the_warehouse(tmp_path: Path) -> None:
+    text = MINIMAL.replace(
+        "delta: {path: lake}", "iceberg: {warehouse: lake, namespace: prod.mirror, maintenance: {keep_snapshots: 2 hours}}"
+    )
+    config = _load(tmp_path, text)
+    assert config.sink.iceberg is not None
+    assert config.sink.root == config.sink.iceberg.warehouse == tmp_path / "lake"
+    assert (config.sink.iceberg.catalog, config.sink.iceberg.namespace) == ("lake", ("prod", "mirror"))
+    assert config.sink.iceberg.maintenance.keep_seconds == 7200
+
+
+@pytest.mark.parametrize(
+    "sink",
+    [
+        "{}",
+        "{delta: {path: lake}, iceberg: {warehouse: lake}}",
+        "{iceberg: {}}",
+        "{iceberg: {warehouse: lake, catalog: a.b}}",
+        "{iceberg: {warehouse: lake, format_version: 1}}",
+        "{iceberg: {warehouse: lake, maintenance: {keep_snapshots: long}}}",
+    ],
+)
+def test_there_is_one_sink_with_options_that_make_sense(tmp_path: Path, sink: str) -> None:
+    with pytest.raises(ConfigError, match="sink"):
+        _load(tmp_path, MINIMAL.replace("{delta: {path: lake}}", sink))

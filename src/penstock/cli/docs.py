@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from penstock.cli.types_page import types_page
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.config import PipelineConfig, SourceConfig, SparkConfig, TableRule, TlsConfig, TypesConfig
-from penstock.pipeline.sink_config import DeltaConfig, ParquetConfig, PostgresConfig, SinkConfig
+from penstock.pipeline.sink_config import DeltaConfig, IcebergConfig, MaintenanceConfig, ParquetConfig, PostgresConfig, SinkConfig
 from penstock.spark.options import options_page
 
 _FOLLOWS: Mapping[Recovery, str] = {
@@ -74,6 +74,8 @@ _MODELS: Mapping[type[BaseModel], str] = {
     DeltaConfig: "`sink.delta`",
     PostgresConfig: "`sink.postgres`",
     ParquetConfig: "`sink.parquet`",
+    IcebergConfig: "`sink.iceberg`",
+    MaintenanceConfig: "`sink.iceberg.maintenance`",
     TypesConfig: "`types`",
     SparkConfig: "`spark`",
 }

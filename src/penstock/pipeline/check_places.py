@@ -61,6 +61,10 @@ def _check_sink(config: PipelineConfig) -> Step:
         if config.sink.parquet is not None:
             _write_durably(place)
             return step
+        if config.sink.iceberg is not None:
+            _write_durably(place)
+            step.detail = f"{root}, catalog {config.sink.iceberg.catalog}"
+            return step
         probe = place / f"_penstock_check_{os.getpid()}"
         try:
             _write_table(probe)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.errors import EnvironmentUnfitError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.findings import Finding, Step
@@ -22,7 +23,7 @@ def check_continuing(step: Step, config: PipelineConfig, address: SourceAddress,
     try:
         targets = open_targets(config)
         is_new = not root.is_dir()
-    except (ImportError, OSError):  # for the step that tries the target to say
+    except (ImportError, OSError, EnvironmentUnfitError):  # for the step that tries the target to say
         step.is_skipped = True
         return
     if is_new:

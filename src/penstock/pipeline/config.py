@@ -19,6 +19,7 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator, model
 from penstock.capture.confirming import Confirm
 from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
+from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.references import EnvReference, FileReference, Model
 from penstock.pipeline.sink_config import SinkConfig
 from penstock.postgres.connection import SourceAddress
@@ -27,10 +28,8 @@ from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 
 _PIPELINE = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_DURATION = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|millisecond|s|second|min|minute|h|hour)s?\s*")
 _KEY = re.compile(r"\w{1,40}")
 _YAML_NAME = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
-_SECONDS = {"ms": 0.001, "millisecond": 0.001, "s": 1, "second": 1, "min": 60, "minute": 60, "h": 3600, "hour": 3600}
 
 
 class TlsConfig(Model):
@@ -197,20 +196,15 @@ class PipelineConfig(Model):
             raise ValueError("a pipeline's name has lower-case letters, digits and underscores, at most 40, and begins with a letter")
         return value
 
-    @field_validator("trigger", "max_snapshot_hold")
-    @classmethod
-    def _is_duration(cls, value: str) -> str:
-        if not _DURATION.fullmatch(value):
-            raise ValueError("write a duration such as '1 second' or '500 ms'")
-        return value
+    _durations = field_validator("trigger", "max_snapshot_hold")(checked_duration)
 
     @property
     def trigger_seconds(self) -> float:
-        return _seconds(self.trigger)
+        return parse_seconds(self.trigger)
 
     @property
     def max_snapshot_hold_seconds(self) -> float:
-        return _seconds(self.max_snapshot_hold)
+        return parse_seconds(self.max_snapshot_hold)
 
     @property
     def slot(self) -> str:
@@ -280,12 +274,6 @@ class PipelineConfig(Model):
             max_retained_bytes=self.max_retained_wal,
             is_separate=self.source.capture == "separate",
         )
-
-
-def _seconds(duration: str) -> float:
-    match = _DURATION.fullmatch(duration)
-    assert match is not None
-    return float(match[1]) * _SECONDS[match[2]]
 
 
 def load_config(path: Path) -> PipelineConfig:

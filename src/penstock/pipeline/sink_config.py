@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.references import EnvReference, FileReference, Model
 from penstock.postgres.connection import SourceAddress
 
@@ -68,12 +70,54 @@ class ParquetConfig(Model):
         return self.model_copy(update={"path": base / self.path})
 
 
+class MaintenanceConfig(Model):
+    """What keeps Iceberg tables quick to read. It is done between epochs, and takes at most a tenth of the time."""
+
+    rewrite_after: int = Field(
+        default=64, ge=0, description="a table with so many files of equality deletes is rewritten without them; 0: that is left to others"
+    )
+    keep_snapshots: str = Field(default="1 hour", description="older snapshots expire; as long can readers go back in time")
+    expire: bool = Field(default=True, description="no: that is left to others; the metadata grows with each epoch until they do it")
+
+    _durations = field_validator("keep_snapshots")(checked_duration)
+
+    @property
+    def keep_seconds(self) -> float:
+        return parse_seconds(self.keep_snapshots)
+
+
+class IcebergConfig(Model):
+    """Iceberg tables in a catalog of Spark's: a table is <catalog>.<namespace>.<schema>.<table>. Needs Spark 4.1.
+
+    A catalog that `spark.conf` does not describe, under `spark.sql.catalog.<catalog>`, is a Hadoop catalog in `warehouse`.
+    """
+
+    catalog: str = Field("lake", pattern=r"^[A-Za-z][A-Za-z0-9_]*$", description="the catalog's name in Spark")
+    namespace: tuple[str, ...] = Field((), description="levels above those that the source's schemas become; `a.b` is two")
+    warehouse: Path = Field(description="where the tables lie, and with them what is known of the pipeline's epochs")
+    format_version: Literal[2, 3] = Field(2, description="of tables that are created")
+    maintenance: MaintenanceConfig = MaintenanceConfig()
+
+    @field_validator("namespace", mode="before")
+    @classmethod
+    def _levels(cls, value: object) -> object:
+        return tuple(value.split(".")) if isinstance(value, str) else value
+
+    @property
+    def root(self) -> Path:
+        return self.warehouse
+
+    def resolved(self, base: Path) -> IcebergConfig:
+        return self.model_copy(update={"warehouse": base / self.warehouse})
+
+
 class SinkConfig(Model):
     """Where the tables go: one of these."""
 
     delta: DeltaConfig | None = None
     postgres: PostgresConfig | None = None
     parquet: ParquetConfig | None = None
+    iceberg: IcebergConfig | None = None
 
     @model_validator(mode="after")
     def _one(self) -> SinkConfig:
@@ -90,5 +134,5 @@ class SinkConfig(Model):
         """Paths in the file are relative to the file."""
         return self.model_copy(update={name: each.resolved(base) for name, each in self._given().items()})
 
-    def _given(self) -> dict[str, DeltaConfig | ParquetConfig | PostgresConfig]:
+    def _given(self) -> dict[str, DeltaConfig | PostgresConfig | ParquetConfig | IcebergConfig]:
         return {name: value for name in type(self).model_fields if (value := getattr(self, name)) is not None}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.errors import EnvironmentUnfitError
 from penstock.pipeline.config import PipelineConfig
-from penstock.pipeline.sink_config import PostgresConfig
+from penstock.pipeline.sink_config import IcebergConfig, PostgresConfig
 from penstock.postgres.connection import SourceAddress
 from penstock.sinks.base import Sink, Targets
 
@@ -28,13 +29,25 @@ def open_sink(config: PipelineConfig, spark: SparkSession) -> Sink:
         from penstock.sinks.parquet_sink import ParquetSink
 
         return ParquetSink(SparkExecutors(spark), config.sink.root, config.pipeline, spark)
+    if config.sink.iceberg is not None:
+        return _iceberg_sink(config.sink.iceberg, config.pipeline, spark)
     from penstock.sinks.delta import DeltaSink
 
     return DeltaSink(spark, config.sink.root, config.pipeline)
 
 
+def _iceberg_sink(config: IcebergConfig, pipeline: str, spark: SparkSession) -> Sink:
+    from penstock.sinks.iceberg import IcebergPlace, IcebergSink
+    from penstock.sinks.iceberg_maintenance import EXPIRE_EVERY, Maintenance
+
+    chosen = config.maintenance
+    maintenance = Maintenance(chosen.rewrite_after, chosen.keep_seconds, EXPIRE_EVERY if chosen.expire else 0)
+    place = IcebergPlace(config.catalog, config.warehouse, config.namespace, config.format_version, maintenance)
+    return IcebergSink(spark, place, pipeline)
+
+
 def open_targets(config: PipelineConfig) -> Targets:
-    """The same tables, looked at without Spark."""
+    """The same tables, looked at without Spark; `EnvironmentUnfitError` if only Spark can."""
     if config.sink.postgres is not None:
         from penstock.sinks.postgres_targets import PostgresTargets
 
@@ -44,6 +57,15 @@ def open_targets(config: PipelineConfig) -> Targets:
         from penstock.sinks.parquet_targets import ParquetTargets
 
         return ParquetTargets(config.sink.root, config.pipeline)
+    if config.sink.iceberg is not None:
+        from penstock.sinks.iceberg_targets import HadoopTargets
+
+        iceberg = config.sink.iceberg
+        if f"spark.sql.catalog.{iceberg.catalog}" in config.spark.conf:
+            raise EnvironmentUnfitError(
+                f"the catalog {iceberg.catalog} can be asked only by Spark", hint="see `penstock verify`, which starts Spark"
+            )
+        return HadoopTargets(iceberg.warehouse, iceberg.namespace, config.pipeline)
     from penstock.sinks.delta_targets import DeltaTargets
 
     return DeltaTargets(config.sink.root, config.pipeline)
@@ -57,8 +79,8 @@ def _postgres(config: PostgresConfig) -> tuple[SourceAddress, Naming]:
 
 def sink_packages(config: PipelineConfig) -> tuple[str, ...]:
     """The Maven coordinates that the sink needs, for the running Spark."""
-    if config.sink.delta is None:
-        return ()
-    from penstock.spark.session import delta_package
+    from penstock.spark.session import delta_package, iceberg_package
 
-    return (delta_package(),)
+    if config.sink.iceberg is not None:
+        return (iceberg_package(),)
+    return () if config.sink.delta is None else (delta_package(),)

@@ -15,6 +15,7 @@ anew, no more.
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
 import secrets
@@ -33,12 +34,11 @@ from penstock.schema import TableName
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.directories import directory_name
 from penstock.spool import storage
-from penstock.spool.arrow_text import parse_type, type_text
 from penstock.spool.manifest import parse_schema, schema_document
 
 _log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 _DIRECTORY = "penstock_snapshots"
 _PLAN = "plan.json"
 
@@ -200,7 +200,8 @@ def _plan_document(plan: SnapshotPlan) -> dict[str, object]:
         "place": {
             "directory": plan.place.directory,
             "prefix": plan.place.prefix,
-            "columns": [[field.name, type_text(field.type)] for field in plan.place.schema],
+            # All of it: what a file says of its columns, those within columns too, is not in their types alone.
+            "columns": base64.b64encode(plan.place.schema.serialize()).decode(),
         },
         "chunks": [[chunk.heap_oid, chunk.first, chunk.last, chunk.heap_bytes] for chunk in plan.chunks],
     }
@@ -221,7 +222,7 @@ def _parse_plan(document: dict[str, Any]) -> SnapshotPlan:
         document["fingerprint"],
     )
     place = document["place"]
-    columns = pa.schema([pa.field(name, parse_type(arrow_type)) for name, arrow_type in place["columns"]])
+    columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(place["columns"])))
     return SnapshotPlan(
         document["id"],
         outline,

@@ -1,4 +1,4 @@
-"""One source mirrored by the real spool and the real Delta sink."""
+"""One source mirrored by the real spool and a real sink."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from penstock.change import EXACT, EXACT_TYPE, LogStep
 from penstock.position import Position
-from penstock.sinks.base import SnapshotFile, TableChanges, Target
+from penstock.sinks.base import Sink, SnapshotFile, TableChanges, Target
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.row_files import file_stats
 from penstock.spool import SpoolReader, SpoolWriter
@@ -25,11 +25,12 @@ PIPELINE = "shop"
 class Mirror:
     """Copies the source at its fence when made; `follow` brings the target to the source's last commit, in one epoch."""
 
-    def __init__(self, spark: SparkSession, root: Path, source: Source) -> None:
+    def __init__(self, spark: SparkSession, root: Path, source: Source, sink: Sink | None = None) -> None:
         self.source = source
-        self.sink = DeltaSink(spark, root / "lake", PIPELINE)
-        self.path = self.sink.path(source.table.name)
-        self._spark = spark
+        delta = DeltaSink(spark, root / "lake", PIPELINE)
+        self.sink = sink or delta
+        self.path = delta.path(source.table.name)
+        """Of the Delta table."""
         self.writer = SpoolWriter(root / "spool", Position.of(source.fence))
         self._reader = SpoolReader(root / "spool")
         self._written = 0
@@ -83,7 +84,7 @@ class Mirror:
 
     def rows(self) -> list[Row]:
         """The target, as Spark reads it."""
-        table = self._spark.read.format("delta").load(str(self.path)).toArrow()
+        table = self.sink.read(self.source.table.name).toArrow()
         names = [column.name for column in self.source.table.columns]
         assert table.column_names == [*names, EXACT]
         columns = [column.to_pylist() for column in table.columns]

@@ -176,4 +176,5 @@ def _counts(changes: Sequence[Change]) -> ChangeCounts:
         truncates=kinds.count(ChangeType.TRUNCATE),
         moves=sum(change.is_move for change in changes),
         unchanged=sum(bool(change.unchanged) for change in changes),
+        inexact=sum(exact_of(change.row) is not None for change in changes),
     )

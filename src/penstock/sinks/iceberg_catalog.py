@@ -1,0 +1,231 @@
+"""Iceberg's own Java API, as far as the sink needs it: tables of a catalog loaded, and changed by one commit.
+
+A commit is made against the very metadata that was loaded, and fails if the table has changed since by anybody's hand. What Iceberg's own
+`commit()` does instead, applying the change to whatever the table has become, is right for rows; but the position that was read decides
+which rows these are.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from penstock.errors import ConfigError, SinkError, SinkRefusedError
+from penstock.position import Position
+from penstock.sinks.iceberg_schema import field_ids, parse_columns
+from penstock.sinks.iceberg_state import POSITION, SnapshotMark, position_properties
+
+_CATALOG = "org.apache.iceberg.spark.SparkCatalog"
+_BRANCH = "main"
+_GONE = ("org.apache.iceberg.exceptions.NoSuchTableException", "org.apache.iceberg.exceptions.NoSuchNamespaceException")
+_STALE = ("org.apache.iceberg.exceptions.CommitFailedException",)
+
+
+class TableMovedError(Exception):
+    """The table is no longer what was loaded, and nothing has been committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """A file in the table's data directory that is to become part of it."""
+
+    name: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """What one commit does: `is_whole`, all rows go; then the rows that `deletes` name by `columns` go, and `files` come."""
+
+    files: Sequence[NewFile] = ()
+    deletes: Sequence[NewFile] = ()
+    columns: Sequence[str] = ()
+    is_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTable:
+    """A table as it was when it was loaded."""
+
+    java: Any
+    base: Any
+    location: str
+    schema: pa.Schema
+    """Of its files."""
+    properties: Mapping[str, str]
+    summary: Mapping[str, str] = field(default_factory=dict)
+    """Of the current snapshot; empty if there is none."""
+
+    @property
+    def directory(self) -> Path:
+        """Where its data files lie."""
+        return local_path(self.location) / "data"
+
+    def ancestors(self) -> Iterator[SnapshotMark]:
+        """The current snapshot and those before it, newest first."""
+        snapshot = self.base.currentSnapshot()
+        while snapshot is not None:
+            text, parent = snapshot.summary().get(POSITION), snapshot.parentId()
+            yield SnapshotMark(
+                snapshot.snapshotId(), snapshot.sequenceNumber(), parent, None if text is None else Position.parse(str(text))
+            )
+            snapshot = None if parent is None else self.base.snapshot(parent)
+
+
+def local_path(location: str) -> Path:
+    """A table's location as executors reach it."""
+    if location.startswith("file:"):
+        return Path("/" + location.removeprefix("file:").lstrip("/"))
+    if not location.startswith("/"):
+        raise SinkRefusedError(
+            f"the catalog puts the table at {location}, and files are written only to mounted file systems",
+            hint="choose a catalog whose warehouse is a directory that all executors reach",
+        )
+    return Path(location)
+
+
+class IcebergCatalog:
+    """One catalog of one Spark session. Safe to use from several threads, each with tables of its own."""
+
+    def __init__(self, spark: SparkSession, name: str, warehouse: Path) -> None:
+        self._spark = spark
+        self.name = name
+        ensure_catalog(spark, name, warehouse)
+
+    @property
+    def _jvm(self) -> Any:
+        return self._spark._jvm  # noqa: SLF001 - pyspark's own door to the JVM
+
+    def load(self, identifier: Sequence[str]) -> LoadedTable | None:
+        """The table as it is now; None if there is none."""
+        try:
+            table = self._java().loadTable(self._name(identifier))
+            table.refresh()
+        except (Py4JJavaError, PySparkException) as error:
+            if java_class(error) in _GONE:
+                return None
+            raise SinkError(f"the Iceberg table {'.'.join(identifier)} cannot be loaded: {first_line(error)}") from error
+        base = table.operations().current()
+        snapshot = base.currentSnapshot()
+        try:
+            schema = parse_columns(json.loads(self._jvm.org.apache.iceberg.SchemaParser.toJson(base.schema())))
+        except ValueError as error:
+            raise SinkRefusedError(f"the Iceberg table {'.'.join(identifier)} was altered: {error}", hint="drop the table") from error
+        return LoadedTable(
+            table, base, base.location(), schema, dict(base.properties()), {} if snapshot is None else dict(snapshot.summary())
+        )
+
+    def drop(self, identifier: Sequence[str]) -> None:
+        with failing(f"dropping {'.'.join(identifier)}"):
+            self._java().dropTable(self._name(identifier), True)
+
+    def commit(self, loaded: LoadedTable, change: TableChange, position: Position) -> None:
+        """Change the table and its position at once; `TableMovedError` if it is not what was loaded. `Position.ZERO` stands for none."""
+        with failing(f"committing to {loaded.location}"):
+            update = self._update(loaded, change)
+            update.set(POSITION, str(position))
+            snapshot = update.apply()
+            properties = self._jvm.java.util.HashMap()
+            for name, value in position_properties(position, snapshot.sequenceNumber()).items():
+                properties.put(name, value)
+            builder = self._jvm.org.apache.iceberg.TableMetadata.buildFrom(loaded.base)
+            updated = builder.setBranchSnapshot(snapshot, _BRANCH).setProperties(properties).build()
+            loaded.java.operations().commit(loaded.base, updated)
+
+    def _update(self, loaded: LoadedTable, change: TableChange) -> Any:
+        table, iceberg = loaded.java, self._jvm.org.apache.iceberg
+        files = [self._built(loaded, iceberg.DataFiles.builder(table.spec()), each) for each in change.files]
+        if change.is_whole:
+            update = table.newOverwrite().overwriteByRowFilter(iceberg.expressions.Expressions.alwaysTrue())
+            for each in files:
+                update.addFile(each)
+            return update
+        if not change.deletes:
+            update = table.newAppend()
+            for each in files:
+                update.appendFile(each)
+            return update
+        update = table.newRowDelta()
+        for each in files:
+            update.addRows(each)
+        for each in change.deletes:
+            builder = iceberg.FileMetadata.deleteFileBuilder(table.spec()).ofEqualityDeletes(self._ints(loaded, change.columns))
+            update.addDeletes(self._built(loaded, builder, each))
+        return update
+
+    def _built(self, loaded: LoadedTable, builder: Any, file: NewFile) -> Any:
+        iceberg = self._jvm.org.apache.iceberg
+        path = f"{loaded.location}/data/{file.name}"
+        config = iceberg.MetricsConfig.forTable(loaded.java)
+        metrics = iceberg.parquet.ParquetUtil.fileMetrics(loaded.java.io().newInputFile(path), config)
+        return builder.withPath(path).withFormat("PARQUET").withFileSizeInBytes(file.bytes).withMetrics(metrics).build()
+
+    def _ints(self, loaded: LoadedTable, columns: Sequence[str]) -> Any:
+        gateway = self._spark.sparkContext._gateway  # noqa: SLF001
+        assert gateway is not None
+        numbers = field_ids(loaded.schema, columns)
+        array = gateway.new_array(gateway.jvm.int, len(numbers))
+        for at, number in enumerate(numbers):
+            array[at] = number
+        return array
+
+    def _java(self) -> Any:
+        return self._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergCatalog(self._spark._jsparkSession, self.name)  # noqa: SLF001
+
+    def _name(self, identifier: Sequence[str]) -> Any:
+        gateway = self._spark.sparkContext._gateway  # noqa: SLF001
+        assert gateway is not None
+        array = gateway.new_array(gateway.jvm.java.lang.String, len(identifier))
+        for at, part in enumerate(identifier):
+            array[at] = part
+        return self._jvm.org.apache.iceberg.catalog.TableIdentifier.of(array)
+
+
+def is_hadoop(conf: Mapping[str, str], catalog: str) -> bool:
+    """Whether the catalog is one of ours: a directory, which no setting of the user's describes as something else."""
+    return f"spark.sql.catalog.{catalog}" not in conf
+
+
+def ensure_catalog(spark: SparkSession, name: str, warehouse: Path) -> None:
+    """A catalog that nobody has described to this session is a Hadoop catalog in `warehouse`."""
+    prefix = f"spark.sql.catalog.{name}"
+    ours = {prefix: _CATALOG, f"{prefix}.type": "hadoop", f"{prefix}.warehouse": str(warehouse), f"{prefix}.cache-enabled": "false"}
+    if spark.conf.get(prefix, None) is None:
+        for key, value in ours.items():
+            spark.conf.set(key, value)
+    elif spark.conf.get(f"{prefix}.type", None) == "hadoop" and spark.conf.get(f"{prefix}.warehouse", None) != str(warehouse):
+        raise ConfigError(
+            f"the catalog {name} of this Spark session lies elsewhere than in {warehouse}", hint="choose another sink.iceberg.catalog"
+        )
+
+
+def java_class(error: BaseException) -> str:
+    """The class of the Java exception behind an error of py4j's or pyspark's; empty if there is none."""
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    return "" if java is None else str(java.getClass().getName())
+
+
+def first_line(error: BaseException) -> str:
+    lines = [line for line in str(getattr(error, "java_exception", None) or error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+@contextmanager
+def failing(doing: str) -> Iterator[None]:
+    """Turn what Iceberg says into an error of ours."""
+    try:
+        yield
+    except (Py4JError, PySparkException) as error:
+        if java_class(error) in _STALE:
+            raise TableMovedError from error
+        raise SinkError(f"{doing}: {first_line(error)}") from error

@@ -1,0 +1,96 @@
+"""What keeps Iceberg tables quick to read, and their metadata small, between epochs.
+
+Every epoch with updates leaves a file of equality deletes, which whoever reads the table has to take in; so, after a number of them, the
+data files are rewritten without the rows that are gone. Every epoch leaves a snapshot, which the table's metadata lists; so those that are
+old enough are expired. A rewrite says no position: by the time that it is committed, the table may hold more than when it began.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from penstock.errors import SinkError
+from penstock.sinks.iceberg_catalog import LoadedTable, TableMovedError, failing
+
+_log = logging.getLogger(__name__)
+
+_REST = 10
+"""A rewrite that took a second is not followed by another for ten: however large the table, it takes no more than a tenth of the time."""
+EXPIRE_EVERY = 100
+
+_OPTIONS = {
+    "delete-file-threshold": "1",
+    "min-input-files": "1",
+    "remove-dangling-deletes": "true",
+    "partial-progress.enabled": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """When a table is looked after."""
+
+    delete_files: int = 64
+    """A table with so many files of deletes is rewritten; 0: never."""
+    keep_seconds: float = 3600.0
+    """Snapshots older than this expire."""
+    expire_every: int = EXPIRE_EVERY
+    """With so many snapshots more than after the last time; 0: never."""
+
+
+class Maintainer:
+    """Looks after one table. Called by the one thread that writes to it, after a commit."""
+
+    def __init__(self, spark: SparkSession, maintenance: Maintenance) -> None:
+        self._spark = spark
+        self._maintenance = maintenance
+        self._rests_until = 0.0
+        self._kept = 0
+
+    def is_due(self, table: LoadedTable, deletes: int = 0) -> bool:
+        """Whether there is something to do for the table, to which a commit has since added so many files of deletes."""
+        return self._is_slow(table, deletes) or self._is_long(table)
+
+    def keep(self, table: LoadedTable) -> None:
+        """Do what is due for the table as it is now. What fails is tried again after a later epoch: no row depends on it."""
+        try:
+            if self._is_slow(table):
+                self._rewrite(table)
+            if self._is_long(table):
+                self._expire(table)
+        except (SinkError, TableMovedError) as error:
+            _log.warning("table not maintained", extra={"location": table.location, "error": type(error).__name__})
+
+    def _is_slow(self, table: LoadedTable, deletes: int = 0) -> bool:
+        files = int(table.summary.get("total-delete-files", "0")) + deletes
+        return 0 < self._maintenance.delete_files <= files and time.monotonic() >= self._rests_until
+
+    def _rewrite(self, table: LoadedTable) -> None:
+        started = time.monotonic()
+        with failing(f"rewriting {table.location}"):
+            jvm: Any = self._spark._jvm  # noqa: SLF001
+            actions = jvm.org.apache.iceberg.spark.actions.SparkActions.get(self._spark._jsparkSession)  # noqa: SLF001
+            action = actions.rewriteDataFiles(table.java)
+            for name, value in _OPTIONS.items():
+                action = action.option(name, value)
+            action.execute()
+        took = time.monotonic() - started
+        self._rests_until = time.monotonic() + _REST * took
+        _log.info("table rewritten", extra={"location": table.location, "seconds": round(took, 3)})
+
+    def _is_long(self, table: LoadedTable) -> bool:
+        every = self._maintenance.expire_every
+        return bool(every) and len(table.base.snapshots()) >= self._kept + every
+
+    def _expire(self, table: LoadedTable) -> None:
+        with failing(f"expiring snapshots of {table.location}"):
+            table.java.refresh()
+            before = int((time.time() - self._maintenance.keep_seconds) * 1000)
+            table.java.expireSnapshots().expireOlderThan(before).retainLast(1).cleanExpiredFiles(True).commit()
+            table.java.refresh()
+            self._kept = len(table.java.operations().current().snapshots())

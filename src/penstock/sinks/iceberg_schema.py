@@ -1,0 +1,73 @@
+"""Columns of an Iceberg table as Arrow sees them: with the field ids by which Iceberg knows a column, whatever it is called.
+
+A file of the table carries these ids in its own schema, those of nested fields too. What Iceberg has no type for is written as the next
+larger one: a smallint is an int there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+FIELD_ID = b"PARQUET:field_id"
+
+_PRIMITIVES: Mapping[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", "UTC"),
+    "string": pa.string(),
+    "binary": pa.binary(),
+}
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
+
+
+def parse_columns(document: Mapping[str, Any]) -> pa.Schema:
+    """The Arrow schema of files, from a schema as Iceberg writes it in JSON. `ValueError` for what none of our tables has."""
+    return pa.schema([_field(each["name"], each["type"], each["id"]) for each in document["fields"]])
+
+
+def _field(name: str, found: str | Mapping[str, Any], number: int) -> pa.Field:
+    return pa.field(name, _type(found), metadata={FIELD_ID: str(number).encode()})
+
+
+def _type(found: str | Mapping[str, Any]) -> pa.DataType:
+    if isinstance(found, str):
+        if match := _DECIMAL.fullmatch(found):
+            return pa.decimal128(int(match[1]), int(match[2]))
+        if found not in _PRIMITIVES:
+            raise ValueError(f"no column of ours has the Iceberg type {found}")
+        return _PRIMITIVES[found]
+    if found["type"] == "list":
+        return pa.list_(_field("element", found["element"], found["element-id"]))
+    if found["type"] == "map":
+        key = _field("key", found["key"], found["key-id"]).with_nullable(False)
+        return pa.map_(key, _field("value", found["value"], found["value-id"]))
+    return pa.struct([_field(each["name"], each["type"], each["id"]) for each in found["fields"]])
+
+
+def field_ids(columns: pa.Schema, names: Sequence[str]) -> list[int]:
+    return [int(columns.field(name).metadata[FIELD_ID]) for name in names]
+
+
+def delete_columns(columns: pa.Schema, identity: Sequence[str]) -> tuple[str, ...]:
+    """Those of a row's identity that an equality delete may name: neither nested nor of a type that holds no exact numbers."""
+    types = {name: columns.field(name).type for name in identity}
+    return tuple(name for name, each in types.items() if not pa.types.is_nested(each) and not pa.types.is_floating(each))
+
+
+def fitted(table: pa.Table, columns: pa.Schema) -> pa.Table:
+    """The columns of a table as a file has them, ids and all."""
+    arrays = [_cast(table.column(field.name), field.type) for field in columns]
+    return pa.table(arrays, schema=columns)
+
+
+def _cast(column: pa.ChunkedArray, arrow_type: pa.DataType) -> pa.ChunkedArray:
+    return column if column.type.equals(arrow_type) else column.cast(arrow_type)

@@ -1,0 +1,242 @@
+"""What the Iceberg sink commits, when it refuses to, and what it finds when it comes back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.change import EXACT, EXACT_TYPE
+from penstock.errors import SinkError, TargetRewoundError
+from penstock.position import Position
+from penstock.schema import Column, TableName, TableSchema
+from penstock.sinks.base import ChangedRows, SnapshotFile
+from penstock.sinks.iceberg import IcebergSink
+from penstock.sinks.iceberg_catalog import IcebergCatalog, TableChange
+from penstock.sinks.iceberg_maintenance import Maintenance
+from penstock.sinks.iceberg_state import POSITION
+from penstock.sinks.iceberg_targets import HadoopTargets
+from tests.integration.sinks.iceberg_lake import needs_iceberg, new_catalog, open_lake, summaries
+from tests.integration.sinks.mirror import PIPELINE, Mirror
+from tests.integration.sinks.source import NULL, Source, Value
+from tests.integration.sinks.test_delta_cases import ITEMS, at, item
+
+pytestmark = needs_iceberg
+
+NAME = ITEMS.name
+
+
+class Lake:
+    """Nine items in an Iceberg table."""
+
+    def __init__(self, spark: SparkSession, root: Path, maintenance: Maintenance | None = None) -> None:
+        self.spark = spark
+        self.root = root
+        self.catalog = new_catalog()
+        self.sink = open_lake(spark, root, self.catalog, maintenance=maintenance or Maintenance(0, 3600, 0))
+        source = Source(ITEMS, [item(key, f"note {key}", Value(None, f"{key}e90")) for key in range(1, 10)])
+        self.mirror = Mirror(spark, root, source, self.sink)
+
+    @property
+    def source(self) -> Source:
+        return self.mirror.source
+
+    @property
+    def summaries(self) -> list[dict[str, str]]:
+        return summaries(self.sink, self.spark, NAME)
+
+    def again(self, pipeline: str = PIPELINE) -> IcebergSink:
+        """A sink that knows nothing of the other's past."""
+        return open_lake(self.spark, self.root, self.catalog, pipeline)
+
+
+@pytest.fixture
+def lake(spark: SparkSession, tmp_path: Path) -> Lake:
+    return Lake(spark, tmp_path)
+
+
+def test_k01_each_epoch_is_one_commit_with_its_position_and_a_repeated_one_is_none(lake: Lake) -> None:
+    source, mirror = lake.source, lake.mirror
+    start = mirror.target()
+    source.insert(item(20))
+    appended = source.commit()
+    source.update(at(20), {"note": Value("second")})
+    source.update(at(2), {"size": NULL}, ["note"])
+    source.update(at(3), {"id": Value(30)}, ["note", "size"])
+    source.delete(at(1))
+    changed = source.commit()
+    source.insert(item(40))
+    source.delete(at(40))
+    nothing = source.commit()
+    mirror.spool()
+    ends = [appended, changed, nothing]
+    for end in ends:
+        mirror.apply(mirror.reached, end)
+    found = lake.summaries
+    assert [each["operation"] for each in found] == ["append", "append", "overwrite", "append"]
+    assert [each[POSITION] for each in found] == [str(Position.of(end)) for end in (source.fence, *ends)]
+    assert found[2]["added-equality-deletes"] == "4"
+    assert mirror.rows() == source.sorted_rows()
+    # As a caller that lost the answer would, with the target as it was at first; by a sink that was never there; in a longer epoch.
+    for sink, first, end in [
+        (lake.sink, appended, changed),
+        (lake.again(), source.fence, nothing),
+        (lake.again(), source.fence, nothing + 5),
+    ]:
+        changes = mirror.changes(first, min(end, nothing))
+        assert changes is not None
+        sink.apply(start, changes, Position.of(end))
+    assert mirror.target().applied == Position.of(nothing + 5)
+    assert len(lake.summaries) == len(found) + 1
+    # What verify and check ask: the version at a position, and the table without Spark.
+    version = lake.sink.version_at(NAME, Position.of(source.fence))
+    assert version is not None
+    assert lake.sink.read(NAME, version).count() == 9
+    assert lake.sink.version_at(NAME, Position.of(source.fence - 1)) is None
+    assert HadoopTargets(lake.root / "warehouse", (), PIPELINE).load_target(NAME) == mirror.target()
+
+
+def test_a_commit_to_a_table_that_somebody_moved_meanwhile_is_none(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs of one pipeline: the one that was slower has read a position that no longer counts."""
+    source, mirror = lake.source, lake.mirror
+    target = mirror.target()
+    source.update(at(1), {"note": Value("second")})
+    source.commit()
+    mirror.spool()
+    changes = mirror.changes(source.fence, source.position)
+    assert changes is not None
+    other, commit = lake.again(), IcebergCatalog.commit
+
+    def slow(self: IcebergCatalog, loaded: object, change: TableChange, position: Position) -> None:
+        monkeypatch.undo()
+        other.apply(target, changes, position)
+        commit(self, loaded, change, position)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(IcebergCatalog, "commit", slow)
+    with pytest.raises(SinkError, match="somebody else"):
+        lake.sink.apply(target, changes, Position.of(source.position))
+    assert [each["operation"] for each in lake.summaries] == ["append", "overwrite"]
+    data = lake.root / "warehouse" / "public" / "items" / "data"
+    assert len(list(data.glob("epoch-*.parquet"))) == 2, "the files of the slower one are gone"
+    lake.sink.apply(target, changes, Position.of(source.position))
+    assert len(lake.summaries) == 2
+    assert mirror.rows() == source.sorted_rows()
+
+
+def test_k09_a_table_dropped_or_rolled_back_meanwhile_is_refused(lake: Lake) -> None:
+    source, mirror = lake.source, lake.mirror
+    first = lake.spark.table(f"{lake.sink.sql_name(NAME)}.snapshots").collect()[0]["snapshot_id"]
+    source.delete(at(1))
+    source.commit()
+    mirror.follow()
+    target = mirror.target()
+    source.insert(item(21))
+    source.commit()
+    mirror.spool()
+    changes = mirror.changes(mirror.reached, source.position)
+    assert changes is not None
+    table = IcebergCatalog(lake.spark, lake.catalog, lake.root / "warehouse").load(lake.sink.identifier(NAME))
+    assert table is not None
+    table.java.manageSnapshots().rollbackTo(first).commit()
+    with pytest.raises(TargetRewoundError, match=str(Position.of(source.fence))):
+        lake.sink.apply(target, changes, Position.of(source.position))
+    # A restart reads where the table is.
+    assert mirror.target().applied == Position.of(source.fence)
+    lake.sink.drop(NAME)
+    with pytest.raises(TargetRewoundError):
+        lake.sink.apply(target, changes, Position.of(source.position))
+    assert lake.sink.load_target(NAME) is None
+
+
+def test_a_table_rewritten_and_its_snapshots_expired_still_knows_its_position(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(spark, tmp_path, Maintenance(delete_files=2, keep_seconds=0.0, expire_every=3))
+    source, mirror = lake.source, lake.mirror
+    for key in range(1, 5):
+        source.update(at(key), {"note": Value("second")})
+        source.delete(at(key + 5)) if key < 4 else source.insert(item(30))
+        source.commit()
+        mirror.spool()
+        mirror.apply(mirror.reached, source.position)
+    assert mirror.rows() == source.sorted_rows()
+    found = lake.summaries
+    assert "replace" in {each["operation"] for each in found}
+    assert len(found) < 5
+    assert lake.again().load_target(NAME) == mirror.target()
+    assert mirror.target().applied == Position.of(source.position)
+
+
+def test_a_snapshot_begun_again_leaves_nothing_of_the_first_and_can_be_resumed(lake: Lake) -> None:
+    lake.sink.disown(NAME)
+    assert lake.sink.load_target(NAME) is not None
+    assert lake.mirror.target().applied is None
+    assert len(lake.mirror.rows()) == 9
+    wider = replace(ITEMS, columns=(*ITEMS.columns, Column("more, of {it}", pa.int16(), 21)))
+    place = lake.sink.begin_snapshot(wider, Position.of(200))
+    leftover = Path(place.directory) / f"{place.prefix}-000000-x.parquet"
+    leftover.write_bytes(b"half a file")
+    place = lake.sink.begin_snapshot(wider, Position.of(300))
+    assert not leftover.exists()
+    file = _write(place.directory, place.schema, f"{place.prefix}-000000-y.parquet")
+    assert lake.sink.can_resume_snapshot(wider, place, [file])
+    assert not lake.sink.can_resume_snapshot(wider, place, [replace(file, bytes=1)])
+    lake.sink.finish_snapshot(wider, [file], Position.of(300))
+    assert not lake.sink.can_resume_snapshot(wider, place, [file])
+    target = lake.sink.load_target(NAME)
+    assert target is not None
+    assert target.schema.field("more, of {it}").type == pa.int16()
+    assert [row["id"] for row in lake.sink.read(NAME).collect()] == [1, 2]
+
+
+def _write(directory: str, schema: pa.Schema, name: str) -> SnapshotFile:
+    values = {"id": [1, 2], EXACT: pa.nulls(2, EXACT_TYPE)}
+    path = Path(directory) / name
+    pq.write_table(pa.table([values.get(each.name, pa.nulls(2, each.type)) for each in schema], schema=schema), path)
+    return SnapshotFile(name, 2, path.stat().st_size, "{}")
+
+
+ODD_KEYS = TableSchema(
+    16409,
+    TableName("public", "odd_keys"),
+    (Column("day", pa.date32(), 1082), Column("share", pa.float64(), 701), Column("note", pa.string(), 25)),
+    ("day", "share"),
+)
+
+
+def test_a_repaired_snapshot_is_its_files_with_the_changed_rows_in_place(spark: SparkSession, tmp_path: Path) -> None:
+    """Keys that an equality delete cannot name are told apart all the same."""
+    sink = open_lake(spark, tmp_path)
+    place = sink.begin_snapshot(ODD_KEYS, Position.of(100))
+    exact = pa.array([[("day", "infinity")], [("day", "-infinity")], None, None], EXACT_TYPE)
+    rows = pa.table([pa.nulls(4, pa.date32()), [0.0, 0.0, 1.0, 2.0], ["a", "b", "c", "d"], exact], schema=place.schema)
+    rows = rows.set_column(0, place.schema.field(0), pa.array([None, None, 1, 1], pa.date32()))
+    path = Path(place.directory) / f"{place.prefix}-000000-z.parquet"
+    pq.write_table(rows, path)
+    file = SnapshotFile(path.name, 4, path.stat().st_size, "{}")
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    pq.write_table(
+        pa.table(
+            {
+                "match_0": pa.array([None, 1], pa.date32()),
+                "match_text_0": pa.array(["infinity", None], pa.string()),
+                "match_1": [-0.0, 2.0],
+                "match_text_1": pa.nulls(2, pa.string()),
+            }
+        ),
+        keys / "keys.parquet",
+    )
+    new = pa.table({"value_0": pa.array([1], pa.date32()), "value_1": [2.0], "value_2": ["new"], EXACT: pa.nulls(1, EXACT_TYPE)})
+    pq.write_table(new, tmp_path / "rows.parquet")
+    changed = ChangedRows(str(keys), (str(tmp_path / "rows.parquet"),))
+    for _ in range(2):
+        # The second time, as after a crash before the first one's answer: the table is made anew.
+        sink.repair_snapshot(ODD_KEYS, [file], changed, Position.of(200))
+        assert sorted(row["note"] for row in sink.read(ODD_KEYS.name).collect()) == ["b", "c", "new"]
+        target = sink.load_target(ODD_KEYS.name)
+        assert target is not None
+        assert target.applied == Position.of(200)
+        sink.disown(ODD_KEYS.name)
