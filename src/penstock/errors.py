@@ -303,6 +303,12 @@ class ReplicaIdentityError(TableError):
     code = "PEN-1405"
 
 
+class TableGapError(TableError):
+    """Changes of the table may be missing: it left the publication for a while, or is not the table that it was."""
+
+    code = "PEN-1413"
+
+
 class UnrepresentableError(TableError):
     """A value is beyond the type of its column, and the pipeline is told not to go on with null and `_exact` in its place."""
 
@@ -364,6 +370,13 @@ class SpoolFullError(SpoolError):
     """The disk, or the quota, of the spool is full. What is not sealed yet stays in the slot."""
 
     code = "PEN-2005"
+    recovery = Recovery.OPERATOR
+
+
+class ConsumerBusyError(SpoolError):
+    """Two queries read a spool under one name, so that each would let go of what the other still needs."""
+
+    code = "PEN-2006"
     recovery = Recovery.OPERATOR
 
 

@@ -30,7 +30,7 @@ CREATE SCHEMA noted;
 CREATE TABLE noted.chunk_readers (port int);
 CREATE FUNCTION noted.login() RETURNS event_trigger LANGUAGE plpgsql AS $$
 BEGIN
-    IF (SELECT application_name = 'penstock snapshot' AND backend_type = 'client backend'
+    IF (SELECT application_name LIKE 'penstock snapshot%' AND backend_type = 'client backend'
         FROM pg_stat_activity WHERE pid = pg_backend_pid()) THEN
         PERFORM pg_sleep(0.6);
         INSERT INTO noted.chunk_readers VALUES (inet_client_port());

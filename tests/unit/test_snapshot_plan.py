@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,13 @@ def test_batch_takes_as_much_as_its_limits_allow_and_one_step_at_least() -> None
     assert made.admit(1, None, 1) == 2
     assert made.admit(0, 256, None) == 2  # of 64 bytes each
     assert made.admit(5, None, 1) == 5
+
+
+def test_heaps_without_a_key_are_in_batches_of_their_own() -> None:
+    made = replace(plan(steps(A, 3), steps(B, 2)), keyless=3)
+    assert [made.admit(done, None, None) for done in (0, 3)] == [3, 5]
+    assert [made.admit(done, None, 2 * 8192) for done in (0, 2, 3)] == [2, 3, 5]
+    assert made.keyless_bytes == 3 * 8192
 
 
 def test_after_a_loss_the_rest_is_read_and_then_a_second_look_is_taken_at_what_was_read_before() -> None:
@@ -128,11 +136,20 @@ def test_whatever_is_lost_every_heap_is_covered_by_reads_under_the_last_snapshot
 
 
 def test_plan_comes_back_from_the_disk_as_it_was(tmp_path: Path) -> None:
-    made = plan(steps(A, 2), steps(B, 1)).renew(1, {1: steps(A, 2)})
-    assert None in made.steps or made.renewals == 1
+    made = replace(plan(steps(A, 2), steps(B, 1)), keyless=1).renew(1, {1: steps(A, 2)}, now=Position.of(99))
+    assert (made.renewals, made.last, made.keyless) == (1, Position.of(99), 1)
     store_plan(tmp_path, "spark-public.a/b", made)
     assert load_plan(tmp_path, "spark-public.a/b") == made
     assert load_plan(tmp_path, "another") is None
+
+
+def test_plan_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    store_plan(tmp_path, "c", plan(steps(A, 1)))
+    (path,) = (tmp_path / "snapshots").iterdir()
+    path.write_text(
+        '{"format":1,"heaps":[["public.a",1,100]],"steps":[[0,0,null,8192,0]],"fence":"0/4D","horizon":4000000000,"renewals":0}'
+    )
+    assert load_plan(tmp_path, "c") == plan(steps(A, 1))
 
 
 def test_damaged_plan_is_refused(tmp_path: Path) -> None:

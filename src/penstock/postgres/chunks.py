@@ -20,6 +20,7 @@ from penstock.errors import PenstockError, SnapshotLostError, TableRewrittenErro
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, SourceAddress, connect, pass_bytes, translate
 from penstock.postgres.copying import read_texts
+from penstock.postgres.exported import reader_name
 from penstock.postgres.outline import Leaf, MeasuredTable, inspect_leaves, inspect_row_filter, lock_patience
 from penstock.postgres.queries import query
 from penstock.postgres.types.rows import DecodedRows, decode_rows
@@ -117,7 +118,7 @@ def open_snapshot(address: SourceAddress, snapshot: str | None, table: TableName
 
     `table` is for the message if the snapshot is gone.
     """
-    with connect(address, "penstock snapshot") as connection:
+    with connect(address, reader_name(snapshot)) as connection:
         try:
             with reading(table):
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")

@@ -22,6 +22,11 @@ from penstock.postgres.queries import query
 from penstock.postgres.slot import PLUGIN, OnWait
 
 
+def reader_name(snapshot: str | None) -> str:
+    """The name under which sessions read rows of an exported snapshot, so that whoever holds it can tell his readers from others'."""
+    return "penstock snapshot" if snapshot is None else f"penstock snapshot {snapshot}"
+
+
 @dataclass(frozen=True, slots=True)
 class ExportedSnapshot:
     """`name` is for SET TRANSACTION SNAPSHOT; `fence` is the position at which reading under it is exact."""
@@ -57,9 +62,9 @@ class SharedSnapshot:
     connection: Connection
 
     def count_readers(self) -> int:
-        """How many sessions of this role read chunks of this database just now."""
+        """How many sessions of this role read under this snapshot just now."""
         self.connection.execute("SELECT pg_catalog.pg_stat_clear_snapshot()")
-        row: Any = self.connection.execute(query("replication", "chunk_readers")).fetchone()
+        row: Any = self.connection.execute(query("replication", "chunk_readers"), {"application": reader_name(self.name)}).fetchone()
         return int(row[0])
 
 

@@ -23,9 +23,9 @@ from penstock.schema import TableName, TableSchema
 _LOCK_SECONDS = 10
 
 
-def lock_patience() -> sql.Composed:
+def lock_patience(seconds: int = _LOCK_SECONDS) -> sql.Composed:
     """For the rest of a session: how long to wait for somebody who has a table to himself, before other tables have their turn."""
-    return sql.SQL("SET lock_timeout = {}").format(sql.Literal(f"{_LOCK_SECONDS}s"))
+    return sql.SQL("SET lock_timeout = {}").format(sql.Literal(f"{seconds}s"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,5 +42,6 @@ def _now(options: Mapping[str, str]) -> str:
 
 
 def _has_moved(progress: Any) -> bool:
-    source = progress["sources"][0]
-    return bool(source["startOffset"] != source["endOffset"])
+    """Whether a batch took in anything of ours. The query may read other sources too, in any order, and such that never rest."""
+    ours = [source for source in progress["sources"] if "position" in str(source["endOffset"])]
+    return any(source["startOffset"] != source["endOffset"] for source in ours)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from penstock.capture.continuity import check_continuity
 from penstock.capture.provision import ensure_capture
 from penstock.capture.settings import CaptureSettings
-from penstock.errors import ConfigError, NoTablesError, SlotMissingError, SpoolFormatError, SystemChangedError
+from penstock.errors import ConfigError, NoTablesError, PenstockError, SlotMissingError, SpoolFormatError, SystemChangedError
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_tables
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.horizon import insert_position
 from penstock.postgres.publication import inspect_publication, inspect_relations
-from penstock.postgres.slot import inspect_slot
+from penstock.postgres.slot import COPY_ANEW, inspect_slot
 from penstock.postgres.timeline import identify_system
+from penstock.spark.offsets import ANEW
 from penstock.spark.request import SourceRequest
 from penstock.spool.consumers import forget, hold, released
 from penstock.spool.identity import load_identity
+from penstock.spool.lock import is_locked
 from penstock.spool.reader import SpoolReader
+from penstock.spool.status import load_status
 
 
 def choose_tables(connection: Connection, request: SourceRequest) -> list[CatalogTable]:
@@ -65,7 +71,25 @@ def check_owner(settings: CaptureSettings) -> bool:
             f"and {settings.address.describe()} is {system}",
             hint='point dsn at that system, or name a spool of this query\'s own: .option("spool", …)',
         )
+    status = load_status(settings.spool) if is_locked(settings.spool) else None
+    if status is not None and status.numeric not in (None, settings.types.numeric):
+        raise ConfigError(
+            f"the option 'numeric' is {settings.types.numeric}, and the capture into {settings.spool} writes {status.numeric}",
+            hint=f'.option("numeric", "{status.numeric}"), as the query or process has it that captures',
+        )
     return True
+
+
+@contextmanager
+def own_words(settings: CaptureSettings) -> Iterator[None]:
+    """Say what to do in the words of a query, where the error comes from a capture that does not know whose it is."""
+    try:
+        yield
+    except PenstockError as error:
+        if error.hint is None or COPY_ANEW not in error.hint:
+            raise
+        words = f"drop slot {settings.slot}, if it is there, remove the spool at {settings.spool}, and {ANEW}"
+        raise type(error)(error.message, hint=error.hint.replace(COPY_ANEW, words)) from error
 
 
 def hold_from(settings: CaptureSettings, consumer: str, start: Position) -> None:

@@ -14,6 +14,9 @@ from typing import Any, ClassVar
 
 from penstock.position import Position
 
+ANEW = "start the query anew, with a new checkpoint and into a new target"
+"""What is left to do where an offset leads nowhere any more."""
+
 GIVEN = "position"
 """How a query began whose position a person gave."""
 

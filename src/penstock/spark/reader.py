@@ -79,6 +79,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if reached > Position.ZERO:
             self._acknowledge(reached)
         capture, spool = self._running(reached)
+        self._waiting()
         if self._goal is None:
             capture.wait_beyond(reached, _LINGER_SECONDS)
         elif reached < self._goal:
@@ -140,6 +141,9 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     def _prepare(self, settings: CaptureSettings, finished: Position) -> None:
         """Called once, before the capture starts; every batch up to `finished` is finished."""
 
+    def _waiting(self) -> None:
+        """Called whenever there may be nothing to read, and again and again while something is waited for."""
+
     # the capture ----------------------------------------------------------------------------------------------------------------
 
     def _running(self, finished: Position) -> tuple[SpoolCapture | SpoolFollower, SpoolReader]:
@@ -163,6 +167,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             end = self._spool.end
             if end is not None and end >= position:
                 return
+            self._waiting()
             if time.monotonic() > deadline:
                 raise ConnectionLostError(f"the capture did not get to {position} in {_CATCH_UP_SECONDS:.0f} s")
 

@@ -59,22 +59,42 @@ class SnapshotPlan:
     steps: tuple[Step | None, ...]
     """None where a step has become void."""
     renewals: int = 0
+    last: Position | None = None
+    """Where the log stood at the last of several snapshots: with the changes up to there, all rows are of one moment."""
+    keyless: int = 0
+    """How many steps there are, from the first on, of heaps without a key. They must all be taken under the first snapshot."""
 
     def admit(self, done: int, max_rows: int | None, max_bytes: int | None) -> int:
-        """How many steps may be done after the next batch; at least one more, if there is one."""
+        """How many steps may be done after the next batch; at least one more, if there is one.
+
+        Heaps without a key are in batches of their own, so that nothing which happens to another heap has a batch with them repeated.
+        """
         limits = [limit for limit in (max_bytes, max_rows * ROW_BYTES if max_rows is not None else None) if limit is not None]
         limit, total = min(limits, default=None), 0
-        for number in range(done, len(self.steps)):
+        end = self.keyless if done < self.keyless else len(self.steps)
+        for number in range(done, end):
             step = self.steps[number]
             total += step.heap_bytes if step is not None and not step.is_second else 0
             if limit is not None and total > limit and number > done:
                 return number
-        return len(self.steps)
+        return end
+
+    @property
+    def keyless_bytes(self) -> int:
+        return sum(step.heap_bytes for step in self.steps[: self.keyless] if step is not None)
 
     def renew(
-        self, done: int, heaps: Mapping[int, Sequence[Step]], keyless: Collection[int] = (), *, upto: int | None = None
+        self,
+        done: int,
+        heaps: Mapping[int, Sequence[Step]],
+        keyless: Collection[int] = (),
+        *,
+        upto: int | None = None,
+        now: Position | None = None,
     ) -> SnapshotPlan:
-        """What follows the first `done` steps under a new snapshot. `heaps` holds the steps that each heap would have now, by its OID.
+        """What follows the first `done` steps under a new snapshot, taken at `now`.
+
+        `heaps` holds the steps that each heap would have by then, by its OID.
 
         The batch up to `upto` may have been handed out before, and a sink that holds it passes over its repetition. So it counts as taken
         and its steps keep their places, void where the heap was rewritten; whatever else is to be read comes after it. None: the batch
@@ -95,7 +115,7 @@ class SnapshotPlan:
         second = [replace(step, is_second=True) for step in taken if step.heap.oid not in keyless]
         steps = (*self.steps[:done], *repeated, *left, *anew, *second)
         void = (None,) * max(0, len(self.steps) - len(steps))
-        return replace(self, steps=steps + void, renewals=self.renewals + 1)
+        return replace(self, steps=steps + void, renewals=self.renewals + 1, last=now or self.last)
 
 
 def _stands(heap: Heap, heaps: Mapping[int, Sequence[Step]]) -> bool:
@@ -112,6 +132,8 @@ def store_plan(root: Path, consumer: str, plan: SnapshotPlan) -> None:
         "fence": str(plan.fence),
         "horizon": plan.horizon,
         "renewals": plan.renewals,
+        "last": None if plan.last is None else str(plan.last),
+        "keyless": plan.keyless,
         "heaps": [[str(heap.table), heap.oid, heap.filenode] for heap in heaps],
         "steps": [None if step is None else _step_document(step, places[step.heap]) for step in plan.steps],
     }
@@ -127,7 +149,15 @@ def load_plan(root: Path, consumer: str) -> SnapshotPlan | None:
     try:
         heaps = [Heap(TableName.parse(table), oid, filenode) for table, oid, filenode in document["heaps"]]
         steps = tuple(None if step is None else _parse_step(step, heaps) for step in document["steps"])
-        return SnapshotPlan(Position.parse(document["fence"]), int(document["horizon"]), steps, int(document["renewals"]))
+        last = document.get("last")  # earlier versions did not say
+        return SnapshotPlan(
+            Position.parse(document["fence"]),
+            int(document["horizon"]),
+            steps,
+            int(document["renewals"]),
+            None if last is None else Position.parse(last),
+            int(document.get("keyless", 0)),
+        )
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise SpoolCorruptError(
             f"snapshots/{path.name} holds no plan", hint="start the query anew, with a new checkpoint and into a new target"

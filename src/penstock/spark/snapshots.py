@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from penstock.change import CHANGE_TYPE, COMMIT_VERSION, METADATA_FIELDS, ORDINAL, XID, ChangeType, change_schema
-from penstock.errors import SnapshotLostError, SpoolGapError, TableWithoutKeyError
+from penstock.errors import ConfigError, SnapshotLostError, SpoolGapError, TableWithoutKeyError
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_schemas
 from penstock.postgres.chunks import Chunk, plan_chunks, read_chunk
@@ -24,6 +24,7 @@ from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
 from penstock.postgres.horizon import inspect_filenodes, inspect_horizon, written_since
 from penstock.schema import TableSchema
+from penstock.spark.offsets import ANEW
 from penstock.spark.request import SourceRequest
 from penstock.spark.snapshot_plan import Heap, SnapshotPlan, Step, load_plan, store_plan
 
@@ -31,7 +32,10 @@ _log = logging.getLogger(__name__)
 
 _ORDINALS_PER_STEP = 1 << 40
 """Places of the rows of one step; far more than a heap of 2³² blocks has room for."""
-_ANEW = "start the query anew, with a new checkpoint and into a new target"
+_MOST_STEPS = 1 << 23
+"""With more of them, places would not fit into 64 bits."""
+_MOST_FIRST_STEPS = _MOST_STEPS >> 3
+"""When a plan is made: whenever its snapshot is lost, it grows."""
 
 FindTables = Callable[[Connection], list[CatalogTable]]
 CheckSchema = Callable[[TableSchema], None]
@@ -69,24 +73,35 @@ class StreamSnapshot:
     def begin(self) -> SnapshotPlan:
         """Take a snapshot and plan how to read it; both anew, whatever there was before."""
         exported = self._export()
-        steps = [step for heap in self._look().values() for step in heap]
+        heaps = self._look()
+        is_keyless = {oid: not self._chunks[oid].schema.key for oid in heaps}
+        steps = [step for oid in sorted(heaps, key=lambda oid: not is_keyless[oid]) for step in heaps[oid]]
+        if len(steps) > _MOST_FIRST_STEPS:
+            raise _too_many(len(steps), _MOST_FIRST_STEPS)
+        keyless = sum(len(heaps[oid]) for oid in heaps if is_keyless[oid])
         with connect(self._settings.address) as connection:
             horizon = inspect_horizon(connection, exported.name)
-        return self._keep(SnapshotPlan(exported.fence, horizon, tuple(steps)))
+        return self._keep(SnapshotPlan(exported.fence, horizon, tuple(steps), keyless=keyless))
 
     def plan(self, fence: Position) -> SnapshotPlan:
         """The plan of the snapshot at `fence`, which this process or an earlier one made."""
-        if self._plan is None:
-            self._plan = load_plan(self._settings.spool, self._request.consumer)
-        if self._plan is None or self._plan.fence != fence:
+        found = self._known()
+        if found is None or found.fence != fence:
             raise SpoolGapError(
-                f"the plan of the snapshot at {fence} is not in the spool at {self._settings.spool}, so it cannot be finished", hint=_ANEW
+                f"the plan of the snapshot at {fence} is not in the spool at {self._settings.spool}, so it cannot be finished", hint=ANEW
             )
-        return self._plan
+        return found
+
+    def settled(self, reached: Position) -> Position:
+        """The least position from `reached` on at which all rows are of one moment: those of a later snapshot are newer than the fence."""
+        found = self._known()
+        if found is None or found.last is None or reached < found.fence:
+            return reached
+        return max(reached, found.last)
 
     def knows(self, fence: Position) -> bool:
         """Whether there is a plan of a snapshot at `fence`."""
-        found = self._plan or load_plan(self._settings.spool, self._request.consumer)
+        found = self._known()
         return found is not None and found.fence == fence
 
     def partitions(self, fence: Position, done: int, upto: int | None) -> list[ChunkPartition]:
@@ -146,9 +161,19 @@ class StreamSnapshot:
                 raise TableWithoutKeyError(
                     f"the snapshot of table {step.heap.table} was interrupted, and the table has no key by which rows that come twice "
                     "could be told",
-                    hint=_ANEW,
+                    hint=f"{ANEW}, with maxBytesPerBatch at {plan.keyless_bytes * 2} and without maxRowsPerBatch, so that all tables "
+                    "without a key are read in one batch",
                 )
-        return self._keep(plan.renew(done, steps, keyless, upto=upto))
+        renewed = plan.renew(done, steps, keyless, upto=upto, now=exported.fence)
+        if len(renewed.steps) > _MOST_STEPS:
+            raise _too_many(len(renewed.steps), _MOST_STEPS)
+        return self._keep(renewed)
+
+    def _known(self) -> SnapshotPlan | None:
+        """The last plan of this consumer, of whatever query."""
+        if self._plan is None:
+            self._plan = load_plan(self._settings.spool, self._request.consumer)
+        return self._plan
 
     def _keep(self, plan: SnapshotPlan) -> SnapshotPlan:
         store_plan(self._settings.spool, self._request.consumer, plan)
@@ -175,6 +200,13 @@ class StreamSnapshot:
                     steps.setdefault(heap.oid, []).append(Step(heap, chunk.first, chunk.last, chunk.heap_bytes))
                     self._chunks[heap.oid] = chunk
         return steps
+
+
+def _too_many(steps: int, most: int) -> ConfigError:
+    return ConfigError(
+        f"the snapshot would be read in {steps} pieces, and there may be {most}",
+        hint=f"{ANEW}, with a larger chunkBytes, and a larger maxRowsPerBatch if it is set",
+    )
 
 
 def read_snapshot(partition: ChunkPartition) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,6 @@
-"""The spool's single writer.
+"""The spool's single writer, and the single reader of a name.
 
-The lock is the operating system's, on the open file: it goes with the process that holds it, however that ends. Beware that a child made
+A lock is the operating system's, on the open file: it goes with the process that holds it, however that ends. Beware that a child made
 by a bare fork shares it; children started by exec do not.
 """
 
@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from penstock.errors import SpoolLockedError
+from typing_extensions import override
+
+from penstock.errors import ConsumerBusyError, PenstockError, SpoolLockedError
 from penstock.spool import storage
 from penstock.spool.layout import SpoolLayout
+
+_WAIT_SECONDS = 0.1
 
 
 def is_locked(root: Path) -> bool:
@@ -34,24 +40,23 @@ def is_locked(root: Path) -> bool:
     return False
 
 
-class SpoolLock:
-    """Hold it around everything that writes segments. Taking it twice fails, also within one process."""
+class _FileLock:
+    """Taking it twice fails, also within one process. `refusal` is given who has it."""
 
-    def __init__(self, root: Path) -> None:
-        self._path = SpoolLayout(root).lock
+    def __init__(self, path: Path, refusal: Callable[[str], PenstockError]) -> None:
+        self._path = path
+        self._refusal = refusal
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
         storage.make_directory(self._path.parent)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            self._take(descriptor)
+        except (BlockingIOError, PermissionError) as error:
             holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
             os.close(descriptor)
-            raise SpoolLockedError(
-                f"process {holder} writes to the spool", hint="stop the other capture, or give this one a spool of its own"
-            ) from error
+            raise self._refusal(holder) from error
         except BaseException:
             os.close(descriptor)
             raise
@@ -66,9 +71,52 @@ class SpoolLock:
             os.close(self._descriptor)
             self._descriptor = None
 
+    def _take(self, descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
     def __enter__(self) -> Self:
         self.acquire()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.release()
+
+
+class SpoolLock(_FileLock):
+    """Hold it around everything that writes segments."""
+
+    def __init__(self, root: Path) -> None:
+        hint = "stop the other capture, or give this one a spool of its own"
+        super().__init__(SpoolLayout(root).lock, lambda holder: SpoolLockedError(f"process {holder} writes to the spool", hint=hint))
+
+
+class ConsumerLock(_FileLock):
+    """Hold it around everything that reads and releases under one name.
+
+    A pipeline holds the same file by its JVM, which knows locks of another kind, so that both kinds are taken here.
+    """
+
+    def __init__(self, root: Path, consumer: str) -> None:
+        def refusal(holder: str) -> PenstockError:
+            return ConsumerBusyError(
+                f"process {holder} reads the spool at {root} as consumer {consumer} already",
+                hint='stop the other query, or give each of them a name of its own: .option("consumer", …)',
+            )
+
+        super().__init__(SpoolLayout(root).consumer_lock(consumer), refusal)
+
+    @override
+    def _take(self, descriptor: int) -> None:
+        super()._take(descriptor)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def wait(self, patience_seconds: float) -> None:
+        """Take it; a reader that is just ending is waited for. Nothing happens if it is held already."""
+        deadline = time.monotonic() + patience_seconds
+        while self._descriptor is None:
+            try:
+                self.acquire()
+            except ConsumerBusyError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_WAIT_SECONDS)

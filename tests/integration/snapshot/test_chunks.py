@@ -56,7 +56,7 @@ def test_N08_a_reader_that_stops_early_leaves_no_transaction_behind(database: Da
 
 
 def _readers(database: Database) -> list[tuple[object, ...]]:
-    mine = "application_name = 'penstock snapshot' AND backend_type = 'client backend' AND datname = current_database()"
+    mine = "application_name LIKE 'penstock snapshot%' AND backend_type = 'client backend' AND datname = current_database()"
     return database.query(f"SELECT pid FROM pg_stat_activity WHERE {mine}")
 
 

@@ -43,6 +43,7 @@ def test_query_that_goes_on_looks_whose_the_spool_is_too(local: LocalSource) -> 
     local.insert(1, 3)
     with local.run(checkpoint) as run:
         run.until(lambda rows: len(rows) == 3, "rows")
+        local.insert(4, 4)
         wait_for(lambda: run.step(keeps=False, commits=False), "a batch to be repeated")
     local.wait_until_free()
     identity = load_identity(local.spool)

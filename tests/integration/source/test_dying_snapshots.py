@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+
+from penstock.errors import ConfigError, TableWithoutKeyError
+from penstock.position import Position
+from penstock.postgres.catalog import inspect_schema, inspect_tables
+from penstock.postgres.chunks import plan_chunks, read_chunk
+from penstock.postgres.connection import connect
+from penstock.postgres.exported import share_snapshot
+from penstock.spark import snapshots
 from penstock.spark.snapshot_plan import load_plan
 from tests.integration.source.engine import Checkpoint, LocalSource, fold
 from tests.waiting import wait_for
@@ -61,3 +70,89 @@ def test_N03_row_that_moved_into_a_batch_that_the_sink_holds_keeps_its_long_valu
     plan = load_plan(local.spool, CONSUMER)
     assert plan is not None
     assert plan.renewals == 1
+
+
+def test_query_that_ends_does_not_end_before_its_rows_are_of_one_moment(local: LocalSource) -> None:
+    """Blocks that were read under a later snapshot show what committed after the fence; so must all the others."""
+    local.insert(1, 1000)
+    checkpoint = Checkpoint()
+    goal = str(local.position)
+    with local.run(checkpoint, BLOCK, endingPosition=goal) as run:
+        assert run.step()
+    local.wait_until_free()
+    # A transaction that moves something from a block that has been read to one that is to be read.
+    with local.database.transaction():
+        local.database.execute("UPDATE orders SET note = 'gives' WHERE id = 1")
+        local.database.execute("UPDATE orders SET note = 'takes' WHERE id = 1000")
+    with local.run(checkpoint, BLOCK, older=True, endingPosition=goal) as run:
+        run.end()
+    plan = load_plan(local.spool, CONSUMER)
+    assert plan is not None
+    assert plan.last is not None
+    assert plan.last > Position.parse(goal)
+    assert Position.parse(checkpoint.offsets[-1]["position"]) >= plan.last
+    state = fold(checkpoint.rows)
+    assert (state[1], state[1000]) == ("gives", "takes")
+    assert state == local.current
+
+
+def keyless(local: LocalSource) -> None:
+    local.database.execute("CREATE TABLE aaa_keyed (id int PRIMARY KEY, note text)")
+    local.database.execute("CREATE TABLE keyless (id int, note text)")
+    local.database.execute("ALTER TABLE keyless REPLICA IDENTITY FULL")
+    for table in ("aaa_keyed", "keyless"):
+        local.database.execute(f"INSERT INTO {table} SELECT g, 'n' FROM generate_series(1, 1000) g")
+
+
+def test_what_happens_to_a_keyed_table_does_not_end_the_snapshot_of_one_without_a_key(local: LocalSource) -> None:
+    keyless(local)
+    checkpoint = Checkpoint()
+    options = {**BLOCK, "maxBytesPerBatch": str(3 * 8192), "table": "", "tables": "public.aaa_keyed, public.keyless"}
+    with local.run(checkpoint, options) as run:
+        assert run.step()
+        local.database.execute("TRUNCATE aaa_keyed")
+        run.until(lambda rows: {row["_change_type"] for row in rows} >= {"truncate"}, "the changes after the snapshot")
+    names = [row["_table"] for row in checkpoint.rows if row["_change_type"] == "snapshot"]
+    assert names == ["public.keyless"] * 1000
+
+
+def test_fix_of_a_snapshot_without_a_key_that_was_lost_works(local: LocalSource) -> None:
+    """Under Spark 4.1, a query that catches up and ends takes one batch a run: what it reads in two batches is lost every time."""
+    keyless(local)
+    options = {**BLOCK, "table": "public.keyless"}
+    checkpoint = Checkpoint()
+    with local.run(checkpoint, options, older=True) as run:
+        assert run.step()
+    with local.run(checkpoint, options, older=True) as run, pytest.raises(TableWithoutKeyError) as raised:
+        run.step()
+    hint = str(raised.value.hint)
+    limit = hint.partition("maxBytesPerBatch at ")[2].partition(" ")[0]
+    anew = Checkpoint()
+    with local.run(anew, options, older=True, maxBytesPerBatch=limit) as run:
+        assert run.step()
+    assert len(anew.rows) == 1000
+    with local.run(anew, options, older=True, maxBytesPerBatch=limit) as run:
+        local.database.execute("INSERT INTO keyless VALUES (1001, 'new')")
+        run.until(lambda rows: len(rows) == 1001, "the next change")
+
+
+def test_snapshot_of_more_pieces_than_places_can_be_given_to_is_refused(local: LocalSource, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert snapshots._MOST_STEPS * snapshots._ORDINALS_PER_STEP <= 1 << 63
+    local.insert(1, 1000)
+    monkeypatch.setattr(snapshots, "_MOST_FIRST_STEPS", 2)
+    with local.run(Checkpoint(), BLOCK) as run, pytest.raises(ConfigError, match="pieces") as raised:
+        run.step()
+    assert "chunkBytes" in str(raised.value.hint)
+
+
+def test_holder_of_a_snapshot_counts_its_own_readers_alone(local: LocalSource) -> None:
+    """Else one that reads now and then would keep everybody's snapshots open."""
+    local.insert(1, 3)
+    with connect(local.address) as connection:
+        (table,) = inspect_tables(connection)
+        (chunk,) = plan_chunks(connection, table, inspect_schema(connection, table), 1 << 30, None)
+    with share_snapshot(local.address) as mine, share_snapshot(local.address) as others:
+        batches = read_chunk(local.address, mine.name, chunk)
+        assert next(batches).num_rows == 3
+        assert (mine.count_readers(), others.count_readers()) == (1, 0)
+        batches.close()

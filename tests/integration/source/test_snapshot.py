@@ -135,7 +135,7 @@ def test_N03_after_a_crash_finished_blocks_are_not_read_again_and_the_end_is_rig
     assert "BatchRefusedError" in first.wait_for_failure()
     source.wait_for_idle_slot()
     # As long as the snapshot is held, VACUUM takes nothing away.
-    held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'penstock snapshot'"
+    held = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name LIKE 'penstock snapshot%'"
     wait_for(lambda: source.database.query(held) == [(0,)], "end of the snapshot", lambda: source.database.query(held))
     done = snapshot_ids(first.rows)
     assert 0 < len(done) < 600

@@ -17,7 +17,7 @@ SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigi
 -- name: chunk_readers
 SELECT count(*)
 FROM pg_catalog.pg_stat_activity a
-WHERE a.datname = pg_catalog.current_database() AND a.usename = current_user AND a.application_name = 'penstock snapshot'
+WHERE a.datname = pg_catalog.current_database() AND a.usename = current_user AND a.application_name = %(application)s
 
 -- name: slot
 -- Columns that came after Postgres 13 are read through JSON, where a missing one is NULL.
