@@ -12,7 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from typing_extensions import override
 
-from penstock.errors import ConnectionLostError, PipelineBusyError, SchemaChangedError, SinkRefusedError, TargetForeignError
+from penstock.errors import (
+    ConnectionLostError,
+    PipelineBusyError,
+    SchemaChangedError,
+    SinkError,
+    SinkRefusedError,
+    TableRewrittenError,
+    TargetForeignError,
+)
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.target_tables import probe_target
@@ -115,6 +123,16 @@ def test_of_two_attempts_at_a_chunk_the_first_counts_with_its_fence(harness: Pos
     assert (again, read_at, fence) == (first, harness.fence, harness.fence)
     harness.sink.finish_snapshot(harness.table, [again], harness.fence)
     assert harness.rows() == rows
+
+
+def test_a_snapshot_is_not_finished_with_other_chunks_than_are_there(harness: PostgresHarness) -> None:
+    place = harness.begin()
+    rows = harness.source.sorted_rows()
+    file, _ = harness.write(place, 0, rows[:5])
+    harness.write(place, 1, rows[5:])
+    with pytest.raises(TableRewrittenError):
+        harness.sink.finish_snapshot(harness.table, [file], harness.fence)
+    assert (harness.rows(), harness.target().applied) == ([], None)
 
 
 def test_a_chunk_that_fails_leaves_no_row_and_is_loaded_by_the_next_attempt(harness: PostgresHarness) -> None:
@@ -267,6 +285,22 @@ def test_an_attempt_that_comes_late_does_nothing(harness: PostgresHarness) -> No
     shown = harness.rows()
     harness.executors.kept[0]()
     assert harness.rows() == shown
+
+
+def test_an_attempt_at_an_epoch_that_has_begun_elsewhere_does_nothing(harness: PostgresHarness) -> None:
+    harness.copy()
+    harness.source.insert(harness.item(20))
+    first = harness.commit()
+    harness.source.insert(harness.item(21))
+    second = harness.commit()
+    harness.executors.is_late = True
+    with pytest.raises(SinkError):
+        harness.apply(harness.fence, second)
+    harness.executors.is_late = False
+    harness.apply(harness.fence, first)
+    with pytest.raises(SinkError, match="when the epoch began"):
+        harness.executors.kept[0]()
+    assert (len(harness.rows()), harness.target().applied) == (10, first)
 
 
 def test_a_check_leaves_no_trace(harness: PostgresHarness) -> None:
