@@ -7,6 +7,7 @@ and does nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -27,14 +28,17 @@ from penstock.schema import TableName
 from penstock.sinks.fold import COUNT, Outcome, fold
 from penstock.sinks.layout import CURRENT, Layout, Mode
 from penstock.sinks.postgres_rows import parse_rows, stored_names, text_blocks
-from penstock.sinks.slice_reader import Part, read_slices
+from penstock.sinks.slice_reader import Part, parted, read_slices
 from penstock.sinks.values import Lookup
 from penstock.spool.range import FileSlice
 
 
 @dataclass(frozen=True, slots=True)
 class EpochTask:
-    """The changes of one table in `(start, end]`, taken in `parts` runs."""
+    """The changes of one table in `(start, end]`.
+
+    Taken in `parts` runs, so that the fold has to hold one of them; or a file at a time (0), if no change concerns a row of another file.
+    """
 
     address: SourceAddress
     pipeline: str
@@ -53,11 +57,18 @@ def apply_epoch(task: EpochTask) -> None:
             return  # another attempt at this was first
         if applied != task.start:
             raise SinkError(f"{task.place} is at {applied}, and was at {task.start} when the epoch began")
-        for index in range(task.parts):
-            changes = read_slices(task.slices, task.layout, Part(index, task.parts))
+        for index, changes in enumerate(_runs(task)):
             outcome = fold(changes, task.layout, _lookup(connection, task))
             write_outcome(connection, task.place, task.layout, outcome, is_first=index == 0)
         record_position(connection, task.place, task.pipeline, task.end)
+
+
+def _runs(task: EpochTask) -> Iterator[pa.Table]:
+    if not task.parts:
+        yield from (read_slices([slice], task.layout) for slice in task.slices)
+        return
+    changes = read_slices(task.slices, task.layout)
+    yield from (parted(changes, task.layout, Part(index, task.parts)) for index in range(task.parts))
 
 
 def write_outcome(connection: Connection, place: TableName, layout: Layout, outcome: Outcome, *, is_first: bool = True) -> None:

@@ -6,7 +6,7 @@ so there is none that a column could not hold, and `_exact` is not there. Only w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -22,6 +22,9 @@ _BLOCK_ROWS = 65_536
 # What a value of these means, or whether it means anything, is a matter of the source's own catalog. And not every server can read xml.
 _FOREIGN = frozenset({"aclitem", "xml", *(name for name in BUILTIN_TYPES if name.startswith("reg"))})
 _SAME = frozenset(oid for name, oids in BUILTIN_TYPES.items() if name not in _FOREIGN for oid in oids if oid)
+
+# Values of these are equal to the server just if their texts are; of others, 1.0 and 1.00 may be one key.
+_LITERAL = frozenset({0, *(BUILTIN_TYPES[name][0] for name in ("bool", "int2", "int4", "int8", "oid", "uuid", "text", "varchar", "date"))})
 
 _ADDED = {
     pa.bool_(): BUILTIN_TYPES["bool"][0],
@@ -39,6 +42,11 @@ def target_columns(schema: TableSchema) -> tuple[TargetColumn, ...]:
 
 def _target_column(column: Column) -> TargetColumn:
     return TargetColumn(column.name, column.type_oid, column.type_modifier) if column.type_oid in _SAME else TargetColumn(column.name)
+
+
+def is_told_by_text(columns: Iterable[TargetColumn], key: Collection[str]) -> bool:
+    """Whether keys that are written otherwise are other keys."""
+    return all(column.type_oid in _LITERAL for column in columns if column.name in key)
 
 
 def source_columns(columns: Iterable[TargetColumn]) -> pa.Schema:

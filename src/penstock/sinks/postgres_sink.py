@@ -48,7 +48,7 @@ from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.postgres_epoch import EpochTask, apply_epoch
 from penstock.sinks.postgres_read import TableSource, read_table
-from penstock.sinks.postgres_rows import source_columns, target_columns
+from penstock.sinks.postgres_rows import is_told_by_text, source_columns, target_columns
 from penstock.sinks.postgres_snapshot import ChunkLoader, FinishTask, chunk_name, finish
 from penstock.sinks.postgres_targets import Naming, PostgresTargets
 from penstock.sinks.slices import slices_after
@@ -242,7 +242,7 @@ class PostgresSink(PostgresTargets, Sink):
         if slices:
             counts = sum((slice.file.counts for slice in slices), ChangeCounts())
             place = self.place(target.table)
-            parts = _parts(layout, counts)
+            parts = _parts(layout, counts, can_part=is_told_by_text(record.columns, record.key))
             task = EpochTask(self._address, self._pipeline, place, layout, tuple(slices), parts, record.position, end)
             self._executors.run(apply_epoch, [task])
         else:
@@ -301,9 +301,12 @@ def _drop_staging(connection: Connection, record: AppliedRecord | None) -> None:
         forget_chunks(connection, record.staging)
 
 
-def _parts(layout: Layout, counts: ChangeCounts) -> int:
-    """Runs in which an epoch is folded, so that memory has to hold one. What concerns several keys at once cannot be cut."""
+def _parts(layout: Layout, counts: ChangeCounts, *, can_part: bool) -> int:
+    """Runs in which an epoch is folded. What concerns several keys at once cannot be cut; rows that only come need not even be together."""
+    only_inserts = not (counts.updates or counts.deletes or counts.moves or counts.truncates)
+    if layout.mode is Mode.APPEND or (layout.mode is Mode.MIRROR and only_inserts):
+        return 0
     looks_up = layout.mode not in (Mode.MIRROR, Mode.APPEND)
-    if (counts.unchanged and counts.moves) or (counts.truncates and looks_up):
+    if not can_part or (counts.unchanged and counts.moves) or (counts.truncates and looks_up):
         return 1
     return max(1, -(-counts.rows // _ROWS_A_PART))
