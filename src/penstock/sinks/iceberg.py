@@ -179,7 +179,7 @@ class IcebergSink(Sink):
         if self._target(table, loaded).applied is not None:
             raise TableRewrittenError(f"{self.describe(table)} has been filled by somebody else meanwhile; the snapshot starts again")
         new = [NewFile(file.name, file.rows, file.bytes) for file in files if file.rows]
-        self._commit(loaded, TableChange(new, is_whole=bool(loaded.summary)), position)
+        self._commit(loaded, TableChange(new, is_whole=loaded.delete_files is not None), position)
         self._remove_leftovers(table, loaded, [file.name for file in new])
 
     @override

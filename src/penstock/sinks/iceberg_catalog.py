@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import ConfigError, SinkError, SinkRefusedError
 from penstock.position import Position
 from penstock.sinks.iceberg_schema import field_ids, parse_columns
-from penstock.sinks.iceberg_state import POSITION, SnapshotMark, position_properties
+from penstock.sinks.iceberg_state import POSITION, PROPERTIES, SnapshotMark, position_properties
 
 _CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 _BRANCH = "main"
@@ -63,8 +63,9 @@ class LoadedTable:
     schema: pa.Schema
     """Of its files."""
     properties: Mapping[str, str]
-    summary: Mapping[str, str] = field(default_factory=dict)
-    """Of the current snapshot; empty if there is none."""
+    """Those of ours."""
+    delete_files: int | None = None
+    """How many the current snapshot has; None if there is no snapshot."""
 
     @property
     def directory(self) -> Path:
@@ -121,9 +122,11 @@ class IcebergCatalog:
             schema = parse_columns(json.loads(self._jvm.org.apache.iceberg.SchemaParser.toJson(base.schema())))
         except ValueError as error:
             raise SinkRefusedError(f"the Iceberg table {'.'.join(identifier)} was altered: {error}", hint="drop the table") from error
-        return LoadedTable(
-            table, base, base.location(), schema, dict(base.properties()), {} if snapshot is None else dict(snapshot.summary())
-        )
+        # Each value by itself: to walk through a map of Java's takes several calls an entry.
+        found = base.properties()
+        properties = {name: str(value) for name in PROPERTIES if (value := found.get(name)) is not None}
+        deletes = None if snapshot is None else int(snapshot.summary().get("total-delete-files") or 0)
+        return LoadedTable(table, base, base.location(), schema, properties, deletes)
 
     def drop(self, identifier: Sequence[str]) -> None:
         with failing(f"dropping {'.'.join(identifier)}"):

@@ -67,7 +67,7 @@ class Maintainer:
             _log.warning("table not maintained", extra={"location": table.location, "error": type(error).__name__})
 
     def _is_slow(self, table: LoadedTable, deletes: int = 0) -> bool:
-        files = int(table.summary.get("total-delete-files", "0")) + deletes
+        files = (table.delete_files or 0) + deletes
         return 0 < self._maintenance.delete_files <= files and time.monotonic() >= self._rests_until
 
     def _rewrite(self, table: LoadedTable) -> None:

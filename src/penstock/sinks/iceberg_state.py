@@ -28,6 +28,7 @@ SOURCE_OID = "penstock.source_oid"
 COLUMNS = "penstock.columns"
 POSITION = "penstock.position"
 SEQUENCE = "penstock.sequence"
+PROPERTIES = (OWNER, KEY, SOURCE_OID, COLUMNS, POSITION, SEQUENCE)
 
 
 @dataclass(frozen=True, slots=True)
