@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -66,5 +66,9 @@ class TargetLock:
         self._connection = connection
 
     def _close(self) -> None:
+        if self._connection is not None:
+            # The server takes its time to notice that a session has ended; whoever comes next need not wait for that.
+            with suppress(psycopg.Error):
+                self._connection.execute(query("target", "unlock"))
         self._connection = None
         self._held.close()

@@ -120,6 +120,9 @@ WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND i.indisprimary
 -- Held for as long as the session is there; one for each pipeline.
 SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('penstock/' || %(pipeline)s, 0))
 
+-- name: unlock
+SELECT pg_catalog.pg_advisory_unlock_all()
+
 -- name: lock_holder
 SELECT l.pid FROM pg_catalog.pg_locks l
 WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
