@@ -55,6 +55,8 @@ def translate_filter(filter: Filter, table: TableSchema) -> str | None:
 
 def _compared(filter: Filter, column: Column) -> str | None:
     value = getattr(filter, "value", None)
+    if _holds_nul(value):
+        return None
     if isinstance(filter, EqualNullSafe):
         return None if value is None else compare(column, "=", value)
     if isinstance(filter, In):
@@ -67,9 +69,15 @@ def _compared(filter: Filter, column: Column) -> str | None:
 
 def _negated(child: Filter, table: TableSchema) -> str | None:
     column = _column(getattr(child, "attribute", ()), table)
-    if column is None or not is_comparable(column) or not isinstance(child, EqualTo) or child.value is None:
+    if column is None or not is_comparable(column) or not isinstance(child, EqualTo) or child.value is None or _holds_nul(child.value):
         return None
     return compare(column, "<>", child.value)
+
+
+def _holds_nul(value: object) -> bool:
+    """Postgres has no text with a NUL in it, and refuses a statement that has."""
+    texts = value if isinstance(value, tuple) else (value,)
+    return any(isinstance(text, str) and "\0" in text for text in texts)
 
 
 def _column(path: ColumnPath, table: TableSchema) -> Column | None:

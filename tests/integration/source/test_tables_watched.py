@@ -53,6 +53,16 @@ def test_table_that_left_the_publication_and_came_back_is_a_gap_across_a_restart
         run.until(lambda rows: len(rows) == 4, "rows of a new snapshot")
 
 
+def test_table_that_leaves_the_publication_ends_a_query_that_runs(local: LocalSource) -> None:
+    local.insert(1, 3)
+    with local.run() as run:
+        run.until(lambda rows: len(rows) == 3, "rows")
+        alter(local, LEAVE, JOIN)
+        run.reader._tables._due = 1.0  # it is time to look again
+        with pytest.raises(TableGapError, match="put in again"):
+            run.step()
+
+
 def test_consumer_that_goes_on_with_the_slot_is_told_of_the_gap_too(local: LocalSource) -> None:
     begin(local)
     alter(local, LEAVE, JOIN)
