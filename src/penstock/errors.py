@@ -280,7 +280,7 @@ class NoTablesError(TableError):
 
 
 class TableWithoutKeyError(TableError):
-    """A mirror needs a primary key to tell rows apart."""
+    """Nothing tells the table's rows apart: it has no key, and its mode needs one, or whole old rows (REPLICA IDENTITY FULL)."""
 
     code = "PEN-1402"
 

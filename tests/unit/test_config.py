@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from penstock.errors import ConfigError, SecretError
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
+from penstock.sinks.layout import Mode
 
 MINIMAL = """
 pipeline: shop
@@ -110,6 +112,39 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_P07_rules_select_tables(tmp_path: Path, rules: list[object], name: TableName, selected: bool) -> None:
     document = {**yaml.safe_load(MINIMAL), "tables": rules}
     assert _load(tmp_path, yaml.safe_dump(document)).selects(name) is selected
+
+
+def test_the_last_rule_that_says_a_mode_says_it_for_its_tables(tmp_path: Path) -> None:
+    document = {**yaml.safe_load(MINIMAL), "sink": {"postgres": {"dsn": "dbname=x"}}}
+    rules = [{"match": "public.*", "mode": "soft_delete"}, {"table": "public.orders", "mode": "history"}, "public.*", "other.t"]
+    config = _load(tmp_path, yaml.safe_dump({**document, "tables": rules, "mode": "append"}))
+    assert config.mode_of(TableName("public", "orders")) is Mode.HISTORY
+    assert config.mode_of(TableName("public", "items")) is Mode.SOFT_DELETE
+    assert config.mode_of(TableName("other", "t")) is Mode.APPEND
+    assert _load(tmp_path, MINIMAL).mode_of(TableName("public", "orders")) is Mode.MIRROR
+    with pytest.raises(ConfigError, match="mode"):
+        _load(tmp_path, MINIMAL + "mode: mirrored\n")
+
+
+@pytest.mark.parametrize(
+    ("sink", "mode"), [("parquet: {path: logs}", "append"), ("iceberg: {warehouse: lake}", "mirror"), ("delta: {path: lake}", "mirror")]
+)
+def test_a_mode_that_the_sink_does_not_have_is_refused(tmp_path: Path, sink: str, mode: str) -> None:
+    given = MINIMAL.replace("delta: {path: lake}", sink)
+    assert _load(tmp_path, given).mode_of(TableName("public", "orders")) == mode
+    assert _load(tmp_path, given + f"mode: {mode}\n").mode == mode
+    with pytest.raises(ConfigError, match=f"keeps tables as {mode}, not as history"):
+        _load(tmp_path, given.replace("[public.orders]", "[{table: public.orders, mode: history}]"))
+    with pytest.raises(ConfigError, match="not as soft_delete"):
+        _load(tmp_path, given + "mode: soft_delete\n")
+
+
+def test_the_guides_example_of_modes_is_a_configuration(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "modes.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    given = MINIMAL.replace("tables: [public.orders]\n", "").replace("{delta: {path: lake}}", "{postgres: {dsn: dbname=x}}")
+    config = _load(tmp_path, given + block)
+    assert [config.mode_of(TableName("public", name)) for name in ("orders", "events", "items")] == ["history", "append", "mirror"]
 
 
 @pytest.mark.parametrize("rule", [{"table": "a.b", "match": "c.*"}, {}, {"table": "nodot"}])

@@ -26,6 +26,7 @@ from penstock.postgres.connection import SourceAddress
 from penstock.postgres.slot import is_slot_name
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
+from penstock.sinks.layout import Mode
 
 _PIPELINE = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _KEY = re.compile(r"\w{1,40}")
@@ -84,6 +85,7 @@ class TableRule(Model):
     )
     match: str | None = Field(None, description="pattern over schema.table, with `*`, `?` and `[…]`; case counts")
     exclude: tuple[str, ...] = Field((), description="patterns that take tables out again")
+    mode: Mode | None = Field(None, description="`mode` of these tables; of several rules that say one the last counts")
 
     @model_validator(mode="before")
     @classmethod
@@ -163,6 +165,11 @@ class PipelineConfig(Model):
     source: SourceConfig
     tables: Annotated[tuple[TableRule, ...], Field(min_length=1)]
     sink: SinkConfig
+    mode: Mode | None = Field(
+        None,
+        description="what the target's table holds: `mirror` (the default), the source's rows; `soft_delete`, deleted ones too, flagged; "
+        "`history`, every version of every row; `append`, every change. Delta and Iceberg have `mirror` alone, Parquet `append`",
+    )
     state: Path = Field(Path("state"), description="spool and checkpoint; on a disk that the executors reach")
     trigger: str = Field("1 second", description="how often an epoch is applied, at most")
     max_rows_per_epoch: int = Field(1_000_000, gt=0)
@@ -187,6 +194,13 @@ class PipelineConfig(Model):
     def _has_types(self) -> PipelineConfig:
         if self.sink.postgres is not None and "numeric" in self.types.model_fields_set:
             raise ValueError("types.numeric says nothing to sink.postgres, whose columns are numeric themselves: remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _has_modes(self) -> PipelineConfig:
+        other = [mode for mode in (self.mode, *(rule.mode for rule in self.tables)) if mode not in (None, *self.sink.modes)]
+        if other:
+            raise ValueError(f"this sink keeps tables as {' or '.join(self.sink.modes)}, not as {other[0]}")
         return self
 
     @field_validator("pipeline")
@@ -248,6 +262,10 @@ class PipelineConfig(Model):
 
     def selects(self, name: TableName) -> bool:
         return name not in self._removed and any(rule.selects(name) for rule in self.tables)
+
+    def mode_of(self, name: TableName) -> Mode:
+        said = next((rule.mode for rule in reversed(self.tables) if rule.mode is not None and rule.selects(name)), self.mode)
+        return said or self.sink.modes[0]
 
     def with_tables(self, added: Iterable[TableName], removed: Iterable[TableName]) -> PipelineConfig:
         """As if the file named some tables more, and others not."""

@@ -53,6 +53,7 @@ from penstock.postgres.slot import check_server, current_position, inspect_serve
 from penstock.postgres.timeline import SystemIdentity, identify_system
 from penstock.schema import TableName
 from penstock.sinks.base import SHADOWS, Sink
+from penstock.sinks.layout import Mode
 from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
 from penstock.spool.layout import SpoolLayout
@@ -101,7 +102,8 @@ class Pipeline:
         self._observer = observer or PipelineObserver()
         self._address = config.source.address()
         self._root = config.sink.root
-        self._sink = open_sink(config, spark)
+        self._roster: Roster | None = None
+        self._sink = open_sink(config, spark, self._mode_of)
         self._shadow_root = self._root / SHADOWS / config.pipeline
         self._reload = reload
         self._unfinished = SnapshotStore(self._root, config.pipeline)
@@ -110,6 +112,10 @@ class Pipeline:
         self._acts: dict[TableName, Mapping[TableName, str]] = {}
         self._capture = CaptureCompanion(config)
         self._trouble: str | None = None
+
+    def _mode_of(self, table: TableName) -> Mode:
+        """As the configuration has it now."""
+        return (self._config if self._roster is None else self._roster.config).mode_of(table)
 
     def stop(self) -> None:
         """Ask the run to end. The epoch that is being applied is finished first."""
@@ -289,6 +295,7 @@ class Pipeline:
 
             roster = Roster(self._config, self._sink, applier, snapshots, renew, shadows.abandon, self._observer, self._reload)
             roster.part_with(applier.last.tables if applier.last is not None else ())
+            self._roster = roster
             roster.keep()
             copying = True
             while not self._stopping.is_set() and not _is_reached(goal, applier, shadows):

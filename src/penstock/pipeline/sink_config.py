@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.references import EnvReference, FileReference, Model
 from penstock.postgres.connection import SourceAddress
+from penstock.sinks.layout import Mode
 
 
 class DeltaConfig(Model):
@@ -124,6 +125,18 @@ class SinkConfig(Model):
         if len(self._given()) != 1:
             raise ValueError(f"give one of {', '.join(type(self).model_fields)}")
         return self
+
+    @property
+    def modes(self) -> tuple[Mode, ...]:
+        """In which tables can be kept there, what they are without being told first."""
+        if self.parquet is not None:
+            return (Mode.APPEND,)
+        return (Mode.MIRROR,) if self.postgres is None else tuple(Mode)
+
+    @property
+    def counts_rows(self) -> bool:
+        """Whether a mirror there can do without a key, where whole old rows travel."""
+        return self.delta is None
 
     @property
     def root(self) -> Path:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.errors import EnvironmentUnfitError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.sink_config import IcebergConfig, PostgresConfig
 from penstock.postgres.connection import SourceAddress
+from penstock.schema import TableName
 from penstock.sinks.base import Sink, Targets
+from penstock.sinks.layout import Mode
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,14 +19,16 @@ if TYPE_CHECKING:
     from penstock.sinks.postgres_targets import Naming
 
 
-def open_sink(config: PipelineConfig, spark: SparkSession) -> Sink:
+def open_sink(config: PipelineConfig, spark: SparkSession, mode_of: Callable[[TableName], Mode] | None = None) -> Sink:
+    """`mode_of` tells the modes of tables if that is not what `config` says all the while."""
+    modes = mode_of or config.mode_of
     if config.sink.postgres is not None:
         from penstock.sinks.executors import SparkExecutors
         from penstock.sinks.postgres_sink import PostgresSink
 
         scratch = config.sink.root / "penstock_reads"
         address, naming = _postgres(config.sink.postgres)
-        return PostgresSink(SparkExecutors(spark), address, config.pipeline, naming, spark=spark, scratch=scratch)
+        return PostgresSink(SparkExecutors(spark), address, config.pipeline, naming, mode_of=modes, spark=spark, scratch=scratch)
     if config.sink.parquet is not None:
         from penstock.sinks.executors import SparkExecutors
         from penstock.sinks.parquet_sink import ParquetSink

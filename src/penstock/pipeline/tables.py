@@ -27,11 +27,20 @@ from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.orders import TableOrders, with_orders
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
-from penstock.postgres.catalog import CatalogTable, KeyFault, check_mirrorable, inspect_key_faults, inspect_schemas, inspect_tables
+from penstock.postgres.catalog import (
+    CatalogTable,
+    KeyFault,
+    check_mirrorable,
+    inspect_key_faults,
+    inspect_schemas,
+    inspect_tables,
+    inspect_whole_rows,
+)
 from penstock.postgres.connection import Connection
 from penstock.postgres.publication import inspect_relations
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Target, Targets
+from penstock.sinks.layout import Mode, added_names
 
 
 @dataclass(slots=True)
@@ -79,15 +88,29 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
     tables = {table.name: table for table in inspect_tables(connection) if config.selects(table.name)}
     selection = Selection(tables, inspect_schemas(connection, tables.values(), config.type_policy, config.publication), {})
     faults = inspect_key_faults(connection, selection.schemas.values())
+    whole = inspect_whole_rows(connection, [schema.oid for schema in selection.schemas.values() if not schema.key])
     for name, schema in selection.schemas.items():
+        mode = config.mode_of(name)
+        needs_key = mode is not Mode.APPEND and not (mode is Mode.MIRROR and config.sink.counts_rows and schema.oid in whole)
         try:
-            check_mirrorable(schema, faults.get(name, KeyFault.MISSING))
+            check_mirrorable(schema, faults.get(name, KeyFault.MISSING) if needs_key else None)
+            check_names(schema, mode)
         except TableError as error:
             selection.refused[name] = error
     unknown = [name for name in config.named_tables if name not in tables]
     for blocker in relation_blockers(None, inspect_relations(connection, "", unknown) if unknown else ()):
         selection.refused.setdefault(blocker.tables[0], blocked([blocker]))
     return selection
+
+
+def check_names(schema: TableSchema, mode: Mode) -> None:
+    """Raise if a column has the name of one that the mode adds; Spark does not tell upper case from lower."""
+    taken = [name for name in schema.column_names if name.casefold() in added_names(mode)]
+    if taken:
+        raise UnsupportedTableError(
+            f"table {schema.name} has a column named {taken[0]!r}, a name that the mode {mode} needs for itself",
+            hint="rename the column, exclude the table, or choose another mode for it",
+        )
 
 
 def check_selected(selection: Selection, source: str) -> None:

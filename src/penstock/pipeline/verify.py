@@ -35,9 +35,12 @@ from penstock.postgres.connection import connect
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, Target
+from penstock.sinks.layout import CURRENT, DELETED, Mode
 from penstock.sinks.names import quoted
 
 _ATTEMPTS = 3
+_LIVE = {Mode.SOFT_DELETE: f"NOT {quoted(DELETED)}", Mode.HISTORY: quoted(CURRENT)}
+"""The rows of a target that the source has now."""
 
 
 def verify_tables(
@@ -81,11 +84,14 @@ def _compare_met(
 
 
 def compare_tables(spark: SparkSession, config: PipelineConfig) -> list[Comparison]:
-    """Compare every table that has a target, as both sides are now, in name order. For a source at rest and a pipeline that has ended."""
+    """Compare every table that has a target, as both sides are now, in name order. For a source at rest and a pipeline that has ended.
+
+    Logs of changes have no rows that could equal the source's, and are left out.
+    """
     with export_snapshot(config.source.address()) as snapshot, scratch_directory(config.state / "verify") as scratch:
         side = SideBySide(spark, config, scratch)
-        filled = [table for table in side.inspect().values() if side.targets.load_target(table.name) is not None]
-        return [side.compare(table, snapshot, None) for table in filled]
+        copies = [table for table in side.inspect().values() if config.mode_of(table.name) is not Mode.APPEND]
+        return [side.compare(table, snapshot, None) for table in copies if side.targets.load_target(table.name) is not None]
 
 
 def judge(side: SideBySide, name: TableName, table: CatalogTable | None, meeting: Meeting) -> TableVerdict:
@@ -98,7 +104,7 @@ def judge(side: SideBySide, name: TableName, table: CatalogTable | None, meeting
         return TableVerdict(name, status.state, fence, reason=status.reason, remedy=status.remedy)
     if table is None:
         return TableVerdict(name, status.state, fence, reason="the source has no such table any more")
-    if side.config.sink.parquet is not None:
+    if side.config.mode_of(name) is Mode.APPEND:
         return TableVerdict(name, status.state, fence, reason="a log of changes is not compared: it holds more than the rows of now")
     try:
         place = side.targets.describe(name)
@@ -143,7 +149,9 @@ class SideBySide:
         target = self.targets.load_target(table.name)
         if target is not None:
             _check_shape(schema, target, self.targets.describe(table.name))
-        right = self.targets.read(table.name, version).select(*(quoted(name) for name in (*schema.column_names, EXACT)))
+        rows = self.targets.read(table.name, version)
+        live = _LIVE.get(self.config.mode_of(table.name))
+        right = (rows if live is None else rows.where(live)).select(*(quoted(name) for name in (*schema.column_names, EXACT)))
         directory = self.scratch / str(table.oid)
         try:
             files = copy_source(self.spark, self.config.source.address(), snapshot.name, chunks, directory)

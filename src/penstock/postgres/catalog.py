@@ -110,7 +110,7 @@ class KeyFault(StrEnum):
                 "REPLICA IDENTITY USING INDEX …; with another unique index, which is not deferrable;",
             ),
         }[self]
-        hint = f"ALTER TABLE {identifier(name.schema, name.name)} {fix} or exclude the table"
+        hint = f"ALTER TABLE {identifier(name.schema, name.name)} {fix} or choose the mode append for it, or exclude the table"
         return TableWithoutKeyError(f"table {name} {what}, so its rows cannot be told apart", hint=hint)
 
 
@@ -122,9 +122,18 @@ def inspect_key_faults(connection: Connection, schemas: Iterable[TableSchema]) -
     return {name: known.get(oid, KeyFault.MISSING) for oid, name in names.items()}
 
 
-def check_mirrorable(schema: TableSchema, fault: KeyFault = KeyFault.MISSING) -> None:
-    """Raise the error that names why `schema` cannot be mirrored, if there is a reason. `fault` is why it has no key, if it has none."""
-    if not schema.key:
+def inspect_whole_rows(connection: Connection, oids: Collection[int]) -> set[int]:
+    """Of the tables `oids`, those of which every change carries the whole old row: all of their heaps have replica identity FULL."""
+    rows: list[Any] = connection.execute(query("catalog", "whole_rows"), {"oids": list(oids)}).fetchall() if oids else []
+    return {oid for (oid,) in rows}
+
+
+def check_mirrorable(schema: TableSchema, fault: KeyFault | None = KeyFault.MISSING) -> None:
+    """Raise the error that names why `schema` cannot be mirrored, if there is a reason.
+
+    `fault` is why it has no key, if it has none; None if it needs none.
+    """
+    if not schema.key and fault is not None:
         raise fault.error(schema.name)
     seen: dict[str, str] = {}
     for name in schema.column_names:

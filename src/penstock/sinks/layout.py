@@ -68,6 +68,11 @@ _ADDED: Mapping[Mode, tuple[pa.Field, ...]] = {
 }
 
 
+def added_names(mode: Mode) -> frozenset[str]:
+    """The columns that a mode adds to the source's, `_exact` among them."""
+    return frozenset(field.name for field in _ADDED[mode])
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Travels to the executors."""

@@ -75,6 +75,19 @@ FROM pg_catalog.pg_class c
 WHERE c.oid = ANY (%(oids)s::oid[])
   AND EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND (c.relreplident = 'n' OR NOT i.indimmediate))
 
+-- name: whole_rows
+-- A partitioned table has no rows of its own: those of its partitions count.
+SELECT c.oid
+FROM pg_catalog.pg_class c
+WHERE c.oid = ANY (%(oids)s::oid[])
+  AND (c.relkind = 'p' OR c.relreplident = 'f')
+  AND NOT EXISTS (
+    SELECT 1
+    FROM pg_catalog.pg_partition_tree(c.oid) t
+    JOIN pg_catalog.pg_class heap ON heap.oid = t.relid
+    WHERE t.isleaf AND heap.relreplident <> 'f'
+  )
+
 -- name: primary_key
 -- The place is read after the statement's snapshot was taken: all that the snapshot shows had committed by then.
 SELECT coalesce(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attnum IS NOT NULL), '{}'),
