@@ -14,6 +14,7 @@ import pytest
 from penstock.errors import TargetForeignError
 from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, TableName
+from penstock.sinks.base import SnapshotPlace
 from penstock.sinks.iceberg_schema import delete_columns, field_ids, fitted, parse_columns
 from penstock.sinks.iceberg_state import (
     POSITION,
@@ -26,6 +27,7 @@ from penstock.sinks.iceberg_state import (
     position_properties,
 )
 from penstock.sinks.iceberg_targets import HadoopTargets, identifier
+from penstock.sinks.row_files import write_batches
 
 TABLE = TableName("public", "items")
 COLUMNS = pa.schema(
@@ -195,6 +197,19 @@ def test_files_carry_the_ids_of_all_fields_those_within_columns_too(tmp_path: Pa
     assert all(f"field_id={number} " in text for number in range(2, 14) if number != 8)
     assert pq.read_table(path).column("a.b").to_pylist() == [[1, None], None]
     assert field_ids(columns, ["size", "id"]) == [5, 7]
+
+
+def test_chunks_of_a_snapshot_are_written_with_the_types_and_ids_of_the_table(tmp_path: Path) -> None:
+    """A smallint is an int in Iceberg, in lists too."""
+    columns = pa.schema([parse_columns(FIELDS).field(name) for name in ("id", "a.b", "shape")])
+    chunk = pa.record_batch(
+        [pa.array([1], pa.int16()), pa.array([[2]], pa.list_(pa.int16())), pa.array([None], GEOMETRY_TYPE)], names=["id", "a.b", "shape"]
+    )
+    file = write_batches(iter([chunk]), SnapshotPlace(str(tmp_path), columns, "snapshot"), 0)
+    found = pq.ParquetFile(tmp_path / file.name)
+    assert "int32 field_id=7 id;" in str(found.schema)
+    assert "int32 field_id=9 element;" in str(found.schema)
+    assert found.read().to_pylist() == [{"id": 1, "a.b": [2], "shape": None}]
 
 
 def test_only_plain_exact_columns_name_rows_in_deletes() -> None:

@@ -10,6 +10,7 @@ costs more with each delete, until it is rewritten (`iceberg_maintenance.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -313,7 +314,7 @@ class IcebergSink(Sink):
 
 
 def _drop_below(spark: SparkSession, namespace: Sequence[str]) -> None:
-    """Drop a namespace with all that is in it, if it is there. Directories of other things than tables stay."""
+    """Drop a namespace with all that is in it, if it is there. What is in its directory besides tables stays, and then it does too."""
     name = ".".join(map(quoted, namespace))
     try:
         inner = [str(row[0]) for row in spark.sql(f"SHOW NAMESPACES IN {name}").collect()]
@@ -324,6 +325,8 @@ def _drop_below(spark: SparkSession, namespace: Sequence[str]) -> None:
         spark.sql(f"DROP TABLE IF EXISTS {name}.{quoted(table)} PURGE")
     for each in inner:
         _drop_below(spark, (*namespace, each.rpartition(".")[2].strip("`")))
+    with suppress(PySparkException):
+        spark.sql(f"DROP NAMESPACE {name}")
 
 
 def _listed(properties: Mapping[str, str]) -> str:
