@@ -13,6 +13,7 @@ from penstock.schema import TableName, TableSchema
 if TYPE_CHECKING:
     from penstock.capture.settings import CaptureSettings
     from penstock.capture.wal import WalCapture
+    from penstock.pipeline.consistent import ConsistentTables, read_consistent
     from penstock.postgres.connection import SourceAddress
     from penstock.spark.available import available_now
     from penstock.spark.datasource import register
@@ -24,6 +25,7 @@ __all__ = [
     "CaptureSettings",
     "Change",
     "ChangeCapture",
+    "ConsistentTables",
     "Delete",
     "Lsn",
     "PenstockError",
@@ -37,15 +39,18 @@ __all__ = [
     "WalCapture",
     "__version__",
     "available_now",
+    "read_consistent",
     "register",
 ]
 
 
 _ELSEWHERE = {
     "CaptureSettings": "penstock.capture.settings",
+    "ConsistentTables": "penstock.pipeline.consistent",
     "SourceAddress": "penstock.postgres.connection",
     "WalCapture": "penstock.capture.wal",
     "available_now": "penstock.spark.available",
+    "read_consistent": "penstock.pipeline.consistent",
     "register": "penstock.spark.datasource",
 }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,10 @@ TABLES = {
 
 def _epoch(number: int) -> Epoch:
     return Epoch(number, Position.of(number * 16), datetime(2026, 1, 2, 3, 4, 5, 678901, UTC), "42", TABLES)
+
+
+def _is_by(position: Position, epoch: Epoch) -> bool:
+    return epoch.position <= position
 
 
 def _directory(root: Path) -> Path:
@@ -82,3 +87,13 @@ def test_a_record_that_is_folded_while_it_is_read_is_found_where_it_went(tmp_pat
 
     monkeypatch.setattr(Path, "glob", fold_after)
     assert log.last() == _epoch(1)
+
+
+def test_the_newest_record_that_is_wanted_is_found_in_small_files_and_in_large_ones(tmp_path: Path) -> None:
+    log = EpochLog(tmp_path, "shop")
+    assert log.newest(lambda _: True) is None
+    for number in range(1, 600):
+        log.record(_epoch(number))
+    for number in (1, 255, 256, 257, 512, 513, 599):
+        assert log.newest(partial(_is_by, Position.of(number * 16 + 3))) == _epoch(number)
+    assert log.newest(lambda epoch: epoch.number > 600) is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -59,6 +59,14 @@ class EpochLog:
             return next(_rows(self._directory / f"{name}.json"))
         folded = min((path for path in self._directory.glob("*.jsonl") if path.stem >= name), default=None)
         return None if folded is None else next((row for row in _rows(folded) if row.position == position), None)
+
+    def newest(self, wanted: Callable[[Epoch], bool]) -> Epoch | None:
+        """The newest row that is `wanted`; None if there is none. Reads all of them, at worst."""
+        while True:
+            # In the order of their last rows. A row may be in two files, never in none.
+            paths = sorted([*self._directory.glob("*.json"), *self._directory.glob("*.jsonl")], key=lambda path: path.stem, reverse=True)
+            with suppress(FileNotFoundError):
+                return next((row for path in paths for row in reversed(list(_rows(path))) if wanted(row)), None)
 
     def record(self, epoch: Epoch) -> None:
         """Make the row durable. Only after this may its position be confirmed."""
