@@ -11,13 +11,14 @@ from pyspark.sql import SparkSession
 from penstock import read_consistent
 from penstock.errors import EpochMissedError, NoTablesError
 from penstock.pipeline.consistent import ConsistentTables
+from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.states import TableState
 from penstock.position import Position
 from penstock.sinks.base import TableChanges, Target
 from penstock.sinks.delta import DeltaSink
 from tests.fix_pipeline import MirrorFactory
 from tests.fix_postgres import Database
-from tests.integration.pipeline.test_online import running
+from tests.integration.pipeline.test_online import DEADLINE_SECONDS, Running, running
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.spark
@@ -27,6 +28,19 @@ TOTAL = 200
 def _total(tables: ConsistentTables) -> tuple[int, int]:
     checking, savings = (tables[f"public.{name}"].selectExpr("sum(amount) s").collect()[0]["s"] for name in ("checking", "savings"))
     return int(checking), int(savings)
+
+
+def _wait_for_both(run: Running) -> None:
+    """Until an epoch is recorded that both tables have been through."""
+    config = run.mirror.config
+    log = EpochLog(config.sink.root, config.pipeline)
+
+    def is_recorded() -> bool:
+        last = log.last()
+        states = [] if last is None else [status.state for status in last.tables.values() if status.applied == last.position]
+        return run.failure is not None or states == [TableState.STREAMING] * 2
+
+    wait_for(is_recorded, "both tables to stream", lambda: run.pipeline.statuses, DEADLINE_SECONDS)
 
 
 def test_a_transfer_that_is_applied_to_one_table_only_is_not_seen(
@@ -46,8 +60,7 @@ def test_a_transfer_that_is_applied_to_one_table_only_is_not_seen(
 
     monkeypatch.setattr(DeltaSink, "apply", apply)
     with running(made) as run:
-        for name in ("checking", "savings"):
-            run.wait_for_state(f"public.{name}", TableState.STREAMING)
+        _wait_for_both(run)
         before = read_consistent(spark, made.path)
         with database.transaction():
             database.execute("UPDATE checking SET amount = amount - 30")
@@ -82,8 +95,7 @@ def test_no_reader_sees_a_torn_transfer_under_load(database: Database, mirror: M
                 )
 
     with running(made) as run:
-        for name in ("checking", "savings"):
-            run.wait_for_state(f"public.{name}", TableState.STREAMING)
+        _wait_for_both(run)
         writer = threading.Thread(target=transfer)
         writer.start()
         try:
