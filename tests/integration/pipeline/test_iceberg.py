@@ -18,6 +18,9 @@ _TABLES = """
 CREATE SCHEMA "odd schema";
 CREATE TABLE items (id int PRIMARY KEY, small smallint, note text, n numeric, at timestamptz, plain timestamp, tags text[], h jsonb);
 CREATE TABLE "odd schema"."It's" ("the key" date, "a.b" text, PRIMARY KEY ("the key"));
+CREATE TABLE nameless (a int, f float8, t text[]);
+ALTER TABLE nameless REPLICA IDENTITY FULL;
+INSERT INTO nameless VALUES (1, 0.5, '{x}'), (1, 0.5, '{x}'), (1, 0.5, '{x}'), (1, 0.5, '{y}'), (NULL, 'NaN', NULL), (NULL, 'NaN', NULL);
 ALTER TABLE items ALTER note SET STORAGE EXTERNAL;
 INSERT INTO items
 SELECT g, g, repeat('x', 5000) || g, g / 7.0, now(), now(), ARRAY[g::text, NULL], '{"a": 1}' FROM generate_series(1, 300) g;
@@ -30,6 +33,8 @@ UPDATE items SET id = 1000 + id WHERE id BETWEEN 30 AND 40;
 DELETE FROM items WHERE id BETWEEN 50 AND 60;
 INSERT INTO items (id, note) VALUES (500, 'new'), (501, repeat('y', 9000));
 UPDATE items SET n = 2 WHERE id = 501;
+DELETE FROM nameless WHERE ctid IN (SELECT min(ctid) FROM nameless GROUP BY a, f, t);
+INSERT INTO nameless VALUES (2, 1, '{}'), (2, 1, '{}');
 UPDATE "odd schema"."It's" SET "a.b" = 'changed' WHERE "the key" = 'infinity'
 """
 
@@ -41,7 +46,7 @@ def test_a_pipeline_into_iceberg_equals_its_source_after_every_kind_of_change(da
     made.run_once()
     database.execute(_CHANGES)
     before = made.run_once().position
-    made.assert_equal('"odd schema".It\'s', "public.items")
+    made.assert_equal('"odd schema".It\'s', "public.items", "public.nameless")
     # Without Spark's checkpoint and the spool, every table says by itself how far it is.
     shutil.rmtree(made.config.checkpoint)
     shutil.rmtree(made.config.spool)
@@ -49,7 +54,7 @@ def test_a_pipeline_into_iceberg_equals_its_source_after_every_kind_of_change(da
     database.execute('DELETE FROM "odd schema"."It\'s" WHERE "the key" = \'-infinity\'')
     order(made.path, ["public.items"], "renew")
     assert made.run_once().position > before
-    made.assert_equal('"odd schema".It\'s', "public.items")
+    made.assert_equal('"odd schema".It\'s', "public.items", "public.nameless")
     target = open_targets(made.config).load_target(TableName("public", "items"))
     assert target is not None
     assert not [problem for step in check_places(made.config) for problem in step.problems]
