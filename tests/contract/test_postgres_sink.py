@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from threading import Barrier
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -268,6 +270,21 @@ def test_the_lock_is_taken_again_when_its_session_was_lost(harness: PostgresHarn
     harness.source.insert(harness.item(20))
     harness.follow()
     assert len(harness.rows()) == 10
+
+
+def test_tables_that_are_begun_and_finished_at_the_same_time_do_not_collide_over_schemas(harness: PostgresHarness) -> None:
+    def copy(number: int) -> None:
+        table = TableSchema(number, TableName("public", f"t{number}"), harness.table.columns, ("id",))
+        harness.sink.begin_snapshot(table, harness.fence)
+        begun.wait(timeout=60)
+        harness.sink.finish_snapshot(table, [], harness.fence)
+
+    count = 6
+    begun = Barrier(count)
+    with ThreadPoolExecutor(count) as pool:
+        for done in [pool.submit(copy, number) for number in range(1, count + 1)]:
+            done.result(timeout=120)
+    assert harness.database.query("SELECT count(*) FROM pg_tables WHERE schemaname = 'copy_public'") == [(count,)]
 
 
 def test_an_attempt_that_comes_late_does_nothing(harness: PostgresHarness) -> None:

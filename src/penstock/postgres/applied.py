@@ -98,7 +98,14 @@ def is_prepared(connection: Connection) -> bool:
 def ensure_prepared(connection: Connection) -> None:
     """Make the tables of the schema `penstock`, if they are not there: asking for one that is there needs a privilege too."""
     if not is_prepared(connection):
-        connection.execute(query("target", "prepare"))
+        take_turns(connection)
+        if not is_prepared(connection):
+            connection.execute(query("target", "prepare"))
+
+
+def take_turns(connection: Connection) -> None:
+    """Whoever makes schemas, which several tables share, waits here until the other's transaction has ended; two at once would collide."""
+    connection.execute(query("target", "take_turns"))
 
 
 def load_record(connection: Connection, place: TableName) -> tuple[AppliedRecord | None, bool]:

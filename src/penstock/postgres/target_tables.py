@@ -25,6 +25,7 @@ from penstock.postgres.applied import (
     fill_chunk,
     is_there,
     load_record,
+    take_turns,
     target_transaction,
 )
 from penstock.postgres.connection import Connection, SourceAddress
@@ -56,8 +57,14 @@ def probe_target(address: SourceAddress) -> None:
 
 
 def ensure_schema(connection: Connection, schema: str) -> None:
-    if connection.execute("SELECT pg_catalog.to_regnamespace(pg_catalog.quote_ident(%s)) IS NULL", [schema]).fetchone() == (True,):
-        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    if not _has_schema(connection, schema):
+        take_turns(connection)
+        if not _has_schema(connection, schema):
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+
+
+def _has_schema(connection: Connection, schema: str) -> bool:
+    return connection.execute(query("target", "has_schema"), {"schema": schema}).fetchone() == (True,)
 
 
 def create_table(connection: Connection, place: TableName, columns: Sequence[TargetColumn]) -> None:

@@ -29,6 +29,12 @@ CREATE TABLE IF NOT EXISTS penstock.chunks (
     PRIMARY KEY (staging, number)
 )
 
+-- name: take_turns
+SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('penstock', 0))
+
+-- name: has_schema
+SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %(schema)s)
+
 -- name: load
 -- How a table stands; also where nothing is known of it, or nothing is there.
 SELECT a.pipeline, a.source_schema, a.source_table, a.source_oid, a."columns", a."key", a.mode, a."position"::text, a.staging, c.oid IS NOT NULL
