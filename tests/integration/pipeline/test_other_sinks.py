@@ -51,8 +51,11 @@ def test_C06_a_mirror_in_postgres_has_every_value_to_the_letter(
 ) -> None:
     database.execute(VALUES)
     database.execute("CREATE TABLE plain (id bigint PRIMARY KEY, note text)")
+    database.execute("CREATE TABLE kept (id int PRIMARY KEY, note text); INSERT INTO kept VALUES (1, 'one'), (2, 'two')")
     database.execute("INSERT INTO plain SELECT g, 'row ' || g FROM generate_series(1, 100) g")
-    made = mirror(sink={"postgres": {"dsn": target.dsn, "schema_prefix": "copy_"}})
+    made = mirror(
+        sink={"postgres": {"dsn": target.dsn, "schema_prefix": "copy_"}}, tables=["public.*", {"table": "public.kept", "mode": "history"}]
+    )
     assert [step for step in check_places(made.config) if step.problems] == []
     assert target.query("SELECT count(*) FROM pg_namespace WHERE nspname = 'penstock'") == [(0,)]
 
@@ -61,11 +64,14 @@ def test_C06_a_mirror_in_postgres_has_every_value_to_the_letter(
 
     database.execute(CHANGES)
     database.execute("DELETE FROM plain WHERE id < 50; UPDATE plain SET note = NULL WHERE id > 90")
+    database.execute("UPDATE kept SET note = 'uno' WHERE id = 1; DELETE FROM kept WHERE id = 2")
     database.execute("TRUNCATE plain; INSERT INTO plain VALUES (7, 'last')")
     report = verify_tables(spark, made.config)  # which has the pipeline come to where it compares
     assert report.equal, report
     assert target.query(WHOLE.format("copy_public")) == database.query(WHOLE.format("public"))
     assert target.query("SELECT * FROM copy_public.plain") == [(7, "last")]
+    kept = target.query("SELECT id, note, _current FROM copy_public.kept ORDER BY id, _valid_from")
+    assert kept == [(1, "one", False), (1, "uno", True), (2, "two", False)]
 
 
 def test_K15_a_log_in_parquet_has_every_change_behind_the_rows_that_were_there(
