@@ -100,12 +100,12 @@ def test_snapshot_in_one_batch_that_is_repeated_stays_a_snapshot(local: LocalSou
 def test_idle_query_gives_back_the_very_offset_at_which_it_began(local: LocalSource) -> None:
     """Spark compares them as texts, and would make an empty batch of any difference, for ever."""
     checkpoint = Checkpoint()
-    with local.run(checkpoint, startingPosition="now", quietSeconds="1000") as run:
+    with local.run(checkpoint, startingPosition="now", quietSeconds="1000000000") as run:
         assert run.step()
         assert not run.step()
     assert len(checkpoint.offsets) == 1
     local.wait_until_free()
-    with local.run(checkpoint, older=True, startingPosition="snapshot", quietSeconds="1000") as run:
+    with local.run(checkpoint, older=True, startingPosition="snapshot", quietSeconds="1000000000") as run:
         assert not run.step()
 
 
