@@ -27,7 +27,9 @@ STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 
 def make_plan(fence: int = 100) -> SnapshotPlan:
     chunks = tuple(cut_chunks(MeasuredTable(OUTLINE, {7: 4 * 8192, 8: 0}), 2 * 8192))
-    place = SnapshotPlace("/lake/t", pa.schema([("id", pa.int64()), ("col-1", pa.decimal128(38, 18))]), "snapshot-64")
+    place = SnapshotPlace(
+        "/lake/t", pa.schema([("id", pa.int64()), ("col-1", pa.decimal128(38, 18))]), "snapshot-64", (("at", 5), ("gone", None))
+    )
     return SnapshotPlan(new_plan_id(), OUTLINE, Position.of(fence), place, chunks, STARTED)
 
 

@@ -202,6 +202,7 @@ def _plan_document(plan: SnapshotPlan) -> dict[str, object]:
             "prefix": plan.place.prefix,
             # All of it: what a file says of its columns, those within columns too, is not in their types alone.
             "columns": base64.b64encode(plan.place.schema.serialize()).decode(),
+            "values": plan.place.values,
         },
         "chunks": [[chunk.heap_oid, chunk.first, chunk.last, chunk.heap_bytes] for chunk in plan.chunks],
     }
@@ -227,7 +228,7 @@ def _parse_plan(document: dict[str, Any]) -> SnapshotPlan:
         document["id"],
         outline,
         Position.parse(document["fence"]),
-        SnapshotPlace(place["directory"], columns, place["prefix"]),
+        SnapshotPlace(place["directory"], columns, place["prefix"], tuple((name, value) for name, value in place.get("values", ()))),
         _parse_chunks(document["chunks"], outline),
         datetime.fromisoformat(document["planned_at"]),
     )

@@ -16,6 +16,7 @@ import pyarrow as pa
 from penstock.change import ChangeCounts
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
+from penstock.sinks.layout import Mode
 from penstock.spool.range import FileSlice
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Target:
     schema: pa.Schema
     applied: Position | None
     """None: the table was begun, and its first snapshot never finished."""
+    mode: Mode = Mode.MIRROR
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,8 @@ class SnapshotPlace:
     schema: pa.Schema
     """With the names that the files must carry, which need not be the table's own."""
     prefix: str
+    values: tuple[tuple[str, str | int | bool | None], ...] = ()
+    """Columns that are the same in every row, by the name in `schema`; the chunks have all others. Times are texts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,31 +1,32 @@
 """`DeltaSink`: tables as Delta tables, one directory each.
 
-Data and position commit together: the position is the version of the table's own transaction id, which Delta writes in the same commit. A
-repeated or older version changes nothing, which Delta itself sees to. A snapshot is one commit of files that executors wrote; an epoch of
-inserts is an append; any other epoch is one MERGE; an epoch that empties the table is one overwrite. Each of them commits, and so moves the
-position, even if it comes to no change at all.
+Data and position commit together: the position is the version of the table's own transaction id, which stands in the same commit. A
+snapshot is one commit of files that executors wrote; an epoch is one commit of rows that go and rows that come (`delta_epoch.py`), or, for
+a table that asks for more than that knows, of Delta's own (`delta_merge.py`). Each of them commits, and so moves the position, even if it
+comes to no change at all.
 
-Before each epoch the table itself is asked how far it is. Changes that it has are left out, whatever the caller believes; if it has less
-than it had before, somebody else dropped or restored it, and nothing is written.
+Before each epoch the table itself is asked how far it is. Changes that it has are left out, whatever the caller believes, so a repeated or
+older epoch changes nothing; if it has less than it had before, somebody else dropped or restored it, and nothing is written. The commit
+names the version that it makes: if somebody else made that one meanwhile, the table is asked again, and the epoch worked out anew.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from typing_extensions import override
 
-from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
+from penstock.change import ChangeCounts
 from penstock.errors import (
     PenstockError,
     SchemaChangedError,
@@ -39,34 +40,50 @@ from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.changed import replacements
-from penstock.sinks.collapse import DELETE, OP, after, collapse, last_truncate, value_column
+from penstock.sinks.delta_checkpoints import DeltaCheckpoints
+from penstock.sinks.delta_definition import definition, listed, snapshot_place, table_properties
+from penstock.sinks.delta_epoch import DeltaEpoch
 from penstock.sinks.delta_log import (
-    KEY,
-    OWNER,
-    SOURCE_OID,
     active_files,
     adopt_files,
     application_id,
     load_applied,
-    open_log,
-    physical_names,
     record_position,
     version_at,
 )
-from penstock.sinks.delta_merge import merge_statement, replace_statement
+from penstock.sinks.delta_merge import VIEW, merge_changes, replace_statement
+from penstock.sinks.delta_repair import DeltaRepair
+from penstock.sinks.delta_state import DeltaState, DeltaStates, Unsupported
 from penstock.sinks.delta_targets import DeltaTargets
-from penstock.sinks.names import quoted, sql_type, text_literal
+from penstock.sinks.executors import SparkExecutors
+from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.names import quoted
 from penstock.sinks.slices import load_changes, slices_after
+from penstock.spool.range import FileSlice
 
-_UNMAPPED = frozenset(" ,;{}()\n\t=")
-_VIEW = "penstock_changes"
+_log = logging.getLogger(__name__)
+
+_ATTEMPTS = 5
 _FILES = "snapshot-*.parquet"
 
 
+ModeOf = Callable[[TableName], Mode]
+
+
+def mirrored(_: TableName) -> Mode:
+    return Mode.MIRROR
+
+
 class DeltaSink(DeltaTargets, Sink):
-    def __init__(self, spark: SparkSession, root: Path, pipeline: str) -> None:
+    """`mode_of`: how each table is to be kept; a table that is there and is kept in another way is refused."""
+
+    def __init__(self, spark: SparkSession, root: Path, pipeline: str, mode_of: ModeOf = mirrored) -> None:
         super().__init__(root, pipeline)
         self._spark = spark
+        self._mode_of = mode_of
+        self._executors = SparkExecutors(spark)
+        self._states = DeltaStates()
+        self._checkpoints = DeltaCheckpoints(spark)
         self._sessions: dict[TableName, SparkSession] = {}
         self._sessions_lock = threading.Lock()
         self._reached: dict[TableName, Position] = {}
@@ -86,16 +103,18 @@ class DeltaSink(DeltaTargets, Sink):
             record_position(path, self._application(schema.name), Position.ZERO)
         self._remember(schema.name, None)
         leftovers = set(path.glob(_FILES)) - active_files(path)
+        layout = self._layout(schema)
         # CREATE OR REPLACE would not replace: for a table known by its path, Delta only compares the schemas.
         verb = "CREATE" if target is None else "REPLACE"
         with self._failing(schema.name, "creating"):
-            self._spark.sql(f"{verb} TABLE {self._definition(schema)}")
+            properties = table_properties(self._pipeline, layout, schema.oid)
+            self._spark.sql(f"{verb} TABLE {definition(path, layout, properties)}")
         for leftover in leftovers:
             leftover.unlink()
-        columns = self._file_columns(schema)
-        if columns is None:
+        place = snapshot_place(path, layout, fence)
+        if place is None:
             raise SinkError(f"the Delta table at {path} vanished right after it was created")
-        return SnapshotPlace(str(path), columns, f"snapshot-{fence.value:016X}")
+        return place
 
     @override
     def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
@@ -103,8 +122,12 @@ class DeltaSink(DeltaTargets, Sink):
         target = self.load_target(schema.name)
         if target is None or target.applied is not None or place.directory != str(path) or target.source_oid != schema.oid:
             return False
+        layout = self._layout(schema)
+        now = snapshot_place(path, layout, Position.ZERO)
+        if now is None or now.schema != place.schema or target.mode is not layout.mode:
+            return False
         found = {entry.name: entry.stat().st_size for entry in path.glob(f"{place.prefix}-*.parquet")}
-        return place.schema == self._file_columns(schema) and all(found.get(file.name) == file.bytes for file in files if file.rows)
+        return all(found.get(file.name) == file.bytes for file in files if file.rows)
 
     @override
     def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
@@ -121,13 +144,29 @@ class DeltaSink(DeltaTargets, Sink):
         # An attempt that did not get to its end may have come as far as this.
         if not {path / file.name for file in files} & active_files(path):
             adopt_files(path, application, files, Position.ZERO)
-        session = self._transaction(schema.name, fence)
-        columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
-        with self._failing(schema.name, "replacing changed rows of"):
-            replacements(session, columns, schema.key, changed).createOrReplaceTempView(_VIEW)
-            session.sql(replace_statement(str(path), _VIEW, columns, schema.key)).collect()
+        if not self._repair(schema, changed, fence):
+            session = self._transaction(schema.name, fence)
+            columns = self._layout(schema).columns
+            with self._failing(schema.name, "replacing changed rows of"):
+                replacements(session, columns, schema.key, changed).createOrReplaceTempView(VIEW)
+                session.sql(replace_statement(str(path), VIEW, columns, schema.key)).collect()
         self._check_reached(schema.name, fence)
         _remove_leftovers(path)
+
+    def _repair(self, schema: TableSchema, changed: ChangedRows, fence: Position) -> bool:
+        """Replace the rows by a commit of our own. False: the table is left to Delta."""
+        path, layout = self.path(schema.name), self._layout(schema)
+        try:
+            for _ in range(_ATTEMPTS):
+                state, place = self._states.load(path), snapshot_place(path, layout, fence)
+                if state is None or place is None:
+                    break
+                if DeltaRepair(path, self._application(schema.name), layout, state, fence, changed, place).apply(self._executors):
+                    return True
+        except Unsupported as reason:
+            self._leave_to_delta(schema.name, layout, reason)
+            return False
+        raise SinkError(f"{path} is gone, or others commit to it faster than it can be repaired")
 
     @override
     def drop(self, table: TableName) -> None:
@@ -161,7 +200,7 @@ class DeltaSink(DeltaTargets, Sink):
 
     @override
     def shadow(self, copy: str) -> Sink:
-        return DeltaSink(self._spark, self._root / SHADOWS / self._pipeline / copy, self._pipeline)
+        return DeltaSink(self._spark, self._root / SHADOWS / self._pipeline / copy, self._pipeline, self._mode_of)
 
     @override
     def drop_shadows(self) -> None:
@@ -182,8 +221,9 @@ class DeltaSink(DeltaTargets, Sink):
         session, table = self._transaction(mine.table, position), mine.table
         with self._failing(table, "replacing"):
             rows = session.read.format("delta").load(str(place))
-            if (other.key, other.source_oid) != (mine.key, mine.source_oid) or other.schema.names != mine.schema.names:
-                properties = _listed(self._properties(other.key, other.source_oid, other.schema.names))
+            if replace(other, applied=None) != replace(mine, applied=None):
+                layout = Layout(other.schema, other.key, other.mode)
+                properties = listed(table_properties(self._pipeline, layout, other.source_oid))
                 session.sql(f"ALTER TABLE delta.{quoted(str(self.path(table)))} SET TBLPROPERTIES ({properties})")
             rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(self.path(table)))
 
@@ -195,19 +235,67 @@ class DeltaSink(DeltaTargets, Sink):
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         schema = self._checked_schema(target, changes)
-        applied = self._checked_position(target)
-        if applied < end:
-            slices = slices_after(changes.slices, applied)
-            if slices:
-                counts = sum((slice.file.counts for slice in slices), ChangeCounts())
-                self._write(target, schema, TableChanges(target.table, slices, counts), end)
+        for _ in range(_ATTEMPTS):
+            state, applied = self._look(target.table)
+            reached = self._checked_position(target, applied)
+            if reached >= end:
+                return
+            if self._advance(target, schema, state, slices_after(changes.slices, reached), end):
+                self._check_reached(target.table, end)
+                return
+        raise SinkError(f"others commit to {self.path(target.table)} faster than an epoch can be worked out")
+
+    def _look(self, table: TableName) -> tuple[DeltaState | None, Position | None]:
+        """The table as it is now, and how far. No state: there is no table, or none whose log we read ourselves."""
+        path, application = self.path(table), self._application(table)
+        try:
+            state = self._states.load(path)
+        except Unsupported:
+            return None, load_applied(path, application)
+        applied = 0 if state is None else state.transactions.get(application, 0)
+        return state, Position.of(applied) if applied else None
+
+    def _advance(self, target: Target, schema: TableSchema, state: DeltaState | None, slices: Sequence[FileSlice], end: Position) -> bool:
+        """Bring the table to `end`. False: somebody else committed meanwhile, and nothing is done."""
+        path, application = self.path(target.table), self._application(target.table)
+        if state is not None:
+            layout = Layout(target.schema, target.key, target.mode)
+            try:
+                is_done = DeltaEpoch(path, application, layout, state, end, slices).apply(self._executors)
+            except Unsupported as reason:
+                self._leave_to_delta(target.table, layout, reason)
             else:
-                record_position(self.path(target.table), self._application(target.table), end)
-            self._check_reached(target.table, end)
+                if is_done:
+                    self._checkpoints.consider(path, state.version + 1)
+                return is_done
+        if slices:
+            self._merge(target, schema, slices, end)
+        else:
+            record_position(path, application, end)
+        return True
+
+    def _leave_to_delta(self, table: TableName, layout: Layout, reason: Unsupported) -> None:
+        """What Delta's own MERGE can do is a mirror with a key; anything else must be said."""
+        if layout.mode is not Mode.MIRROR or not layout.key:
+            raise SinkRefusedError(
+                f"{self.path(table)} cannot be written to: {reason}",
+                hint=f"take that out of the table, or remove {self.path(table)} and run again to copy it anew",
+            )
+        _log.debug("the table is left to Delta", extra={"table": str(table), "reason": str(reason)})
+
+    def _merge(self, target: Target, schema: TableSchema, slices: Sequence[FileSlice], end: Position) -> None:
+        session = self._transaction(target.table, end)
+        try:
+            changes = load_changes(session, schema, slices)
+        except AnalysisException as error:
+            raise SinkError(f"the spooled changes of {target.table} cannot be read: {_first_line(error)}") from error
+        counts = sum((slice.file.counts for slice in slices), ChangeCounts())
+        with self._failing(target.table, "applying changes to"):
+            merge_changes(session, str(self.path(target.table)), target, changes, counts)
 
     def _check_reached(self, table: TableName, position: Position) -> None:
-        if load_applied(self.path(table), self._application(table)) != position:
-            raise SinkError(f"{self.path(table)} is not at {position}, though Delta reported no error")
+        if self._look(table)[1] != position:
+            raise SinkError(f"{self.path(table)} is not at {position}, though nothing reported an error")
         self._remember(table, position)
 
     def _transaction(self, table: TableName, position: Position) -> SparkSession:
@@ -217,35 +305,8 @@ class DeltaSink(DeltaTargets, Sink):
         session.conf.set("spark.databricks.delta.write.txnVersion", str(position.value))
         return session
 
-    def _write(self, target: Target, schema: TableSchema, changes: TableChanges, end: Position) -> None:
-        session = self._transaction(target.table, end)
-        frame = self._load(session, schema, changes)
-        with self._failing(target.table, "applying changes to"):
-            emptied = last_truncate(frame) if changes.counts.truncates else None
-            if emptied is not None:
-                rest = collapse(after(frame, emptied), target.schema, target.key, changes.counts).where(f"{OP} <> '{DELETE}'")
-                values = [F.col(value_column(index)).alias(name) for index, name in enumerate(target.schema.names)]
-                self._save(rest.select(*values, EXACT), target.table, "overwrite")
-            elif not (changes.counts.updates or changes.counts.deletes or changes.counts.moves):
-                # Inserts alone cannot meet a row that is there: the target equals the source just before them, and the key is unique there.
-                self._save(frame.select(*(quoted(name) for name in target.schema.names), EXACT), target.table, "append")
-            else:
-                collapse(frame, target.schema, target.key, changes.counts).createOrReplaceTempView(_VIEW)
-                place = str(self.path(target.table))
-                session.sql(merge_statement(place, _VIEW, target.schema, target.key, keeps=changes.counts.unchanged > 0)).collect()
-
-    def _save(self, rows: DataFrame, table: TableName, mode: str) -> None:
-        rows.write.format("delta").mode(mode).save(str(self.path(table)))
-
-    def _load(self, session: SparkSession, schema: TableSchema, changes: TableChanges) -> DataFrame:
-        try:
-            return load_changes(session, schema, changes.slices)
-        except AnalysisException as error:
-            raise SinkError(f"the spooled changes of {changes.table} cannot be read: {_first_line(error)}") from error
-
-    def _checked_position(self, target: Target) -> Position:
+    def _checked_position(self, target: Target, applied: Position | None) -> Position:
         """How far the table is, by its own word, which must not be less than it was."""
-        applied = load_applied(self.path(target.table), self._application(target.table))
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
         if applied is None or applied < known:
             holds = "is gone, or was never filled" if applied is None else f"holds {target.table} only up to {applied}"
@@ -265,7 +326,12 @@ class DeltaSink(DeltaTargets, Sink):
         return application_id(self._pipeline, table)
 
     def _checked_schema(self, target: Target, changes: TableChanges) -> TableSchema:
-        """The one schema of all changes, which must be the target's."""
+        """The one schema of all changes, which must be the target's, as its mode must be the one that is asked for."""
+        if target.mode is not self._mode_of(target.table):
+            raise SchemaChangedError(
+                f"table {target.table} is kept as {target.mode}, and {self._mode_of(target.table)} is asked for",
+                hint=f"penstock tables resync {target.table}, or the mode that it had",
+            )
         for schema in changes.schemas:
             found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
             if schema.oid != target.source_oid or schema.key != target.key or not found.equals(target.schema):
@@ -275,32 +341,9 @@ class DeltaSink(DeltaTargets, Sink):
                 )
         return changes.schemas[0]
 
-    def _file_columns(self, schema: TableSchema) -> pa.Schema | None:
-        """The columns of a file of the table, under the names that they have there; None if there is no table that has them all."""
-        log = open_log(self.path(schema.name))
-        names = {} if log is None else physical_names(log)
-        if not {*schema.column_names, EXACT} <= names.keys():
-            return None
-        fields = [pa.field(names[column.name], column.arrow_type) for column in schema.columns]
-        return pa.schema([*fields, pa.field(names[EXACT], EXACT_TYPE)])
-
-    def _definition(self, schema: TableSchema) -> str:
-        columns = [f"{quoted(column.name)} {sql_type(column.arrow_type)}" for column in schema.columns]
-        columns.append(f"{quoted(EXACT)} {sql_type(EXACT_TYPE)}")
-        properties = self._properties(schema.key, schema.oid, schema.column_names)
-        place = quoted(str(self.path(schema.name)))
-        return f"delta.{place} ({', '.join(columns)}) USING delta TBLPROPERTIES ({_listed(properties)})"
-
-    def _properties(self, key: Sequence[str], source_oid: int, columns: Sequence[str]) -> dict[str, str]:
-        properties = {
-            OWNER: self._pipeline,
-            KEY: json.dumps(list(key)),
-            SOURCE_OID: str(source_oid),
-            "delta.enableDeletionVectors": "true",
-        }
-        if any(_UNMAPPED & set(name) for name in columns):
-            properties["delta.columnMapping.mode"] = "name"
-        return properties
+    def _layout(self, schema: TableSchema) -> Layout:
+        columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
+        return Layout(columns, schema.key, self._mode_of(schema.name))
 
     def _session(self, table: TableName) -> SparkSession:
         """The transaction id is a session setting: every table has a session of its own."""
@@ -323,10 +366,6 @@ class DeltaSink(DeltaTargets, Sink):
             if isinstance(found, SinkError):
                 raise type(found)(f"{doing} {path}: {found.message}", hint=f"remove {path} and run again to copy the table anew") from error
             raise SinkError(f"{doing} {path}: {_first_line(error)}") from error
-
-
-def _listed(properties: Mapping[str, str]) -> str:
-    return ", ".join(f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items())
 
 
 def _remove_leftovers(path: Path) -> None:

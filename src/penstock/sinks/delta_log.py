@@ -16,15 +16,16 @@ from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Tr
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from penstock.change import EXACT
 from penstock.errors import SinkError, TargetForeignError
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import SnapshotFile, Target
+from penstock.sinks.layout import Mode, added_names
 
 OWNER = "penstock.pipeline"
 KEY = "penstock.key"
 SOURCE_OID = "penstock.source_oid"
+MODE = "penstock.mode"
 
 
 def application_id(pipeline: str, table: TableName) -> str:
@@ -55,12 +56,14 @@ def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
             f"the Delta table at {path} was written by {written_by}",
             hint="choose another path under sink.delta, or remove that table",
         )
+    mode = Mode(properties.get(MODE, Mode.MIRROR.value))
     return Target(
         table=table,
         source_oid=int(properties[SOURCE_OID]),
         key=tuple(json.loads(properties[KEY])),
-        schema=_own_columns(log),
+        schema=_own_columns(log, mode),
         applied=_applied(log, application_id(pipeline, table)),
+        mode=mode,
     )
 
 
@@ -106,12 +109,6 @@ def _applied(log: DeltaTable, application: str) -> Position | None:
     return None if version is None or version == Position.ZERO.value else Position.of(version)
 
 
-def physical_names(log: DeltaTable) -> dict[str, str]:
-    """What columns are called inside the files: their own names, unless the table maps them."""
-    fields = json.loads(log.schema().to_json())["fields"]
-    return {field["name"]: field["metadata"].get("delta.columnMapping.physicalName", field["name"]) for field in fields}
-
-
 def active_files(path: Path) -> set[Path]:
     """The files that the table consists of, as far as they lie right in its directory."""
     log = open_log(path)
@@ -143,10 +140,10 @@ def _commit(path: Path, application: str, actions: list[AddAction | RemoveAction
         raise SinkError(f"nothing could be committed to {path}: {error}") from error
 
 
-def _own_columns(log: DeltaTable) -> pa.Schema:
-    """The source's columns as the target has them, `_exact` left out."""
+def _own_columns(log: DeltaTable, mode: Mode) -> pa.Schema:
+    """The source's columns as the target has them, without those that the mode adds."""
     schema = pa.schema(log.schema().to_arrow())
-    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema if field.name != EXACT])
+    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema if field.name not in added_names(mode)])
 
 
 def _plain(arrow_type: pa.DataType) -> pa.DataType:

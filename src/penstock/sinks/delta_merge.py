@@ -1,17 +1,55 @@
-"""The MERGE that applies a collapsed epoch."""
+"""Epochs by Delta's own means, for tables that have something that our own commits do not know how to keep (`delta_protocol.py`).
+
+An epoch of inserts is an append; any other epoch is one MERGE; an epoch that empties the table is one overwrite. The session writes the
+position with whatever it commits.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from penstock.change import EXACT
+from penstock.change import EXACT, ChangeCounts
 from penstock.errors import SinkRefusedError, TargetRewoundError
-from penstock.sinks.collapse import DELETE, KEPT, OP, THERE, match_column, match_text_column, may_be_text, value_column
+from penstock.sinks.base import Target
+from penstock.sinks.collapse import (
+    DELETE,
+    KEPT,
+    OP,
+    THERE,
+    after,
+    collapse,
+    last_truncate,
+    match_column,
+    match_text_column,
+    may_be_text,
+    value_column,
+)
 from penstock.sinks.names import quoted, text_literal
 
 _MISSING = text_literal(f"{TargetRewoundError.code}: a row that was copied or applied before is no longer in the target")
+
+
+VIEW = "penstock_changes"
+
+
+def merge_changes(session: SparkSession, place: str, target: Target, changes: DataFrame, counts: ChangeCounts) -> None:
+    """Bring `changes` to the Delta table at `place`."""
+    emptied = last_truncate(changes) if counts.truncates else None
+    if emptied is not None:
+        rest = collapse(after(changes, emptied), target.schema, target.key, counts).where(f"{OP} <> '{DELETE}'")
+        values = [F.col(value_column(index)).alias(name) for index, name in enumerate(target.schema.names)]
+        rest.select(*values, EXACT).write.format("delta").mode("overwrite").save(place)
+    elif not (counts.updates or counts.deletes or counts.moves):
+        # Inserts alone cannot meet a row that is there: the target equals the source just before them, and the key is unique there.
+        rows = changes.select(*(quoted(name) for name in target.schema.names), EXACT)
+        rows.write.format("delta").mode("append").save(place)
+    else:
+        collapse(changes, target.schema, target.key, counts).createOrReplaceTempView(VIEW)
+        session.sql(merge_statement(place, VIEW, target.schema, target.key, keeps=counts.unchanged > 0)).collect()
 
 
 def merge_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str], *, keeps: bool) -> str:

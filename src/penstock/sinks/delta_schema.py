@@ -42,15 +42,6 @@ def file_schema(metadata: Metadata) -> pa.Schema:
     return pa.schema([_field(field, physical=True) for field in metadata.fields])
 
 
-def renamed(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of `table` under the names of `schema`, inside of structs too; number, order and types are the same."""
-    columns = [
-        column if column.type == field.type else pa.chunked_array([chunk.view(field.type) for chunk in column.chunks], field.type)
-        for column, field in zip(table.columns, schema, strict=True)
-    ]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
 def _field(found: Mapping[str, Any], *, physical: bool) -> pa.Field:
     metadata = found.get("metadata") or {}
     name = metadata.get(_PHYSICAL_NAME, found["name"]) if physical else found["name"]

@@ -211,6 +211,11 @@ def _begun(log: Path) -> DeltaState | None:
     return DeltaState(version, mark=storage.mark(log / f"{version:020d}.json"), **replay.parts())
 
 
+def newest_checkpoint(path: Path) -> int:
+    """The version of the newest checkpoint of the table at `path` that we can read; -1 if there is none."""
+    return _newest_checkpoint(storage.list_files(path / "_delta_log"))[0]
+
+
 def _newest_checkpoint(names: Iterable[str]) -> tuple[int, list[str]]:
     """Version and files of the newest checkpoint that is whole."""
     found: dict[tuple[int, int], list[str]] = {}

@@ -70,7 +70,7 @@ def load_vector(root: Path, vector: DeletionVector) -> Positions:
 
 
 def _load_data(root: Path, vector: DeletionVector) -> bytes:
-    with _file(root, vector).open("rb") as file:
+    with vector_file(root, vector).open("rb") as file:
         if file.read(1) != bytes([_FORMAT_VERSION]):
             raise ValueError("a file of another format")
         file.seek(vector.offset or 0)
@@ -83,7 +83,7 @@ def _load_data(root: Path, vector: DeletionVector) -> bytes:
     return data[4:-4]
 
 
-def _file(root: Path, vector: DeletionVector) -> Path:
+def vector_file(root: Path, vector: DeletionVector) -> Path:
     if vector.storage == "u":
         prefix, name = vector.place[:-_UUID_LETTERS], vector.place[-_UUID_LETTERS:]
         return root / prefix / f"deletion_vector_{UUID(bytes=_z85_decode(name))}.bin"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def write_batches(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index
     # Another attempt at the same chunk, late or speculative, must not touch a file that may already be part of the table.
     name = f"{place.prefix}-{index:06d}-{secrets.token_hex(4)}.parquet"
     path = Path(place.directory) / name
-    groups = _row_groups(batches, place.schema)
+    groups = _row_groups(batches, place)
     table = next(groups, None)
     if table is None:
         return SnapshotFile(name, 0, 0, "{}")
@@ -41,20 +41,36 @@ def write_batches(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index
     return SnapshotFile(name, rows, path.stat().st_size, _statistics(path))
 
 
-def _row_groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+def _row_groups(batches: Iterator[pa.RecordBatch], place: SnapshotPlace) -> Iterator[pa.Table]:
     """Join small batches, so that a file has a few row groups and memory holds one."""
     held: list[pa.RecordBatch] = []
     count = size = 0
     for batch in batches:
-        held.append(pa.RecordBatch.from_arrays(batch.columns, schema=schema))
+        held.append(renamed(_completed(batch, place), place.schema))
         count += batch.num_rows
         size += batch.nbytes
         del batch  # or it would still be there when the next one is
         if count >= _ROW_GROUP_ROWS or size >= _ROW_GROUP_BYTES:
-            yield pa.Table.from_batches(held, schema)
+            yield pa.Table.from_batches(held, place.schema)
             held, count, size = [], 0, 0
     if count:
-        yield pa.Table.from_batches(held, schema)
+        yield pa.Table.from_batches(held, place.schema)
+
+
+def _completed(batch: pa.RecordBatch, place: SnapshotPlace) -> list[pa.Array]:
+    """The columns of `batch`, and among them those that are the same in every row."""
+    values, given = dict(place.values), iter(batch.columns)
+    return [
+        pa.repeat(pa.scalar(values[field.name]).cast(field.type), batch.num_rows) if field.name in values else next(given)
+        for field in place.schema
+    ]
+
+
+def renamed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """Columns under the names of `schema`, inside of structs too; number, order and types are the same."""
+    pairs = zip(columns, schema, strict=True)
+    columns = [column if column.type == field.type else column.view(field.type) for column, field in pairs]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _statistics(path: Path) -> str:

@@ -1,0 +1,64 @@
+"""How a Delta table of ours is made: its columns, its properties, and what a snapshot's files look like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock.position import Position
+from penstock.sinks.base import SnapshotPlace
+from penstock.sinks.delta_log import KEY, MODE, OWNER, SOURCE_OID, open_log
+from penstock.sinks.delta_schema import file_schema, table_schema
+from penstock.sinks.delta_state import Metadata
+from penstock.sinks.layout import Layout
+from penstock.sinks.names import quoted, sql_type, text_literal
+
+_UNMAPPED = frozenset(" ,;{}()\n\t=")
+
+
+def definition(path: Path, layout: Layout, properties: Mapping[str, str]) -> str:
+    """What stands behind CREATE TABLE."""
+    columns = [f"{quoted(field.name)} {sql_type(field.type)}" for field in layout.schema]
+    return f"delta.{quoted(str(path))} ({', '.join(columns)}) USING delta TBLPROPERTIES ({listed(properties)})"
+
+
+def table_properties(pipeline: str, layout: Layout, source_oid: int) -> dict[str, str]:
+    properties = {
+        OWNER: pipeline,
+        KEY: json.dumps(list(layout.key)),
+        SOURCE_OID: str(source_oid),
+        MODE: layout.mode.value,
+        "delta.enableDeletionVectors": "true",
+    }
+    if any(_UNMAPPED & set(name) for name in layout.columns.names):
+        properties["delta.columnMapping.mode"] = "name"
+    return properties
+
+
+def listed(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items())
+
+
+def snapshot_place(path: Path, layout: Layout, fence: Position) -> SnapshotPlace | None:
+    """Where and how a snapshot that is exact at `fence` is written; None if there is no table that has all columns."""
+    log = open_log(path)
+    metadata = None if log is None else Metadata({"schemaString": log.schema().to_json()})
+    names = [] if metadata is None else table_schema(metadata).names
+    if metadata is None or not set(layout.schema.names) <= set(names):
+        return None
+    found = file_schema(metadata)
+    fields = {name: found.field(names.index(name)) for name in layout.schema.names}
+    values = layout.snapshot_values(fence, datetime.now(UTC))
+    constants = tuple((fields[name].name, _plain(value)) for name, value in values.items())
+    return SnapshotPlace(str(path), pa.schema(list(fields.values())), f"snapshot-{fence.value:016X}", constants)
+
+
+def _plain(value: object) -> str | int | bool | None:
+    if value is None or isinstance(value, (str, int)):
+        return value
+    assert isinstance(value, datetime)
+    return value.isoformat()

@@ -1,0 +1,70 @@
+"""One epoch of a table, as rows of a Delta table that go and rows that come: worked out by executors, committed here in one piece.
+
+Each task reads its part of the changes, folds them, finds where the rows that go are, and writes the rows that come to a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from penstock.change import ChangeCounts
+from penstock.sinks.base import SnapshotPlace
+from penstock.sinks.delta_step import DeltaStep
+from penstock.sinks.delta_task import EpochTask, run_part
+from penstock.sinks.executors import Executors
+from penstock.sinks.layout import Mode
+from penstock.sinks.slice_reader import Part
+from penstock.spool.range import FileSlice
+
+_ROWS_A_TASK = 500_000
+_ADDED_ROWS_A_TASK = 100_000
+
+
+@dataclass(frozen=True)
+class DeltaEpoch(DeltaStep):
+    slices: Sequence[FileSlice]
+
+    @cached_property
+    def counts(self) -> ChangeCounts:
+        return sum((slice.file.counts for slice in self.slices), ChangeCounts())
+
+    @property
+    def adds_only(self) -> bool:
+        """Whether it can be added without a look at what is there.
+
+        Inserts alone cannot meet a row that is there: the target equals the source just before them, and the key is unique there.
+        """
+        counts = self.counts
+        if self.layout.mode is Mode.MIRROR:
+            return not (counts.updates or counts.deletes or counts.moves or counts.truncates)
+        return self.layout.mode is Mode.APPEND
+
+    def apply(self, executors: Executors) -> bool:
+        """Work it out and commit it; see `commit`."""
+        self.check(deletes=not self.adds_only)
+        parts = executors.run(run_part, self.plan(executors.parallelism)) if self.slices else []
+        return self.commit(parts, adds_only=self.adds_only)
+
+    def plan(self, parallelism: int) -> list[EpochTask]:
+        table = self.table(scanned=not self.adds_only)
+        place = SnapshotPlace(str(self.path), table.names, f"epoch-{self.end.value:016X}")
+        shares = self._shared(parallelism) if self.adds_only else self._parted()
+        return [
+            EpochTask(tuple(share), part, self.layout, self.adds_only, table, place, index) for index, (share, part) in enumerate(shares)
+        ]
+
+    def _shared(self, parallelism: int) -> list[tuple[Sequence[FileSlice], Part | None]]:
+        """Changes that need not meet: each task has some of the files."""
+        rows = self.counts.rows
+        wanted = max(min(-(-rows // _ADDED_ROWS_A_TASK), parallelism), -(-rows // _ROWS_A_TASK), 1)
+        count = min(wanted, len(self.slices))
+        return [(self.slices[at::count], None) for at in range(count)]
+
+    def _parted(self) -> list[tuple[Sequence[FileSlice], Part | None]]:
+        """Changes of a key belong together; all of them do where key changes leave values behind, or a truncate looks rows up."""
+        counts = self.counts
+        together = (counts.unchanged and counts.moves) or (counts.truncates and self.layout.mode is not Mode.MIRROR)
+        count = 1 if together else max(-(-counts.rows // _ROWS_A_TASK), 1)
+        return [(self.slices, Part(at, count) if count > 1 else None) for at in range(count)]

@@ -1,0 +1,103 @@
+"""One step of a Delta table from a version that we know to the next: what executors found and wrote, committed in one piece.
+
+Places of rows that go are put into one file of deletion vectors, and then all of it, with the position, into the next commit of the log.
+Until that commit nothing of it is part of the table: what a crash leaves behind are files that VACUUM takes away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.position import Position
+from penstock.sinks.delta_bounds import load_bounds
+from penstock.sinks.delta_commit import added, commit, commit_info, marked, removed, transaction
+from penstock.sinks.delta_protocol import can_delete, check_writable
+from penstock.sinks.delta_rows import FoundRows, ScanFile, TableFiles
+from penstock.sinks.delta_schema import file_schema, table_schema
+from penstock.sinks.delta_state import DeltaState, Unsupported
+from penstock.sinks.delta_task import EpochPart
+from penstock.sinks.delta_vectors import load_vector, vector_file, write_vectors
+from penstock.sinks.layout import Layout
+from penstock.sinks.roaring import Positions
+
+
+@dataclass(frozen=True)
+class DeltaStep:
+    """From `state`, of the table at `path`, to the position `end`."""
+
+    path: Path
+    application: str
+    layout: Layout
+    state: DeltaState
+    end: Position
+
+    def check(self, *, deletes: bool) -> None:
+        """Raise `Unsupported` where the table is to be left to Delta itself."""
+        check_writable(self.state)
+        if deletes and not can_delete(self.state):
+            raise Unsupported("it has no deletion vectors")
+
+    def table(self, *, scanned: bool) -> TableFiles:
+        """As executors know it; `scanned`: with the files that are there."""
+        names, own = file_schema(self.state.metadata), table_schema(self.state.metadata)
+        key = self.layout.identity if scanned else ()
+        fields = [names.field(own.get_field_index(name)) for name in key]
+        files = self.state.files.values() if scanned else ()
+        scans = tuple(ScanFile(file.path, load_bounds(file.stats, fields), file.vector) for file in files)
+        return TableFiles(str(self.path), own, names, key, scans)
+
+    def commit(self, parts: Sequence[EpochPart], *, adds_only: bool) -> bool:
+        """Make the one commit that follows. False: somebody else made it meanwhile, and the table is to be looked at again.
+
+        Then, and where it cannot be made at all, nothing is left behind.
+        """
+        changed, vectors = self._changed(parts)
+        actions = [
+            commit_info(self.end, adds_only=adds_only),
+            transaction(self.application, self.end),
+            *changed,
+            *added(part.file for part in parts),
+        ]
+        is_ours = False
+        try:
+            is_ours = commit(self.path, self.state.version + 1, actions)
+        except Unsupported:
+            _remove([*vectors, *(self.path / part.file.name for part in parts)])
+            raise
+        if not is_ours:
+            _remove([*vectors, *(self.path / part.file.name for part in parts)])
+        return is_ours
+
+    def _changed(self, parts: Sequence[EpochPart]) -> tuple[list[dict[str, Any]], set[Path]]:
+        """What becomes of the files that are there, and what was written for that."""
+        files = self.state.files
+        if any(part.emptied for part in parts):
+            return [removed(file) for file in files.values()], set()
+        gone: dict[str, list[FoundRows]] = {}
+        for part in parts:
+            for found in part.gone:
+                gone.setdefault(found.path, []).append(found)
+        positions = {name: self._positions(name, found) for name, found in gone.items()}
+        whole = {name for name, rows in positions.items() if rows.size == gone[name][0].file_rows}
+        vectors = write_vectors(self.path, {name: rows for name, rows in positions.items() if name not in whole})
+        actions = [removed(files[name]) for name in whole]
+        for name, vector in vectors.items():
+            actions += marked(files[name], vector, gone[name][0].file_rows)
+        return actions, {vector_file(self.path, vector) for vector in vectors.values()}
+
+    def _positions(self, name: str, found: Sequence[FoundRows]) -> Positions:
+        """All rows of the file that are gone then."""
+        vector = self.state.files[name].vector
+        before = [] if vector is None else [load_vector(self.path, vector)]
+        return np.unique(np.concatenate([*before, *(each.positions for each in found)]))
+
+
+def _remove(files: Iterable[Path]) -> None:
+    """They never became part of the table."""
+    for file in files:
+        file.unlink(missing_ok=True)

@@ -1,0 +1,72 @@
+"""What an executor does for an epoch of a Delta table: it finds where the rows that go are, and writes a file of those that come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from penstock.sinks.base import SnapshotFile, SnapshotPlace
+from penstock.sinks.delta_rows import FoundRows, TableFiles, find_rows, only_counted, read_all, read_rows
+from penstock.sinks.fold import COUNT, Outcome, fold
+from penstock.sinks.layout import CURRENT, Layout, Mode
+from penstock.sinks.lives import ints_of
+from penstock.sinks.row_files import write_batches
+from penstock.sinks.slice_reader import Part, read_slices
+from penstock.spool.range import FileSlice
+
+
+@dataclass(frozen=True, slots=True)
+class EpochTask:
+    """A part of an epoch. Travels to an executor."""
+
+    slices: tuple[FileSlice, ...]
+    part: Part | None
+    layout: Layout
+    adds_only: bool
+    table: TableFiles
+    place: SnapshotPlace
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochPart:
+    """What came of a task."""
+
+    emptied: bool
+    gone: tuple[FoundRows, ...]
+    file: SnapshotFile
+
+
+def run_part(task: EpochTask) -> EpochPart:
+    """What an executor does."""
+    changes = read_slices(task.slices, task.layout, task.part)
+    if task.adds_only:
+        rows = changes.select(task.layout.schema.names)
+        return EpochPart(False, (), _write(task, rows))
+    outcome = fold(changes, task.layout, lambda keys: _look_up(task, keys))
+    gone = () if outcome.emptied else tuple(_gone(task, outcome))
+    return EpochPart(outcome.emptied, gone, _write(task, outcome.rows))
+
+
+def _look_up(task: EpochTask, keys: pa.Table | None) -> pa.Table:
+    table, layout = task.table, task.layout
+    rows = read_all(table) if keys is None else read_rows(table, find_rows(table, keys, layout.key))
+    rows = rows.select(layout.schema.names)
+    return rows.filter(rows.column(CURRENT)) if layout.mode is Mode.HISTORY else rows
+
+
+def _gone(task: EpochTask, outcome: Outcome) -> list[FoundRows]:
+    identity = task.layout.identity
+    if identity or not outcome.gone.num_rows:
+        return find_rows(task.table, outcome.gone, identity)
+    counts = ints_of(outcome.gone.column(COUNT))
+    return only_counted(find_rows(task.table, outcome.gone, task.layout.columns.names), counts)
+
+
+def _write(task: EpochTask, rows: pa.Table) -> SnapshotFile:
+    columns = [
+        rows.column(field.name) if field.name in rows.column_names else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+        for field in task.table.schema
+    ]
+    return write_batches(iter(pa.table(columns, schema=task.table.schema).to_batches()), task.place, task.index)

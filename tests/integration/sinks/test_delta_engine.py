@@ -1,0 +1,125 @@
+"""Tables that we commit to ourselves, as everybody else finds them: Spark, OPTIMIZE, VACUUM, time travel, checkpoints, other writers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql import SparkSession
+
+from penstock.position import Position
+from penstock.schema import GEOMETRY_TYPE, Column
+from penstock.sinks import delta_checkpoints
+from penstock.sinks.delta_epoch import DeltaEpoch
+from penstock.sinks.delta_state import load_state, newest_checkpoint
+from penstock.sinks.executors import Executors
+from tests.integration.sinks.mirror import Mirror
+from tests.integration.sinks.source import Source, Value
+from tests.integration.sinks.test_delta_cases import ITEMS, at, item
+
+EPOCH = "PENSTOCK EPOCH"
+"""What the history says where no MERGE was needed."""
+
+
+@pytest.fixture
+def items(spark: SparkSession, tmp_path: Path) -> Mirror:
+    return Mirror(spark, tmp_path, Source(ITEMS, [item(key, f"note {key}") for key in range(1, 200)]))
+
+
+def change(items: Mirror, number: int) -> None:
+    """Rows of every file so far go and come."""
+    source = items.source
+    for key in range(1, 200, 40):
+        source.update(at(key), {"note": Value(f"epoch {number}")})
+    source.delete(at(10 + number))
+    source.insert(item(1000 + number))
+    source.commit()
+    items.follow()
+    assert items.operation() == EPOCH
+
+
+def test_optimize_vacuum_checkpoints_and_time_travel_work_on_what_we_commit(
+    spark: SparkSession, items: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_checkpoints, "_COMMITS", 4)
+    place = f"delta.`{items.path}`"
+    states = {}
+    for number in range(3):
+        change(items, number)
+        states[len(items.commits()) - 1] = items.source.sorted_rows()
+    items.sink._checkpoints.wait()
+    assert newest_checkpoint(items.path) == 4
+
+    rust = QueryBuilder().register("t", DeltaTable(items.path)).execute("SELECT id, note FROM t").read_all()
+    expected = {(row["id"].typed, row["note"].typed) for row in items.source.rows.values()}
+    assert {tuple(row.values()) for row in pa.table(rust).to_pylist()} == expected
+
+    spark.sql(f"OPTIMIZE {place}").collect()
+    change(items, 3)
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    spark.sql(f"VACUUM {place} RETAIN 168 HOURS").collect()
+    for version, rows in states.items():
+        then = spark.read.format("delta").option("versionAsOf", version).load(str(items.path)).toArrow()
+        assert {row["id"]: row["note"] for row in then.to_pylist()} == {row["id"].typed: row["note"].typed for row in rows}
+    spark.sql(f"VACUUM {place} RETAIN 0 HOURS").collect()
+    spark.sql(f"REORG TABLE {place} APPLY (PURGE)").collect()
+    change(items, 4)
+    assert items.sink.version_at(ITEMS.name, Position.of(items.source.position)) == len(items.commits()) - 1
+
+    # A checkpoint of Delta's own is what we begin with, and comes to the same as the whole log.
+    delta_checkpoints.write_checkpoint(spark, items.path)
+    version = newest_checkpoint(items.path)
+    before = load_state(items.path)
+    for old in (items.path / "_delta_log").glob("*.json"):
+        if int(old.name[:20]) < version:
+            old.unlink()
+    after = load_state(items.path)
+    assert before is not None
+    assert after is not None
+    assert (after.version, after.files.keys(), after.transactions) == (before.version, before.files.keys(), before.transactions)
+    change(items, 5)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')", "ADD CONSTRAINT positive CHECK (id > -1000)"],
+)
+def test_a_table_that_asks_for_more_than_we_know_is_left_to_delta(spark: SparkSession, items: Mirror, statement: str) -> None:
+    spark.sql(f"ALTER TABLE delta.`{items.path}` {statement}")
+    items.source.update(at(1), {"note": Value("merged")})
+    items.source.commit()
+    items.follow()
+    assert items.operation() == "MERGE"
+
+
+def test_K09_an_epoch_meets_an_optimize_and_is_worked_out_again(
+    spark: SparkSession, items: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies between the look at the table and the commit, which is the worst moment."""
+    change(items, 0)
+    tried: list[bool] = []
+    apply = DeltaEpoch.apply
+
+    def meanwhile(epoch: DeltaEpoch, executors: Executors) -> bool:
+        if not tried:
+            spark.sql(f"OPTIMIZE delta.`{items.path}`").collect()
+        tried.append(apply(epoch, executors))
+        return tried[-1]
+
+    monkeypatch.setattr(DeltaEpoch, "apply", meanwhile)
+    change(items, 1)
+    assert tried == [False, True]
+
+
+def test_structs_of_a_table_with_mapped_names_come_through_snapshot_and_epochs(spark: SparkSession, tmp_path: Path) -> None:
+    shapes = replace(ITEMS, columns=(*ITEMS.columns, Column("a name", pa.string(), 25), Column("shape", GEOMETRY_TYPE, 0)))
+    row = item(1) | {"a name": Value("x"), "shape": Value({"srid": 4326, "wkb": b"\x01"})}
+    mirror = Mirror(spark, tmp_path, Source(shapes, [row, row | {"id": Value(2)}]))
+    assert mirror.rows() == mirror.source.sorted_rows()
+    mirror.source.update(at(1), {"note": Value("kept")}, ["shape"])
+    mirror.source.commit()
+    mirror.follow()
+    assert mirror.operation() == EPOCH
