@@ -216,6 +216,10 @@ class DeltaSink(DeltaTargets, Sink):
         reader = reader if version is None else reader.option("versionAsOf", version)
         return reader.load(str(self.path(table)))
 
+    @override
+    def close(self) -> None:
+        self._checkpoints.wait()
+
     def _overwrite(self, mine: Target, other: Target, place: Path, position: Position) -> None:
         """Make the table what lies at `place`, with whatever columns and key that has."""
         session, table = self._transaction(mine.table, position), mine.table

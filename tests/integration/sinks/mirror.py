@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from penstock.change import EXACT, EXACT_TYPE, LogStep
 from penstock.position import Position
-from penstock.sinks.base import Sink, SnapshotFile, TableChanges, Target
+from penstock.postgres.chunks import snapshot_schema
+from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.delta import DeltaSink
-from penstock.sinks.row_files import file_stats
+from penstock.sinks.row_files import write_batches
 from penstock.spool import SpoolReader, SpoolWriter
 from tests.integration.sinks.source import Row, Source, Value, exact_of, own_arrays, whole
 
@@ -40,13 +40,9 @@ class Mirror:
     def snapshot(self) -> None:
         place = self.sink.begin_snapshot(self.source.table, Position.of(self.source.fence))
         rows = self.source.states[self.source.fence]
-        files = [SnapshotFile("nothing", 0, 0, "{}")]
-        if rows:
-            name = f"{place.prefix}-000000.parquet"
-            columns = [*own_arrays(self.source.table, rows), pa.array([exact_of(row) for row in rows], EXACT_TYPE)]
-            path = Path(place.directory) / name
-            pq.write_table(pa.table(columns, schema=place.schema), path)
-            files.append(SnapshotFile(name, len(rows), path.stat().st_size, file_stats(len(rows), {})))
+        columns = [*own_arrays(self.source.table, rows), pa.array([exact_of(row) for row in rows], EXACT_TYPE)]
+        batch = pa.record_batch(columns, schema=snapshot_schema(self.source.table))
+        files = [write_batches(iter([batch] if rows else []), place, 0)]
         self.sink.finish_snapshot(self.source.table, files, Position.of(self.source.fence))
 
     def spool(self) -> None:

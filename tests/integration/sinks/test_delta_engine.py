@@ -10,15 +10,19 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
+from penstock.errors import SchemaChangedError
 from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, Column
 from penstock.sinks import delta_checkpoints
+from penstock.sinks.delta import DeltaSink
 from penstock.sinks.delta_epoch import DeltaEpoch
 from penstock.sinks.delta_state import load_state, newest_checkpoint
 from penstock.sinks.executors import Executors
-from tests.integration.sinks.mirror import Mirror
-from tests.integration.sinks.source import Source, Value
+from penstock.sinks.layout import VALID_FROM, VALID_FROM_TIME, Layout, Mode
+from tests.integration.sinks.mirror import PIPELINE, Mirror
+from tests.integration.sinks.source import NULL, Source, Value, time_of
 from tests.integration.sinks.test_delta_cases import ITEMS, at, item
+from tests.property.chronicle import Chronicle, canonical
 
 EPOCH = "PENSTOCK EPOCH"
 """What the history says where no MERGE was needed."""
@@ -123,3 +127,35 @@ def test_structs_of_a_table_with_mapped_names_come_through_snapshot_and_epochs(s
     mirror.source.commit()
     mirror.follow()
     assert mirror.operation() == EPOCH
+
+
+@pytest.mark.parametrize("mode", [Mode.SOFT_DELETE, Mode.HISTORY, Mode.APPEND])
+def test_a_table_of_any_mode_is_what_the_model_says(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
+    source = Chronicle(ITEMS, [item(key, f"note {key}") for key in range(1, 6)])
+    target = Mirror(spark, tmp_path, source, DeltaSink(spark, tmp_path / "lake", PIPELINE, lambda _: mode))
+    source.update(at(1), {"size": NULL}, ["note"])
+    source.delete(at(2))
+    source.insert(item(9))
+    source.commit()
+    source.update(at(3), {"id": Value(30)}, ["note"])
+    source.insert(item(2, "again"))
+    source.commit()
+    target.spool()
+    target.apply(target.reached, source.position)
+    layout = Layout(target.target().schema, ITEMS.key, mode)
+    assert target.target().mode is mode
+    found = target.sink.read(ITEMS.name).toArrow()
+    assert found.column_names == layout.schema.names
+    rows = found.to_pylist()
+    if mode is Mode.APPEND:
+        kinds = [row["_change_type"] for row in sorted(rows, key=lambda row: (row["_commit_version"], row["_ordinal"]))]
+        assert kinds == ["snapshot"] * 5 + ["update_postimage", "delete", "insert", "delete", "insert", "insert"]
+        return
+    if mode is Mode.HISTORY:  # the fence of a real snapshot is of now, and that of the model is not
+        rows = [row | {VALID_FROM_TIME: time_of(row[VALID_FROM])} for row in rows]
+    assert canonical(rows, layout) == canonical(source.expected(mode, source.position), layout)
+    refused = DeltaSink(spark, tmp_path / "lake", PIPELINE)
+    changes = target.changes(source.fence, source.position)
+    assert changes is not None
+    with pytest.raises(SchemaChangedError, match="kept as"):
+        refused.apply(target.target(), changes, Position.of(source.position))
