@@ -111,7 +111,7 @@ def add_rows(path: Path, rows: pa.Table, position: int = 100) -> None:
     names = file_schema(state.metadata)
     place = SnapshotPlace(str(path), names, "snapshot")
     file = write_batches(iter(rows.select(table_schema(state.metadata).names).to_batches()), place, state.version)
-    info = commit_info(Position.of(position), adds_only=True)
+    info = commit_info("WRITE", {}, adds_only=True)
     assert commit(path, state.version + 1, [info, transaction(APPLICATION, Position.of(position)), *added([file])])
 
 

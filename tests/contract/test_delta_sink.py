@@ -34,7 +34,7 @@ class DeltaHarness(SinkHarness):
     @override
     def open(self, pipeline: str = PIPELINE) -> DeltaSink:
         sink = DeltaSink(self._spark, self._lake, pipeline)
-        sink._executors = InlineExecutors()  # type: ignore[assignment]
+        sink._writer.executors = InlineExecutors()
         return sink
 
     @override

@@ -36,7 +36,7 @@ def stats(low: object, high: object) -> str:
 
 def may_hold(kind: pa.DataType, value: object, text: str | None) -> bool:
     probes = Probes(pa.table({"k": pa.array([value], kind)}), ["k"])
-    return probes.may_be_within(load_bounds(text, [pa.field("k", kind)]))
+    return probes.may_be_within(load_bounds(text, (pa.field("k", kind),)))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_bounds_never_rule_out_a_key_that_is_there(keys: list[int], low: int, hi
         if many:
             patch.setattr("penstock.sinks.delta_bounds._MANY", 0)
         probes = Probes(pa.table({"k": pa.array(keys)}), ["k"])
-        found = probes.may_be_within(load_bounds(stats(low, high), [pa.field("k", pa.int64())]))
+        found = probes.may_be_within(load_bounds(stats(low, high), (pa.field("k", pa.int64()),)))
     there = any(low <= key <= high for key in keys)
     assert found or not there
     assert there or many or not found
@@ -171,7 +171,7 @@ LAYOUT = Layout(pa.schema([("a", pa.int64())]), ("a",), Mode.MIRROR)
 
 def test_a_commit_is_there_whole_or_not_at_all_and_never_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     create_table(tmp_path, LAYOUT)
-    ours = [commit_info(Position.of(5), adds_only=True), transaction(APPLICATION, Position.of(5))]
+    ours = [commit_info("WRITE", {"position": "0/5"}, adds_only=True), transaction(APPLICATION, Position.of(5))]
     assert commit(tmp_path, 1, ours)
     assert not commit(tmp_path, 1, [transaction(APPLICATION, Position.of(9))])
     assert state_of(tmp_path).transactions == {APPLICATION: 5}

@@ -40,7 +40,6 @@ from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.changed import replacements
-from penstock.sinks.delta_checkpoints import DeltaCheckpoints
 from penstock.sinks.delta_definition import definition, listed, snapshot_place, table_properties
 from penstock.sinks.delta_epoch import DeltaEpoch
 from penstock.sinks.delta_log import (
@@ -52,9 +51,9 @@ from penstock.sinks.delta_log import (
     version_at,
 )
 from penstock.sinks.delta_merge import VIEW, merge_changes, replace_statement
-from penstock.sinks.delta_repair import DeltaRepair
-from penstock.sinks.delta_state import DeltaState, DeltaStates, Unsupported
+from penstock.sinks.delta_state import DeltaState, Unsupported
 from penstock.sinks.delta_targets import DeltaTargets
+from penstock.sinks.delta_writer import ATTEMPTS, DeltaWriter
 from penstock.sinks.executors import SparkExecutors
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.names import quoted
@@ -63,7 +62,6 @@ from penstock.spool.range import FileSlice
 
 _log = logging.getLogger(__name__)
 
-_ATTEMPTS = 5
 _FILES = "snapshot-*.parquet"
 
 
@@ -81,9 +79,7 @@ class DeltaSink(DeltaTargets, Sink):
         super().__init__(root, pipeline)
         self._spark = spark
         self._mode_of = mode_of
-        self._executors = SparkExecutors(spark)
-        self._states = DeltaStates()
-        self._checkpoints = DeltaCheckpoints(spark)
+        self._writer = DeltaWriter(spark, SparkExecutors(spark))
         self._sessions: dict[TableName, SparkSession] = {}
         self._sessions_lock = threading.Lock()
         self._reached: dict[TableName, Position] = {}
@@ -144,29 +140,17 @@ class DeltaSink(DeltaTargets, Sink):
         # An attempt that did not get to its end may have come as far as this.
         if not {path / file.name for file in files} & active_files(path):
             adopt_files(path, application, files, Position.ZERO)
-        if not self._repair(schema, changed, fence):
-            session = self._transaction(schema.name, fence)
-            columns = self._layout(schema).columns
-            with self._failing(schema.name, "replacing changed rows of"):
-                replacements(session, columns, schema.key, changed).createOrReplaceTempView(VIEW)
-                session.sql(replace_statement(str(path), VIEW, columns, schema.key)).collect()
-        self._check_reached(schema.name, fence)
-        _remove_leftovers(path)
-
-    def _repair(self, schema: TableSchema, changed: ChangedRows, fence: Position) -> bool:
-        """Replace the rows by a commit of our own. False: the table is left to Delta."""
-        path, layout = self.path(schema.name), self._layout(schema)
+        layout = self._layout(schema)
         try:
-            for _ in range(_ATTEMPTS):
-                state, place = self._states.load(path), snapshot_place(path, layout, fence)
-                if state is None or place is None:
-                    break
-                if DeltaRepair(path, self._application(schema.name), layout, state, fence, changed, place).apply(self._executors):
-                    return True
+            self._writer.repair(path, application, layout, changed, fence)
         except Unsupported as reason:
             self._leave_to_delta(schema.name, layout, reason)
-            return False
-        raise SinkError(f"{path} is gone, or others commit to it faster than it can be repaired")
+            session = self._transaction(schema.name, fence)
+            with self._failing(schema.name, "replacing changed rows of"):
+                replacements(session, layout.columns, schema.key, changed).createOrReplaceTempView(VIEW)
+                session.sql(replace_statement(str(path), VIEW, layout.columns, schema.key)).collect()
+        self._check_reached(schema.name, fence)
+        _remove_leftovers(path)
 
     @override
     def drop(self, table: TableName) -> None:
@@ -218,7 +202,7 @@ class DeltaSink(DeltaTargets, Sink):
 
     @override
     def close(self) -> None:
-        self._checkpoints.wait()
+        self._writer.checkpoints.wait()
 
     def _overwrite(self, mine: Target, other: Target, place: Path, position: Position) -> None:
         """Make the table what lies at `place`, with whatever columns and key that has."""
@@ -239,7 +223,7 @@ class DeltaSink(DeltaTargets, Sink):
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         schema = self._checked_schema(target, changes)
-        for _ in range(_ATTEMPTS):
+        for _ in range(ATTEMPTS):
             state, applied = self._look(target.table)
             reached = self._checked_position(target, applied)
             if reached >= end:
@@ -250,28 +234,18 @@ class DeltaSink(DeltaTargets, Sink):
         raise SinkError(f"others commit to {self.path(target.table)} faster than an epoch can be worked out")
 
     def _look(self, table: TableName) -> tuple[DeltaState | None, Position | None]:
-        """The table as it is now, and how far. No state: there is no table, or none whose log we read ourselves."""
-        path, application = self.path(table), self._application(table)
-        try:
-            state = self._states.load(path)
-        except Unsupported:
-            return None, load_applied(path, application)
-        applied = 0 if state is None else state.transactions.get(application, 0)
-        return state, Position.of(applied) if applied else None
+        return self._writer.look(self.path(table), self._application(table))
 
     def _advance(self, target: Target, schema: TableSchema, state: DeltaState | None, slices: Sequence[FileSlice], end: Position) -> bool:
         """Bring the table to `end`. False: somebody else committed meanwhile, and nothing is done."""
         path, application = self.path(target.table), self._application(target.table)
-        if state is not None:
-            layout = Layout(target.schema, target.key, target.mode)
-            try:
-                is_done = DeltaEpoch(path, application, layout, state, end, slices).apply(self._executors)
-            except Unsupported as reason:
-                self._leave_to_delta(target.table, layout, reason)
-            else:
-                if is_done:
-                    self._checkpoints.consider(path, state.version + 1)
-                return is_done
+        layout = Layout(target.schema, target.key, target.mode)
+        try:
+            if state is None:
+                raise Unsupported("its log is of a kind that is not known")
+            return self._writer.apply(DeltaEpoch(path, application, layout, state, end, slices))
+        except Unsupported as reason:
+            self._leave_to_delta(target.table, layout, reason)
         if slices:
             self._merge(target, schema, slices, end)
         else:

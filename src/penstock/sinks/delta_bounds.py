@@ -10,6 +10,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -28,7 +29,8 @@ _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def load_bounds(stats: str | None, fields: Sequence[pa.Field]) -> Bounds:
+@lru_cache(maxsize=1 << 15)
+def load_bounds(stats: str | None, fields: tuple[pa.Field, ...]) -> Bounds:
     """What the statistics of one file say about `fields`, which have the names that the files carry."""
     try:
         found = json.loads(stats) if stats else {}

@@ -51,13 +51,13 @@ def commit(path: Path, version: int, actions: Sequence[Mapping[str, Any]]) -> bo
     return True
 
 
-def commit_info(position: Position, *, adds_only: bool) -> dict[str, Any]:
-    """What the history of the table says about an epoch. No writer that conflicts with it must take it for less than it is."""
+def commit_info(operation: str, parameters: Mapping[str, str], *, adds_only: bool) -> dict[str, Any]:
+    """What the history of the table says about a commit. No writer that conflicts with it must take it for less than it is."""
     return {
         "commitInfo": {
             "timestamp": now_ms(),
-            "operation": "PENSTOCK EPOCH",
-            "operationParameters": {"position": json.dumps(str(position))},
+            "operation": operation,
+            "operationParameters": {name: json.dumps(value) for name, value in parameters.items()},
             "isBlindAppend": adds_only,
             "engineInfo": "penstock",
             "txnId": str(uuid4()),

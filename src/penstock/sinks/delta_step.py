@@ -46,7 +46,7 @@ class DeltaStep:
         """As executors know it; `scanned`: with the files that are there."""
         names, own = file_schema(self.state.metadata), table_schema(self.state.metadata)
         key = self.layout.identity if scanned else ()
-        fields = [names.field(own.get_field_index(name)) for name in key]
+        fields = tuple(names.field(own.get_field_index(name)) for name in key)
         files = self.state.files.values() if scanned else ()
         scans = tuple(ScanFile(file.path, load_bounds(file.stats, fields), file.vector) for file in files)
         return TableFiles(str(self.path), own, names, key, scans)
@@ -58,7 +58,7 @@ class DeltaStep:
         """
         changed, vectors = self._changed(parts)
         actions = [
-            commit_info(self.end, adds_only=adds_only),
+            commit_info("PENSTOCK EPOCH", {"position": str(self.end)}, adds_only=adds_only),
             transaction(self.application, self.end),
             *changed,
             *added(part.file for part in parts),

@@ -54,7 +54,7 @@ def test_optimize_vacuum_checkpoints_and_time_travel_work_on_what_we_commit(
     for number in range(3):
         change(items, number)
         states[len(items.commits()) - 1] = items.source.sorted_rows()
-    items.sink._checkpoints.wait()
+    items.sink.close()
     assert newest_checkpoint(items.path) == 4
 
     rust = QueryBuilder().register("t", DeltaTable(items.path)).execute("SELECT id, note FROM t").read_all()
