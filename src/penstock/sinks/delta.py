@@ -40,7 +40,7 @@ from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.changed import replacements
-from penstock.sinks.delta_definition import definition, listed, snapshot_place, table_properties
+from penstock.sinks.delta_definition import definition, is_as_begun, listed, snapshot_place, table_properties
 from penstock.sinks.delta_epoch import DeltaEpoch
 from penstock.sinks.delta_log import (
     active_files,
@@ -243,6 +243,11 @@ class DeltaSink(DeltaTargets, Sink):
         try:
             if state is None:
                 raise Unsupported("its log is of a kind that is not known")
+            if not is_as_begun(state.metadata, layout, target.source_oid):
+                raise SchemaChangedError(
+                    f"{path} has other columns, or is made from another table, than {target.table} when the run began",
+                    hint=f"penstock tables resync {target.table}, or remove {path} and run again to copy the table anew",
+                )
             return self._writer.apply(DeltaEpoch(path, application, layout, state, end, slices))
         except Unsupported as reason:
             self._leave_to_delta(target.table, layout, reason)

@@ -39,6 +39,14 @@ def table_properties(pipeline: str, layout: Layout, source_oid: int) -> dict[str
     return properties
 
 
+def is_as_begun(metadata: Metadata, layout: Layout, source_oid: int) -> bool:
+    """Whether the table is still made from the same source, and has all its columns. It may have more."""
+    known = {name: metadata.properties.get(name) for name in (KEY, SOURCE_OID, MODE)}
+    expected = {KEY: json.dumps(list(layout.key)), SOURCE_OID: str(source_oid), MODE: known[MODE] and layout.mode.value}
+    found = {field.name: field.type for field in table_schema(metadata)}
+    return known == expected and all(found.get(field.name) == field.type for field in layout.schema)
+
+
 def listed(properties: Mapping[str, str]) -> str:
     return ", ".join(f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items())
 

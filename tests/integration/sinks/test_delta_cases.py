@@ -181,7 +181,7 @@ def test_r12_a_truncate_empties_the_table_and_what_follows_stays(items: Mirror) 
     source.update(at(2), {"id": Value(3)}, ["note", "size"])
     source.commit()
     items.follow()
-    assert items.operation() == "WRITE"
+    assert items.operation() == "PENSTOCK EPOCH"
     for _ in range(2):
         # The second time, there is nothing to remove.
         source.truncate()
