@@ -38,7 +38,7 @@ def open_sink(config: PipelineConfig, spark: SparkSession, mode_of: Callable[[Ta
         return _iceberg_sink(config.sink.iceberg, config.pipeline, spark)
     from penstock.sinks.delta import DeltaSink
 
-    return DeltaSink(spark, config.sink.root, config.pipeline)
+    return DeltaSink(spark, config.sink.root, config.pipeline, modes)
 
 
 def _iceberg_sink(config: IcebergConfig, pipeline: str, spark: SparkSession) -> Sink:
