@@ -126,9 +126,7 @@ def test_the_last_rule_that_says_a_mode_says_it_for_its_tables(tmp_path: Path) -
         _load(tmp_path, MINIMAL + "mode: mirrored\n")
 
 
-@pytest.mark.parametrize(
-    ("sink", "mode"), [("parquet: {path: logs}", "append"), ("iceberg: {warehouse: lake}", "mirror"), ("delta: {path: lake}", "mirror")]
-)
+@pytest.mark.parametrize(("sink", "mode"), [("parquet: {path: logs}", "append"), ("iceberg: {warehouse: lake}", "mirror")])
 def test_a_mode_that_the_sink_does_not_have_is_refused(tmp_path: Path, sink: str, mode: str) -> None:
     given = MINIMAL.replace("delta: {path: lake}", sink)
     assert _load(tmp_path, given).mode_of(TableName("public", "orders")) == mode

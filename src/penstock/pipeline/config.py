@@ -168,7 +168,7 @@ class PipelineConfig(Model):
     mode: Mode | None = Field(
         None,
         description="what the target's table holds: `mirror` (the default), the source's rows; `soft_delete`, deleted ones too, flagged; "
-        "`history`, every version of every row; `append`, every change. Delta and Iceberg have `mirror` alone, Parquet `append`",
+        "`history`, every version of every row; `append`, every change. Iceberg has `mirror` alone, Parquet `append`",
     )
     state: Path = Field(Path("state"), description="spool and checkpoint; on a disk that the executors reach")
     trigger: str = Field("1 second", description="how often an epoch is applied, at most")

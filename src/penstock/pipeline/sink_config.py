@@ -131,12 +131,7 @@ class SinkConfig(Model):
         """In which tables can be kept there, what they are without being told first."""
         if self.parquet is not None:
             return (Mode.APPEND,)
-        return (Mode.MIRROR,) if self.postgres is None else tuple(Mode)
-
-    @property
-    def counts_rows(self) -> bool:
-        """Whether a mirror there can do without a key, where whole old rows travel."""
-        return self.delta is None
+        return (Mode.MIRROR,) if self.iceberg is not None else tuple(Mode)
 
     @property
     def root(self) -> Path:

@@ -91,7 +91,7 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
     whole = inspect_whole_rows(connection, [schema.oid for schema in selection.schemas.values() if not schema.key])
     for name, schema in selection.schemas.items():
         mode = config.mode_of(name)
-        needs_key = mode is not Mode.APPEND and not (mode is Mode.MIRROR and config.sink.counts_rows and schema.oid in whole)
+        needs_key = mode is not Mode.APPEND and not (mode is Mode.MIRROR and schema.oid in whole)
         try:
             check_mirrorable(schema, faults.get(name, KeyFault.MISSING) if needs_key else None)
             check_names(schema, mode)

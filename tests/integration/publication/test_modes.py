@@ -59,6 +59,4 @@ def test_R04_R05_a_table_without_key_can_be_appended_or_with_whole_old_rows_mirr
     kept = {**without, **dict.fromkeys(["full_rows", "late", "whole"], "PEN-1402"), "named": "PEN-1404"}
     assert refused(tables, "soft_delete") == kept
     assert refused(tables, "history") == kept
-    with_keys_only = {**without, **dict.fromkeys(["full_rows", "late", "whole"], "PEN-1402")}
-    assert refused(tables, "mirror", {"delta": {"path": "/nowhere"}}) == with_keys_only
     assert refused(tables, "append", {"parquet": {"path": "/nowhere"}}) == {}
