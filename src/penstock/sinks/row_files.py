@@ -67,10 +67,18 @@ def _completed(batch: pa.RecordBatch, place: SnapshotPlace) -> list[pa.Array]:
 
 
 def renamed(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """Columns under the names of `schema`, inside of structs too; number, order and types are the same."""
-    pairs = zip(columns, schema, strict=True)
-    columns = [column if column.type == field.type else column.view(field.type) for column, field in pairs]
+    """Columns under the names of `schema`, inside of structs too; number and order are the same, and types may be wider."""
+    columns = [_as_type(column, field.type) for column, field in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _as_type(column: pa.Array, arrow_type: pa.DataType) -> pa.Array:
+    if column.type == arrow_type:
+        return column
+    try:
+        return column.view(arrow_type)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # not only names differ: a smallint is an int where there is no smaller one
+        return column.cast(arrow_type)
 
 
 def _statistics(path: Path) -> str:
