@@ -9,6 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says more about who else uses the machine than about the code.
+settings.register_profile("penstock", deadline=None)
+settings.load_profile("penstock")
 
 pytest_plugins = ["tests.fix_postgres", "tests.fix_roles", "tests.fix_captured", "tests.fix_proxy", "tests.fix_spark", "tests.fix_pipeline"]
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import SchemaChangedError
 from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, Column
-from penstock.sinks import delta_checkpoints
+from penstock.sinks import delta_checkpoints, delta_compaction
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.delta_epoch import DeltaEpoch
 from penstock.sinks.delta_state import load_state, newest_checkpoint
@@ -84,6 +84,21 @@ def test_optimize_vacuum_checkpoints_and_time_travel_work_on_what_we_commit(
     assert after is not None
     assert (after.version, after.files.keys(), after.transactions) == (before.version, before.files.keys(), before.transactions)
     change(items, 5)
+
+
+def test_small_files_become_one_and_nobody_sees_a_difference(items: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_compaction, "_MANY", 3)
+    for number in range(4):
+        items.source.update(at(1 + number), {"note": Value(f"epoch {number}")})
+        items.source.insert(item(1000 + number))
+        items.source.commit()
+        items.follow()
+    operations = [action["commitInfo"]["operation"] for commit in items.commits() for action in commit if "commitInfo" in action]
+    assert operations.count(EPOCH) == 4
+    assert "PENSTOCK COMPACTION" in operations
+    state = load_state(items.path)
+    assert state is not None
+    assert len(state.files) < 4
 
 
 @pytest.mark.parametrize(
