@@ -32,7 +32,7 @@ from penstock.sinks.executors import In, Out
 from penstock.sinks.postgres_sink import PostgresSink
 from penstock.sinks.postgres_targets import Naming
 from tests.contract.sink_harness import ITEMS, PIPELINE, SinkHarness
-from tests.contract.sink_rules import MirrorRules
+from tests.contract.sink_rules import LoadingRules, MirrorRules
 from tests.fix_postgres import Database
 from tests.integration.sinks.source import Row, Value
 from tests.integration.snapshot.local import LocalExecutors
@@ -109,7 +109,7 @@ def harness(shared_database: Database, tmp_path: Path) -> Iterator[PostgresHarne
     made.sink.close()
 
 
-class TestRules(MirrorRules):
+class TestRules(MirrorRules, LoadingRules):
     pass
 
 
