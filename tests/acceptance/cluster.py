@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -144,23 +145,12 @@ def driver_process(pid: int) -> psutil.Process:
     raise AssertionError("spark-submit runs no run.py")
 
 
-def scanning_executors(events: list[dict[str, Any]], folder: Path) -> dict[str, int]:
-    """Who ran the tasks of the queries that scan files below `folder`, and how many bytes they read: by executor."""
-    queries = {
-        event["executionId"]
-        for event in events
-        if event["Event"].endswith("SparkListenerSQLExecutionStart") and f"file:{folder}" in event["physicalPlanDescription"]
-    }
+def task_executors(events: list[dict[str, Any]], work: str) -> dict[str, int]:
+    """Who ran the tasks that do this work, and how many of them: by executor."""
     stages = {
-        stage
+        event["Stage Info"]["Stage ID"]
         for event in events
-        if event["Event"] == "SparkListenerJobStart" and int(event["Properties"].get("spark.sql.execution.id", -1)) in queries
-        for stage in event["Stage IDs"]
+        if event["Event"] == "SparkListenerStageSubmitted" and any(each["Name"] == work for each in event["Stage Info"]["RDD Info"])
     }
-    found: dict[str, int] = {}
-    for event in events:
-        if event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in stages:
-            executor = event["Task Info"]["Executor ID"]
-            read_bytes = event.get("Task Metrics", {}).get("Input Metrics", {}).get("Bytes Read", 0)
-            found[executor] = found.get(executor, 0) + read_bytes
-    return found
+    ended = (event for event in events if event["Event"] == "SparkListenerTaskEnd" and event["Stage ID"] in stages)
+    return Counter(event["Task Info"]["Executor ID"] for event in ended)

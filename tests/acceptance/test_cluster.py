@@ -16,8 +16,9 @@ from psycopg.conninfo import conninfo_to_dict
 
 from penstock.pipeline.epochs import EpochLog
 from penstock.position import Position
+from penstock.sinks.delta_task import run_part
 from penstock.spark.session import spark_minor
-from tests.acceptance.cluster import Cluster, Readers, driver_process, processes_of, scanning_executors
+from tests.acceptance.cluster import Cluster, Readers, driver_process, processes_of, task_executors
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
 from tests.waiting import wait_for
@@ -96,9 +97,9 @@ def test_executors_and_not_the_driver_read_chunks_and_segments(database: Databas
     assert chunk_ports & readers.ports["executor"], (chunk_ports, readers.ports)
     assert not chunk_ports & readers.ports["driver"], (chunk_ports, readers.ports)
     events = cluster.events()
-    read_bytes = scanning_executors(events, wide.config.spool)
-    assert sum(read_bytes.values()) > 0
-    assert "driver" not in read_bytes
+    readers_of_segments = task_executors(events, f"penstock {run_part.__name__}")
+    assert readers_of_segments
+    assert readers_of_segments.keys() <= {"0", "1"}
     executors = {event["Task Info"]["Executor ID"] for event in events if event["Event"] == "SparkListenerTaskEnd"}
     assert executors == {"0", "1"}, "every task of the run, chunks among them"
 

@@ -54,7 +54,8 @@ class SparkExecutors(Executors):
             return function(task)
 
         try:
-            return self._spark.sparkContext.parallelize(tasks, len(tasks)).map(settled).collect()
+            work = self._spark.sparkContext.parallelize(tasks, len(tasks)).map(settled)
+            return work.setName(f"penstock {getattr(function, '__name__', '')}").collect()  # what Spark's own pages show
         except (PySparkException, Py4JJavaError) as error:
             raise error_of_ours(error, self._failure) from error
 
