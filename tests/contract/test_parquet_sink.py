@@ -26,12 +26,15 @@ from tests.integration.snapshot.local import LocalExecutors
 
 
 class FaultyExecutors(LocalExecutors):
-    """May die when all is written, before anybody learns of it."""
+    """May die when all is written, before anybody learns of it; or, with `repeats`, try each task twice, as Spark does."""
 
     dies = False
+    repeats = False
 
     @override
     def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
+        if self.repeats:
+            super().run(function, tasks)
         done = super().run(function, tasks)
         if self.dies:
             raise SinkError("the executor was lost")
@@ -91,6 +94,15 @@ class ParquetHarness(SinkHarness):
         self.sink.apply = lose  # type: ignore[method-assign, assignment]
         yield
         del self.sink.apply
+
+
+def test_an_attempt_that_was_given_up_leaves_nothing_in_an_epoch(tmp_path: Path) -> None:
+    harness = ParquetHarness(tmp_path)
+    harness.copy()
+    harness.executors.repeats = True
+    harness.source.insert(harness.item(50, "once"))
+    harness.follow()
+    assert [row["note"].typed for row in harness.rows()].count("once") == 1
 
 
 def _is_end(row: dict[str, object]) -> bool:

@@ -51,8 +51,10 @@ def may_hold(kind: pa.DataType, value: object, text: str | None) -> bool:
             "2024-01-01T00:00:00.123Z",
             "2024-01-01T02:00:00.123+01:00",
             [datetime(2024, 1, 1, 0, 0, 0, 123000, UTC), datetime(2024, 1, 1, 1, 0, 0, 123999, UTC)],
-            [datetime(2024, 1, 1, 1, 0, 0, 125000, UTC)],
+            [datetime(2024, 1, 1, 1, 1, 0, 125000, UTC)],
         ),
+        # Amsterdam was 19 minutes and 32 seconds ahead, and Spark writes no seconds of a zone.
+        (ZONED, "1800-01-01T00:19:32.000+00:19", None, [datetime(1800, 1, 1, tzinfo=UTC)], [datetime(1799, 12, 31, 23, 58, tzinfo=UTC)]),
         (LOCAL, "2024-01-01T00:00:00.123", "2024-01-01T00:00:00.123", [datetime(2024, 1, 1, 0, 0, 0, 123456)], [datetime(2024, 1, 2)]),  # noqa: DTZ001
         (pa.float64(), 1.0, 2.0, [5.0, float("nan")], []),
         (pa.decimal128(10, 2), 1.0, 2.0, [Decimal(5)], []),
@@ -167,6 +169,26 @@ def test_a_file_that_is_gone_is_an_error_of_ours(tmp_path: Path) -> None:
 
 
 LAYOUT = Layout(pa.schema([("a", pa.int64())]), ("a",), Mode.MIRROR)
+
+
+def test_a_link_whose_answer_was_lost_is_our_own_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a client of NFS has it, which asks again and is told that the file is there."""
+    (tmp_path / "_delta_log").mkdir()
+    link = os.link
+
+    def answer_lost(source: Path, target: Path) -> None:
+        link(source, target)
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    monkeypatch.setattr(os, "link", answer_lost)
+    monkeypatch.setattr(Path, "unlink", _refuse)  # nor does it matter what becomes of the other name
+    assert commit(tmp_path, 0, [transaction("a", Position.of(1))])
+    monkeypatch.undo()
+    assert not commit(tmp_path, 0, [transaction("a", Position.of(2))])
+
+
+def _refuse(*_: object, **__: object) -> None:
+    raise PermissionError(errno.EPERM, "Operation not permitted")
 
 
 def test_a_commit_is_there_whole_or_not_at_all_and_never_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

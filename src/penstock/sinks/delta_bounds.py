@@ -24,7 +24,8 @@ Bounds: TypeAlias = tuple[tuple[Bound, Bound], ...]
 _MANY = 10_000
 _CUT_OFF = 32
 """Texts that are so long may have been cut off."""
-_ROUNDED_US = 1000
+_ROUNDED_US = 60_001_000
+"""Statistics have milliseconds, and zones of former centuries, which Spark may write, lose their seconds."""
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

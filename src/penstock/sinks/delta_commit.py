@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -38,16 +39,28 @@ def commit(path: Path, version: int, actions: Sequence[Mapping[str, Any]]) -> bo
         storage.sync_directory(path)
         storage.write_bytes(written, "\n".join(lines).encode() + b"\n")
         try:
-            os.link(written, target)
-        except FileExistsError:
-            return False
+            is_ours = _link(written, target)
         finally:
-            written.unlink()
-        storage.sync_directory(target.parent)
+            with suppress(OSError):  # a file that nobody looks at must not make a commit look as if it had failed
+                written.unlink()
+        if is_ours:
+            storage.sync_directory(target.parent)
+    except OSError as error:
+        raise SinkError(f"nothing could be committed to {path}: {error.strerror}") from error
+    return is_ours
+
+
+def _link(written: Path, target: Path) -> bool:
+    """Whether `target` is now what was written."""
+    try:
+        os.link(written, target)
+    except FileExistsError:
+        # Over NFS a link that was made may be asked for again, by a client that lost the answer.
+        return target.samefile(written)
     except OSError as error:
         if error.errno in _NO_LINKS:
             raise Unsupported("its disk has no links") from error
-        raise SinkError(f"nothing could be committed to {path}: {error.strerror}") from error
+        raise
     return True
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.delta_commit import added, commit, commit_info, removed
+from penstock.sinks.delta_protocol import check_writable
 from penstock.sinks.delta_rows import ScanFile, TableFiles, read_all
 from penstock.sinks.delta_schema import file_schema, table_schema
 from penstock.sinks.delta_state import DataFile, DeltaState
@@ -48,6 +49,7 @@ def small_files(state: DeltaState) -> list[DataFile]:
 
 def compact(path: Path, state: DeltaState, files: Sequence[DataFile], executors: Executors) -> bool:
     """Make `files`, of the table as it is in `state`, one. False: somebody else committed meanwhile, and all is as it was."""
+    check_writable(state)
     names = file_schema(state.metadata)
     scans = tuple(ScanFile(file.path, (), file.vector) for file in files)
     table = TableFiles(str(path), table_schema(state.metadata), names, (), scans)

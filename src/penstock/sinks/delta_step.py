@@ -41,6 +41,10 @@ class DeltaStep:
         check_writable(self.state)
         if deletes and not can_delete(self.state):
             raise Unsupported("it has no deletion vectors")
+        strange = set(table_schema(self.state.metadata).names) - set(self.layout.schema.names)
+        if deletes and strange:
+            # A row that goes and comes again would lose what somebody else keeps there; a MERGE leaves it alone.
+            raise Unsupported(f"it has a column {sorted(strange)[0]!r} that is not the source's")
 
     def table(self, *, scanned: bool) -> TableFiles:
         """As executors know it; `scanned`: with the files that are there."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -21,6 +22,8 @@ from penstock.sinks.delta_repair import DeltaRepair
 from penstock.sinks.delta_state import DeltaState, DeltaStates, Unsupported
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Layout
+
+_log = logging.getLogger(__name__)
 
 ATTEMPTS = 5
 """At a commit that others make first."""
@@ -47,7 +50,11 @@ class DeltaWriter:
         """False: somebody else committed meanwhile, and nothing is done."""
         is_done = epoch.apply(self.executors)
         if is_done:
-            self._keep_up(epoch.path)
+            try:
+                self._keep_up(epoch.path)
+            except (SinkError, Unsupported) as error:
+                # The epoch is in the table, whatever becomes of its files.
+                _log.warning("small files are left as they are", extra={"table": str(epoch.path), "reason": str(error)})
         return is_done
 
     def repair(self, path: Path, application: str, layout: Layout, changed: ChangedRows, fence: Position) -> None:

@@ -185,12 +185,25 @@ class IcebergSink(Sink):
 
     @override
     def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
-        self._fill(schema.name, files, Position.ZERO)
+        if not self._holds(schema.name, files):
+            self._fill(schema.name, files, Position.ZERO)
         loaded = self._loaded(schema.name)
         target = self._target(schema.name, loaded)
         change = self._writer.repair(self._epoch_target(target, loaded, fence), changed)
         self._commit(loaded, change, fence)
         self._remember(schema.name, fence)
+
+    def _holds(self, table: TableName, files: Sequence[SnapshotFile]) -> bool:
+        """Whether an attempt that did not get to its end has put these files in already.
+
+        They must not be put in once more: a file that one snapshot both drops and adds is removed when older snapshots expire.
+        """
+        loaded = self._loaded(table)
+        if loaded.delete_files != 0 or self._target(table, loaded).applied is not None:
+            return False
+        self._spark.sql(f"REFRESH TABLE {self.sql_name(table)}")
+        rows = self._spark.table(f"{self.sql_name(table)}.files").select("file_path").collect()
+        return {str(row["file_path"]).rpartition("/")[2] for row in rows} == {file.name for file in files if file.rows}
 
     def _remove_leftovers(self, table: TableName, loaded: LoadedTable, current: Sequence[str]) -> None:
         """What attempts at chunks left that did not get to their end. Older versions of the table have files too."""
@@ -210,6 +223,8 @@ class IcebergSink(Sink):
         loaded = self._catalog.load(self.identifier(target.table))
         found = None if loaded is None else self._target(target.table, loaded)
         self._check_schema(found or target, changes)
+        if loaded is not None:
+            self._check_columns(target, loaded)
         applied = self._checked_position(target, found)
         if loaded is None or applied >= end:
             return
@@ -249,6 +264,15 @@ class IcebergSink(Sink):
                     f"table {target.table} changed its columns, its key or its identity, and the target cannot follow that yet",
                     hint=f"drop {self.describe(target.table)} and run again to copy the table anew",
                 )
+
+    def _check_columns(self, target: Target, loaded: LoadedTable) -> None:
+        """What the table is said to have must be what it has: a value for a column that somebody renamed would go nowhere."""
+        lacking = [name for name in (*target.schema.names, EXACT) if name not in loaded.schema.names]
+        if lacking:
+            raise SchemaChangedError(
+                f"{self.describe(target.table)} has no column {lacking[0]} any more",
+                hint=f"give the column its name again, or drop {self.describe(target.table)} and run again to copy the table anew",
+            )
 
     def _checked_position(self, target: Target, found: Target | None) -> Position:
         """How far the table is, by its own word, which must not be less than it was."""

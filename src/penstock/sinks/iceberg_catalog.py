@@ -117,6 +117,12 @@ class IcebergCatalog:
                 return None
             raise SinkError(f"the Iceberg table {'.'.join(identifier)} cannot be loaded: {first_line(error)}") from error
         base = table.operations().current()
+        if base.spec().isPartitioned():
+            # An equality delete reaches the files of its own partition alone: rows in all others would stay.
+            raise SinkRefusedError(
+                f"the Iceberg table {'.'.join(identifier)} has been given partitions, and would keep rows that are to go",
+                hint="ALTER TABLE … DROP PARTITION FIELD …, or drop the table to have it copied anew",
+            )
         snapshot = base.currentSnapshot()
         try:
             schema = parse_columns(json.loads(self._jvm.org.apache.iceberg.SchemaParser.toJson(base.schema())))

@@ -36,8 +36,8 @@ class EpochTask:
     slices: tuple[FileSlice, ...]
 
 
-def write_epoch(task: EpochTask) -> None:
-    write_batches(_changes(task), SnapshotPlace(task.directory, task.layout.schema, "changes"), 0)
+def write_epoch(task: EpochTask) -> SnapshotFile:
+    return write_batches(_changes(task), SnapshotPlace(task.directory, task.layout.schema, "changes"), 0)
 
 
 def _changes(task: EpochTask) -> Iterator[pa.RecordBatch]:

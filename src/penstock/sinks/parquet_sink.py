@@ -204,8 +204,10 @@ class ParquetSink(ParquetTargets, Sink):
         _remove(path, lambda name: name.startswith(_HIDDEN))
         directory = path / f"{_HIDDEN}epoch-{secrets.token_hex(8)}"
         storage.make_directory(directory)
-        if task is not None:
-            self._executors.run(write_epoch, [task(str(directory))])
+        written = self._executors.run(write_epoch, [task(str(directory))]) if task is not None else []
+        # What an attempt left that did not get to its end, or was not waited for, is no part of it.
+        wanted = {file.name for file in written if file.rows}
+        _remove(directory, lambda name: name not in wanted)
         _publish(directory, end)
 
     def _checked_position(self, target: Target) -> Position:

@@ -11,12 +11,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.change import EXACT, EXACT_TYPE
-from penstock.errors import SinkError, TargetRewoundError
+from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.base import ChangedRows, SnapshotFile
 from penstock.sinks.iceberg import IcebergSink
 from penstock.sinks.iceberg_catalog import IcebergCatalog, TableChange
+from penstock.sinks.iceberg_epoch import EpochWriter
 from penstock.sinks.iceberg_maintenance import Maintenance
 from penstock.sinks.iceberg_state import POSITION
 from penstock.sinks.iceberg_targets import HadoopTargets
@@ -98,6 +99,28 @@ def test_k01_each_epoch_is_one_commit_with_its_position_and_a_repeated_one_is_no
     assert lake.sink.read(NAME, version).count() == 9
     assert lake.sink.version_at(NAME, Position.of(source.fence - 1)) is None
     assert HadoopTargets(lake.root / "warehouse", (), PIPELINE).load_target(NAME) == mirror.target()
+
+
+def test_K09_a_table_that_somebody_has_altered_is_not_written_to(lake: Lake) -> None:
+    target, name = lake.mirror.target(), lake.sink.sql_name(NAME)
+    lake.source.update(at(1), {"note": Value("second")})
+    lake.source.commit()
+    lake.mirror.spool()
+    changes = lake.mirror.changes(lake.source.fence, lake.source.position)
+    assert changes is not None
+    table = IcebergCatalog(lake.spark, lake.catalog, lake.root / "warehouse").load(lake.sink.identifier(NAME))
+    assert table is not None
+    lake.spark.sql(f"ALTER TABLE {name} RENAME COLUMN note TO remark")
+    with pytest.raises(SchemaChangedError, match="no column note"):
+        lake.sink.apply(target, changes, Position.of(lake.source.position))
+    lake.spark.sql(f"ALTER TABLE {name} RENAME COLUMN remark TO note")
+    table.java.refresh()
+    table.java.updateSpec().addField("id").commit()
+    with pytest.raises(SinkRefusedError, match="partitions"):
+        lake.sink.apply(target, changes, Position.of(lake.source.position))
+    table.java.updateSpec().removeField("id").commit()
+    lake.sink.apply(target, changes, Position.of(lake.source.position))
+    assert lake.mirror.rows() == lake.source.sorted_rows()
 
 
 def test_a_commit_to_a_table_that_somebody_moved_meanwhile_is_none(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +229,13 @@ ODD_KEYS = TableSchema(
 )
 
 
-def test_a_repaired_snapshot_is_its_files_with_the_changed_rows_in_place(spark: SparkSession, tmp_path: Path) -> None:
+def _refuse(*_: object) -> None:
+    raise SinkError("no")
+
+
+def test_a_repaired_snapshot_is_its_files_with_the_changed_rows_in_place(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keys that an equality delete cannot name are told apart all the same."""
     sink = open_lake(spark, tmp_path)
     place = sink.begin_snapshot(ODD_KEYS, Position.of(100))
@@ -232,11 +261,18 @@ def test_a_repaired_snapshot_is_its_files_with_the_changed_rows_in_place(spark: 
     new = pa.table({"value_0": pa.array([1], pa.date32()), "value_1": [2.0], "value_2": ["new"], EXACT: pa.nulls(1, EXACT_TYPE)})
     pq.write_table(new, tmp_path / "rows.parquet")
     changed = ChangedRows(str(keys), (str(tmp_path / "rows.parquet"),))
-    for _ in range(2):
+    with monkeypatch.context() as patch:
+        patch.setattr(EpochWriter, "repair", _refuse)
+        with pytest.raises(SinkError):
+            sink.repair_snapshot(ODD_KEYS, [file], changed, Position.of(200))
+    filled = len(summaries(sink, spark, ODD_KEYS.name))
+    for attempt in range(2):
         # The second time, as after a crash before the first one's answer: the table is made anew.
         sink.repair_snapshot(ODD_KEYS, [file], changed, Position.of(200))
         assert sorted(row["note"] for row in sink.read(ODD_KEYS.name).collect()) == ["b", "c", "new"]
         target = sink.load_target(ODD_KEYS.name)
         assert target is not None
         assert target.applied == Position.of(200)
+        if attempt == 0:
+            assert len(summaries(sink, spark, ODD_KEYS.name)) == filled + 1, "files that are there are not put in once more"
         sink.disown(ODD_KEYS.name)
