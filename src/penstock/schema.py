@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import pyarrow as pa
@@ -60,6 +60,18 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
+class Attributes:
+    """How the catalog counts a table's columns: a number is never given twice, whatever is renamed, dropped or added."""
+
+    numbers: tuple[int, ...]
+    """Of the columns, in table order."""
+    width: int
+    """The greatest number that was given out by then, to whatever column."""
+    heap: str
+    """Changes when the rows are rewritten or emptied, and when a partition comes or goes."""
+
+
+@dataclass(frozen=True, slots=True)
 class TableSchema:
     """A table as of one place in the log. `key` names the columns that tell rows apart, in table order; empty if none do."""
 
@@ -67,6 +79,8 @@ class TableSchema:
     name: TableName
     columns: tuple[Column, ...]
     key: tuple[str, ...]
+    attributes: Attributes | None = field(default=None, compare=False)
+    """Where the catalog was asked: the log does not have them."""
 
     @property
     def column_names(self) -> tuple[str, ...]:

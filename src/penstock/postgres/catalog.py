@@ -21,7 +21,7 @@ from penstock.postgres.pgoutput.keys import CatalogKey
 from penstock.postgres.queries import identifier, query
 from penstock.postgres.types.policy import TypePolicy
 from penstock.postgres.types.resolver import TypeFact, TypeResolver
-from penstock.schema import Column, TableName, TableSchema
+from penstock.schema import Attributes, Column, TableName, TableSchema
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +79,23 @@ def inspect_schemas(
     oids = [table.oid for table in tables]
     rows: list[Any] = connection.execute(query("catalog", "columns"), {"oids": oids, "publication": publication}).fetchall()
     types = TypeResolver(policy, load=partial(inspect_types, connection))
-    types.prepare(type_oid for _, _, type_oid, _ in rows)
+    types.prepare(row[2] for row in rows)
     columns: dict[int, list[Column]] = {oid: [] for oid in oids}
-    for oid, name, type_oid, modifier in rows:
+    numbers: dict[int, list[int]] = {oid: [] for oid in oids}
+    for oid, name, type_oid, modifier, number in rows:
         columns[oid].append(types.column(name, type_oid, modifier))
-    keys = inspect_keys(connection, oids)
-    return {table.name: TableSchema(table.oid, table.name, tuple(columns[table.oid]), keys.get(table.oid, ())) for table in tables}
+        numbers[oid].append(number)
+    keys, widths = inspect_keys(connection, oids), _inspect_widths(connection, oids)
+    return {
+        name: TableSchema(oid, name, tuple(columns[oid]), keys.get(oid, ()), Attributes(tuple(numbers[oid]), *widths.get(oid, (0, ""))))
+        for oid, name in ((table.oid, table.name) for table in tables)
+    }
+
+
+def _inspect_widths(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[int, str]]:
+    """By OID, how many numbers were given to columns so far, and what stands for the heap. A table that is gone by now has none."""
+    rows: list[Any] = connection.execute(query("attributes", "widths"), {"oids": oids}).fetchall()
+    return {oid: (width, heap) for oid, width, heap in rows}
 
 
 def inspect_schema(

@@ -21,7 +21,7 @@ WITH published AS MATERIALIZED (
   JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
   WHERE t.pubname = %(publication)s AND c.oid = ANY (%(oids)s::oid[])
 )
-SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod
+SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod, a.attnum::int
 FROM pg_catalog.pg_attribute a
 LEFT JOIN published p ON p.oid = a.attrelid
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
