@@ -36,7 +36,7 @@ class CatalogShape:
     unfinished: frozenset[int]
 
     def shows(self, xid: int) -> bool:
-        """Whether what this transaction did is part of the shape. The log may show a commit that nobody sees yet: it waits for a standby."""
+        """Whether what this transaction did is part of the shape: the log may show a commit before anybody sees what it did."""
         # A change has 32 bits of it; half of all numbers are past, the others are to come.
         past = (self.next_xid - xid) % _XIDS
         return 0 < past <= _XIDS // 2 and self.next_xid - past not in self.unfinished
