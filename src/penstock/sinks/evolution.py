@@ -240,7 +240,8 @@ class _Plan:
         column = self._last[number]
         current = dict(zip(self.attributes.numbers, self.now.schema.columns, strict=True)).get(number)
         unknown = CopyAnew(f"nobody can tell what the rows that were there have in column {column.name!r}, which was added")
-        if current is None or current.arrow_type != column.arrow_type:
+        held = (column.type_oid, column.type_modifier, column.arrow_type)
+        if current is None or compare_types(held, current, is_rewritten=self._is_rewritten) is not TypeChange.NONE:
             raise unknown
         missing = self.now.missing.get(current.name)
         if missing is None:

@@ -1,0 +1,45 @@
+"""What is to happen when a table of the source changes its shape: `schema_changes` of a pipeline, or of a rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from penstock.errors import SchemaChangedError
+from penstock.postgres.attributes import CatalogShape
+from penstock.schema import TableSchema
+from penstock.sinks.base import Target
+from penstock.sinks.evolution import CopyAnew, Evolution, plan_evolution
+from penstock.sinks.origin import Origin
+
+
+class SchemaPolicy(StrEnum):
+    EVOLVE = "evolve"
+    """The target follows; where it cannot, the table is copied anew."""
+    ADDITIVE = "additive"
+    """Columns are added and hold more; anything else stops the table."""
+    IGNORE = "ignore"
+    """The target keeps its columns: new ones are left out, those that are dropped become null; what then no longer fits stops the table."""
+    STOP = "stop"
+    """Any change of a column or of the key stops the table."""
+
+
+def plan_following(
+    policy: SchemaPolicy, target: Target, origin: Origin, versions: Sequence[TableSchema], now: CatalogShape
+) -> Evolution:
+    """What `target` has to become for changes of `versions`; `CopyAnew`, or `SchemaChangedError` if the policy will not have it."""
+    stopped = SchemaChangedError(
+        f"table {target.table} changed its columns or its key, and schema_changes is {policy}",
+        hint="penstock tables resync copies the table as it is now; or set schema_changes: evolve",
+    )
+    if policy is SchemaPolicy.STOP:
+        raise stopped
+    try:
+        found = plan_evolution(target.schema, target.key, origin, versions, now, is_fixed=policy is SchemaPolicy.IGNORE)
+    except CopyAnew as reason:
+        if policy is SchemaPolicy.EVOLVE:
+            raise
+        raise stopped from reason
+    if policy is SchemaPolicy.ADDITIVE and (found.renamed or found.dropped):
+        raise stopped
+    return found
