@@ -21,6 +21,7 @@ from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.references import EnvReference, FileReference, Model
+from penstock.pipeline.schema_policy import SchemaPolicy
 from penstock.pipeline.sink_config import SinkConfig
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.slot import is_slot_name
@@ -86,6 +87,9 @@ class TableRule(Model):
     match: str | None = Field(None, description="pattern over schema.table, with `*`, `?` and `[…]`; case counts")
     exclude: tuple[str, ...] = Field((), description="patterns that take tables out again")
     mode: Mode | None = Field(None, description="`mode` of these tables; of several rules that say one the last counts")
+    schema_changes: SchemaPolicy | None = Field(
+        None, description="for these tables, what happens when their shape changes; the first rule that selects a table and says it holds"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -186,6 +190,12 @@ class PipelineConfig(Model):
     max_snapshot_hold: str = Field(
         "1 hour", description="how long one exported snapshot is held, at most; a longer copy goes on under a new one"
     )
+    schema_changes: SchemaPolicy = Field(
+        SchemaPolicy.EVOLVE,
+        description="when a table's shape changes: `evolve`, the target follows, and where it cannot the table is copied anew; `additive`, "
+        "columns are added and widened, anything else stops the table; `ignore`, the target keeps its columns, new ones are left out and "
+        "dropped ones become null; `stop`, any change stops the table",
+    )
     types: TypesConfig = TypesConfig()
     spark: SparkConfig = SparkConfig()
     _removed: frozenset[TableName] = PrivateAttr(frozenset())
@@ -266,6 +276,10 @@ class PipelineConfig(Model):
     def mode_of(self, name: TableName) -> Mode:
         said = next((rule.mode for rule in reversed(self.tables) if rule.mode is not None and rule.selects(name)), self.mode)
         return said or self.sink.modes[0]
+
+    def schema_policy(self, name: TableName) -> SchemaPolicy:
+        rules = (rule.schema_changes for rule in self.tables if rule.schema_changes is not None and rule.selects(name))
+        return next(rules, self.schema_changes)
 
     def with_tables(self, added: Iterable[TableName], removed: Iterable[TableName]) -> PipelineConfig:
         """As if the file named some tables more, and others not."""
