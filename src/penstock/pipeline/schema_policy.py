@@ -24,9 +24,7 @@ class SchemaPolicy(StrEnum):
     """Any change of a column or of the key stops the table."""
 
 
-def plan_following(
-    policy: SchemaPolicy, target: Target, origin: Origin, versions: Sequence[TableSchema], now: CatalogShape
-) -> Evolution:
+def plan_following(policy: SchemaPolicy, target: Target, origin: Origin, versions: Sequence[TableSchema], now: CatalogShape) -> Evolution:
     """What `target` has to become for changes of `versions`; `CopyAnew`, or `SchemaChangedError` if the policy will not have it."""
     stopped = SchemaChangedError(
         f"table {target.table} changed its columns or its key, and schema_changes is {policy}",

@@ -10,7 +10,7 @@ Columns that are dropped stay in the target as they are, and are null in rows th
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from penstock.schema import Attributes, Column, TableSchema
 from penstock.sinks.lineage import Numbering, Numbers, trace
 from penstock.sinks.origin import Origin, OriginColumn
 from penstock.sinks.type_changes import TypeChange, compare_types
+from penstock.sinks.views import View
 
 
 class CopyAnew(Exception):
@@ -34,21 +35,6 @@ class AddedColumn:
     arrow_type: pa.DataType
     fill: pa.Scalar
     """What all rows have in it that were there before; null or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """How changes of one shape are read as those of the target. Travels to the executors."""
-
-    names: Mapping[str, str]
-    """The source's columns, as they were called then, and their names in the target. Others are left out."""
-    fills: Mapping[str, pa.Scalar] = field(default_factory=dict)
-    """Columns of the target that were added later, with what the source gave to rows that were there; not where that is null."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether every column is called in the target as it was then."""
-        return not self.fills and all(name == target for name, target in self.names.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +66,7 @@ def same_views(origin: Origin, key: tuple[str, ...], versions: Collection[TableS
     for version in versions:
         if not origin.is_shape_of(version) or tuple(names.get(name) for name in version.key) != key:
             return None
-    return {version: View(names) for version in versions}
+    return {version: View(names, leaves_out=len(names) < len(origin.columns)) for version in versions}
 
 
 def plan_evolution(
@@ -205,6 +191,8 @@ class _Plan:
         known = self.origin.numbers_of(self.key)
         if len(known) != len(self.key) or any(shape.key and shape.key != known for shape in self.shapes) or self.shapes[-1].key != known:
             raise CopyAnew("its key changed")
+        if not self.key and self._dropped:
+            raise CopyAnew("it lost a column, and its rows are told apart by all of them")
 
     def _types(self) -> dict[str, pa.DataType]:
         """By name, the types of the columns that hold more than before."""
@@ -261,7 +249,7 @@ class _Plan:
     def _view(self, shape: _Shape) -> View:
         names = {column.name: target for number, column in shape.columns.items() if (target := self._target(number, column)) is not None}
         later = (added for number, added in self._added.items() if number not in shape.columns and added.fill.is_valid)
-        return View(names, {added.name: added.fill for added in later})
+        return View(names, {added.name: added.fill for added in later}, leaves_out=len(names) < len(shape.columns))
 
     def _target(self, number: int, column: Column) -> str | None:
         """What a column that was there once is called in the target; None if the target has nothing that could hold it."""

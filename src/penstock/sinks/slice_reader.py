@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, XID, ChangeType
+from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, METADATA_NAMES, XID, ChangeType
 from penstock.errors import SchemaChangedError, SinkError
 from penstock.postgres.types.arrays import as_bools, bitmap
+from penstock.schema import TableSchema
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
 
 
@@ -29,23 +32,34 @@ class Part:
     count: int
 
 
-def read_slices(slices: Sequence[FileSlice], layout: Layout, part: Part | None = None) -> pa.Table:
-    """What is wanted of `slices`, in their order: `layout.columns`, then `METADATA_FIELDS`. A column that a file lacks is null."""
+def read_slices(
+    slices: Sequence[FileSlice], layout: Layout, part: Part | None = None, views: Mapping[TableSchema, View] = MappingProxyType({})
+) -> pa.Table:
+    """What is wanted of `slices`, in their order: `layout.columns`, then `METADATA_FIELDS`. A column that a file lacks is null.
+
+    `views`: how to read the files of a shape, where not by the same names.
+    """
     schema = pa.schema([*layout.columns, *(pa.field(field.name, field.type) for field in METADATA_FIELDS)])
-    changes = pa.concat_tables([schema.empty_table(), *(_read(slice, schema) for slice in slices)])
+    read = [_read(slice, schema, views.get(slice.file.schema)) for slice in slices]
+    changes = pa.concat_tables([schema.empty_table(), *read])
     return changes if part is None or part.count == 1 else parted(changes, layout, part)
 
 
-def _read(slice: FileSlice, schema: pa.Schema) -> pa.Table:
+def _read(slice: FileSlice, schema: pa.Schema, view: View | None) -> pa.Table:
+    is_plain = view is None or view.is_plain
+    wanted = set(schema.names) if view is None or is_plain else {*view.names, *METADATA_NAMES}
     try:
         with pq.ParquetFile(slice.path) as file:
-            found = file.read(columns=[name for name in file.schema_arrow.names if name in schema.names])
+            found = file.read(columns=[name for name in file.schema_arrow.names if name in wanted])
     except (OSError, pa.ArrowInvalid) as error:
         raise SinkError(f"the spooled changes of {slice.file.table} cannot be read: {error}") from error
-    constants = _constants(slice)
+    constants: dict[str, object] = _constants(slice)
+    if view is not None and not is_plain:
+        found = view.renamed(found)
+        constants = {**constants, **view.fills}
     columns = [_column(found, field, constants) for field in schema]
     table = pa.table(columns, schema=schema)
-    return table.filter(_within(table.column(COMMIT_VERSION), slice)) if slice.needs_filter and not constants else table
+    return table.filter(_within(table.column(COMMIT_VERSION), slice)) if slice.needs_filter and slice.file.commit_version is None else table
 
 
 def _constants(slice: FileSlice) -> dict[str, object]:
@@ -59,7 +73,9 @@ def _constants(slice: FileSlice) -> dict[str, object]:
 
 def _column(found: pa.Table, field: pa.Field, constants: dict[str, object]) -> pa.ChunkedArray:
     if field.name in constants:
-        return pa.chunked_array([pa.repeat(pa.scalar(constants[field.name], field.type), found.num_rows)])
+        value = constants[field.name]
+        scalar = value.cast(field.type) if isinstance(value, pa.Scalar) else pa.scalar(value, field.type)
+        return pa.chunked_array([pa.repeat(scalar, found.num_rows)])
     if field.name not in found.column_names:
         return pa.chunked_array([pa.nulls(found.num_rows, field.type)])
     column = found.column(field.name)
