@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from penstock.postgres.attributes import CatalogShape, MissingValue
 from penstock.schema import Attributes, Column, TableName, TableSchema
 from penstock.sinks.evolution import Evolution, plan_evolution, same_views
 from penstock.sinks.origin import Origin
+from penstock.sinks.views import View
 
 NAME = TableName("public", "t")
 TYPES = {"int4": (23, pa.int32()), "int8": (20, pa.int64()), "text": (25, pa.string())}
@@ -159,15 +161,18 @@ class FollowingTarget:
         columns = pa.schema([pa.field(each.name, each.arrow_type) for each in schema.columns])
         return cls(columns, schema.key, Origin.parse(str(origin)), source.table())
 
-    def apply(self, changes: list[Change], now: CatalogShape) -> None:
+    def follow(self, versions: list[TableSchema], now: CatalogShape) -> tuple[Mapping[TableSchema, View], Evolution | None]:
         """As the pipeline does, the catalog asked after all of the changes. Raises `CopyAnew`."""
-        versions = list(dict.fromkeys(change.schema for change in changes))
         views = same_views(self.origin, self.key, versions)
-        assert now.schema.attributes is not None
-        if views is None or (now.schema.attributes.numbers, now.schema.attributes.width) != (tuple(self.origin.columns), self.origin.width):
-            evolution = plan_evolution(self.columns, self.key, self.origin, versions, now)
+        if views is not None and self.origin.has_all_of(now.schema):
+            return views, None
+        evolution = plan_evolution(self.columns, self.key, self.origin, versions, now)
+        return evolution.views, evolution
+
+    def apply(self, changes: list[Change], now: CatalogShape) -> None:
+        views, evolution = self.follow(list(dict.fromkeys(change.schema for change in changes)), now)
+        if evolution is not None:
             self._evolve(evolution)
-            views = dict(evolution.views)
         for change in changes:
             view = views[change.schema]
             row: Row = dict.fromkeys(self.columns.names) | {name: fill.as_py() for name, fill in view.fills.items()}

@@ -5,17 +5,22 @@ Each task reads its part of the changes, folds them, finds where the rows that g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import pyarrow as pa
+
 from penstock.change import ChangeCounts
-from penstock.sinks.base import SnapshotPlace
+from penstock.schema import TableSchema
+from penstock.sinks.base import SnapshotFile, SnapshotPlace
+from penstock.sinks.delta_rewrite import RewriteTask, run_rewrite
 from penstock.sinks.delta_step import DeltaStep
-from penstock.sinks.delta_task import EpochTask, run_part
+from penstock.sinks.delta_task import EpochPart, EpochTask, run_part
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Mode
 from penstock.sinks.slice_reader import Part
+from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
 
 _ROWS_A_TASK = 500_000
@@ -25,6 +30,10 @@ _ADDED_ROWS_A_TASK = 100_000
 @dataclass(frozen=True)
 class DeltaEpoch(DeltaStep):
     slices: Sequence[FileSlice]
+    views: Mapping[TableSchema, View] = field(default_factory=dict, kw_only=True)
+    """How changes of each shape are read."""
+    fills: Mapping[str, pa.Scalar] | None = field(default=None, kw_only=True)
+    """The files that are there are written anew, with these values in columns that they do not have; None: they stay as they are."""
 
     @cached_property
     def counts(self) -> ChangeCounts:
@@ -45,14 +54,27 @@ class DeltaEpoch(DeltaStep):
         """Work it out and commit it; see `commit`."""
         self.check(deletes=not self.adds_only)
         parts = executors.run(run_part, self.plan(executors.parallelism)) if self.slices else []
-        return self.commit(parts, adds_only=self.adds_only)
+        rewritten = None if self.fills is None else self._rewritten(parts, executors)
+        return self.commit(parts, adds_only=self.adds_only and not self.declared, rewritten=rewritten)
+
+    def _rewritten(self, parts: Sequence[EpochPart], executors: Executors) -> dict[str, SnapshotFile]:
+        """By the file that is there, the one that takes its place; nothing, if all rows go."""
+        if any(part.emptied for part in parts):
+            return {}
+        table, gone = self.table(scanned=True), self.gone_rows(parts)
+        place = SnapshotPlace(str(self.path), table.names, f"anew-{self.end.value:016X}")
+        one = replace(table, files=())
+        tasks = [RewriteTask(one, file, gone.get(file.path), self.fills or {}, place, index) for index, file in enumerate(table.files)]
+        files = executors.run(run_rewrite, tasks) if tasks else []
+        return {task.file.path: file for task, file in zip(tasks, files, strict=True)}
 
     def plan(self, parallelism: int) -> list[EpochTask]:
         table = self.table(scanned=not self.adds_only)
         place = SnapshotPlace(str(self.path), table.names, f"epoch-{self.end.value:016X}")
         shares = self._shared(parallelism) if self.adds_only else self._parted()
         return [
-            EpochTask(tuple(share), part, self.layout, self.adds_only, table, place, index) for index, (share, part) in enumerate(shares)
+            EpochTask(tuple(share), part, self.layout, self.adds_only, table, place, index, self.views)
+            for index, (share, part) in enumerate(shares)
         ]
 
     def _shared(self, parallelism: int) -> list[tuple[Sequence[FileSlice], Part | None]]:

@@ -116,6 +116,15 @@ def read_all(table: TableFiles) -> pa.Table:
     return pa.concat_tables([table.schema.empty_table(), *parts])
 
 
+def read_groups(table: TableFiles, file: ScanFile, gone: Positions | None = None) -> Iterator[pa.Table]:
+    """The rows of a file that are there, but those at `gone`; a row group at a time."""
+    with _opened(table, file.path) as parquet:
+        for group, start, count in _groups(parquet.metadata):
+            rows = _columns(table, parquet.read_row_group(group), table.schema.names)
+            alive = _alive(table, file, np.arange(start, start + count))
+            yield take(rows, (alive if gone is None else np.setdiff1d(alive, gone, assume_unique=True)) - start)
+
+
 def _read_rows(table: TableFiles, found: FoundRows) -> pa.Table:
     with _opened(table, found.path) as parquet:
         parts = []

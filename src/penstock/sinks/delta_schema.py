@@ -6,15 +6,15 @@ the files, which never changes. The order of the columns is the same in both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.sinks.delta_state import Metadata, Unsupported
 
-_PHYSICAL_NAME = "delta.columnMapping.physicalName"
-_FIELD_ID = "delta.columnMapping.id"
+PHYSICAL_NAME = "delta.columnMapping.physicalName"
+FIELD_ID = "delta.columnMapping.id"
 
 _TYPES = {
     "string": pa.string(),
@@ -32,6 +32,28 @@ _TYPES = {
 }
 
 
+_NAMES = {arrow_type: name for name, arrow_type in _TYPES.items()}
+
+
+def type_document(arrow_type: pa.DataType, inner: Callable[[], dict[str, object]] = dict) -> str | dict[str, object]:
+    """A type as the log writes it; `inner` gives the metadata of each column inside of it."""
+    if arrow_type in _NAMES:
+        return _NAMES[arrow_type]
+    if pa.types.is_decimal128(arrow_type):
+        return f"decimal({arrow_type.precision},{arrow_type.scale})"
+    if pa.types.is_list(arrow_type):
+        return {"type": "array", "elementType": type_document(arrow_type.value_type, inner), "containsNull": True}
+    if pa.types.is_map(arrow_type):
+        key, value = type_document(arrow_type.key_type, inner), type_document(arrow_type.item_type, inner)
+        return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
+    if pa.types.is_struct(arrow_type):
+        fields = [
+            {"name": each.name, "type": type_document(each.type, inner), "nullable": True, "metadata": inner()} for each in arrow_type
+        ]
+        return {"type": "struct", "fields": fields}
+    raise Unsupported(f"a column of type {arrow_type} cannot be added to it")
+
+
 def table_schema(metadata: Metadata) -> pa.Schema:
     """With the names that people see."""
     return pa.schema([_field(field, physical=False) for field in metadata.fields])
@@ -44,8 +66,8 @@ def file_schema(metadata: Metadata) -> pa.Schema:
 
 def _field(found: Mapping[str, Any], *, physical: bool) -> pa.Field:
     metadata = found.get("metadata") or {}
-    name = metadata.get(_PHYSICAL_NAME, found["name"]) if physical else found["name"]
-    number = {"PARQUET:field_id": str(metadata[_FIELD_ID])} if physical and _FIELD_ID in metadata else None
+    name = metadata.get(PHYSICAL_NAME, found["name"]) if physical else found["name"]
+    number = {"PARQUET:field_id": str(metadata[FIELD_ID])} if physical and FIELD_ID in metadata else None
     return pa.field(name, _type(found["type"], physical=physical), metadata=number)
 
 

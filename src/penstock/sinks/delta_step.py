@@ -6,14 +6,15 @@ Until that commit nothing of it is part of the table: what a crash leaves behind
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock.position import Position
+from penstock.sinks.base import SnapshotFile
 from penstock.sinks.delta_bounds import load_bounds
 from penstock.sinks.delta_commit import added, commit, commit_info, marked, removed, transaction
 from penstock.sinks.delta_protocol import can_delete, check_writable
@@ -35,6 +36,8 @@ class DeltaStep:
     layout: Layout
     state: DeltaState
     end: Position
+    declared: tuple[dict[str, Any], ...] = field(default=(), kw_only=True)
+    """What else the commit says of the table, with which `state` already reckons: its columns and properties, as they are from then on."""
 
     def check(self, *, deletes: bool) -> None:
         """Raise `Unsupported` where the table is to be left to Delta itself."""
@@ -55,15 +58,21 @@ class DeltaStep:
         scans = tuple(ScanFile(file.path, load_bounds(file.stats, fields), file.vector) for file in files)
         return TableFiles(str(self.path), own, names, key, scans)
 
-    def commit(self, parts: Sequence[EpochPart], *, adds_only: bool) -> bool:
+    def commit(self, parts: Sequence[EpochPart], *, adds_only: bool, rewritten: Mapping[str, SnapshotFile] | None = None) -> bool:
         """Make the one commit that follows. False: somebody else made it meanwhile, and the table is to be looked at again.
 
-        Then, and where it cannot be made at all, nothing is left behind.
+        Then, and where it cannot be made at all, nothing is left behind. `rewritten` has, for every file that is there, the one that takes
+        its place, without the rows that go.
         """
-        changed, vectors = self._changed(parts)
+        if rewritten is None:
+            changed, written = self._changed(parts)
+        else:
+            changed = [removed(file) for file in self.state.files.values()] + added(rewritten.values())
+            written = {self.path / file.name for file in rewritten.values()}
         actions = [
             commit_info("PENSTOCK EPOCH", {"position": str(self.end)}, adds_only=adds_only),
             transaction(self.application, self.end),
+            *self.declared,
             *changed,
             *added(part.file for part in parts),
         ]
@@ -71,11 +80,19 @@ class DeltaStep:
         try:
             is_ours = commit(self.path, self.state.version + 1, actions)
         except Unsupported:
-            _remove([*vectors, *(self.path / part.file.name for part in parts)])
+            _remove([*written, *(self.path / part.file.name for part in parts)])
             raise
         if not is_ours:
-            _remove([*vectors, *(self.path / part.file.name for part in parts)])
+            _remove([*written, *(self.path / part.file.name for part in parts)])
         return is_ours
+
+    def gone_rows(self, parts: Sequence[EpochPart]) -> dict[str, Positions]:
+        """By file, the places of the rows that go."""
+        gone: dict[str, list[Positions]] = {}
+        for part in parts:
+            for found in part.gone:
+                gone.setdefault(found.path, []).append(found.positions)
+        return {name: np.unique(np.concatenate(positions)) for name, positions in gone.items()}
 
     def _changed(self, parts: Sequence[EpochPart]) -> tuple[list[dict[str, Any]], set[Path]]:
         """What becomes of the files that are there, and what was written for that."""

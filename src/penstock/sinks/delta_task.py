@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from penstock.schema import TableSchema
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.delta_rows import FoundRows, TableFiles, find_rows, only_counted, read_all, read_rows
 from penstock.sinks.fold import COUNT, Outcome, fold
@@ -13,6 +15,7 @@ from penstock.sinks.layout import CURRENT, Layout, Mode
 from penstock.sinks.lives import ints_of
 from penstock.sinks.row_files import write_batches
 from penstock.sinks.slice_reader import Part, read_slices
+from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
 
 
@@ -27,6 +30,7 @@ class EpochTask:
     table: TableFiles
     place: SnapshotPlace
     index: int
+    views: Mapping[TableSchema, View] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class EpochPart:
 
 def run_part(task: EpochTask) -> EpochPart:
     """What an executor does."""
-    changes = read_slices(task.slices, task.layout, task.part)
+    changes = read_slices(task.slices, task.layout, task.part, task.views)
     if task.adds_only:
         rows = changes.select(task.layout.schema.names)
         return EpochPart(False, (), _write(task, rows))

@@ -70,6 +70,11 @@ class Origin:
         """Whether `schema`, with the catalog's numbers, has the very same columns."""
         return self.is_shape_of(schema) and schema.attributes is not None and schema.attributes.numbers == tuple(self.columns)
 
+    def has_all_of(self, schema: TableSchema) -> bool:
+        """Whether, by the catalog's numbers in `schema`, no column has come or gone: all that can have happened is that names changed."""
+        attributes = schema.attributes
+        return attributes is not None and (attributes.numbers, attributes.width) == (tuple(self.columns), self.width)
+
     def numbers_of(self, targets: tuple[str, ...]) -> frozenset[int]:
         """Of the columns that are called so in the target."""
         return frozenset(number for number, column in self.columns.items() if column.target in targets)
