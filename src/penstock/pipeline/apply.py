@@ -13,18 +13,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from penstock.errors import ConnectionLostError, PenstockError, Recovery, SchemaChangedError, SpoolGapError, TargetRewoundError
 from penstock.pipeline.epochs import Epoch, EpochLog
+from penstock.pipeline.following import Follower
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.shadows import Shadows
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.postgres.types.policy import TypePolicy
-from penstock.schema import TableName
+from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, TableChanges, Target
+from penstock.sinks.evolution import CopyAnew
 from penstock.spool.consumers import hold, release
 from penstock.spool.range import SpoolRange
 from penstock.spool.reader import SpoolReader
@@ -56,7 +59,10 @@ class EpochApplier:
         observer: PipelineObserver,
         types: TypePolicy = TypePolicy.DEFAULT,
         shadows: Shadows | None = None,
+        follower: Follower | None = None,
+        on_anew: Callable[[TableName, str], None] = lambda _name, _reason: None,
     ) -> None:
+        """`on_anew` is told of tables that have to be copied anew, and why; they are left as they are until a shadow takes their place."""
         self._sink = sink
         self._log = log
         self._reader = SpoolReader(spool)
@@ -65,6 +71,9 @@ class EpochApplier:
         self._observer = observer
         self._types = types
         self._shadows = shadows
+        self._follower = follower or Follower.strict()
+        self._on_anew = on_anew
+        self._anew: dict[TableName, str] = {}
         self._targets: dict[TableName, Target] = {}
         self._holds: dict[TableName, Position] = {}
         self._requests: deque[Callable[[], None]] = deque()
@@ -138,6 +147,27 @@ class EpochApplier:
         waits = self._requests or (self._shadows is not None and self._shadows.is_waiting)
         if waits and time.monotonic() - self._ended_at > _IDLE_SECONDS:
             self.apply(self.position)
+
+    def notice(self, schemas: Mapping[TableName, TableSchema]) -> None:
+        """What the catalog has now. Some of what happens to a table no change ever shows."""
+        for name, reason in self._follower.notice(self._targets, schemas).items():
+            status = self.statuses.get(name)
+            if status is not None and status.is_applied:
+                self._requests.append(partial(self._copy_anew, name, reason))
+
+    def give_up_copy(self, name: TableName, reason: str) -> None:
+        """A table that had to be copied anew cannot be."""
+        if name in self._anew:
+            why = f"table {name} cannot be followed: {self._anew.pop(name)}; and it cannot be copied anew: {reason}"
+            self.fail(name, SchemaChangedError(why, hint=f"penstock tables resync {name}, once that is mended"))
+
+    def _copy_anew(self, name: TableName, reason: str) -> None:
+        """The target stays as it is until it is replaced. Its changes are kept meanwhile: a run that ends before begins from there."""
+        status = self.statuses.get(name)
+        if status is not None and status.is_applied:
+            self._set({name: replace(status, state=TableState.SNAPSHOTTING)})
+            self._anew[name] = reason
+            self._on_anew(name, reason)
 
     def fail(self, name: TableName, error: PenstockError) -> None:
         """Give a table up, for a reason that is its own. The rest goes on."""
@@ -214,7 +244,10 @@ class EpochApplier:
         work = self._plan(ranges)
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="penstock-apply") as pool:
             failures = dict(zip([changes.table for changes in work], pool.map(lambda each: self._apply_one(each, end), work), strict=True))
-        self._take_failures({name: error for name, error in failures.items() if error is not None})
+        self._take_failures({name: error for name, error in failures.items() if isinstance(error, PenstockError)})
+        for name, reason in failures.items():
+            if isinstance(reason, CopyAnew):
+                self._copy_anew(name, str(reason))
         commit_time = max((each.commit_time for each in ranges.values() if each.commit_time), default=None)
         rows = sum(changes.counts.rows for changes in work)
         self._record(Epoch(self._next_number(), end, commit_time, self._system), rows, time.monotonic() - started)
@@ -240,6 +273,7 @@ class EpochApplier:
         """These have been replaced by their shadows, whatever was the matter with them before, and hold this epoch already."""
         for name, target in targets.items():
             self._targets[name] = target
+            self._anew.pop(name, None)
             self._set({name: TableStatus(TableState.STREAMING, target.applied, target.applied)})
 
     def _plan(self, ranges: Mapping[Position, SpoolRange]) -> list[TableChanges]:
@@ -263,12 +297,17 @@ class EpochApplier:
                         hint = f"add {found.table} to the tables and remove {self._sink.describe(owner)}"
                         self.fail(owner, SchemaChangedError(f"table {owner} is now called {found.table}", hint=hint))
 
-    def _apply_one(self, changes: TableChanges, end: Position) -> PenstockError | None:
+    def _apply_one(self, changes: TableChanges, end: Position) -> PenstockError | CopyAnew | None:
         """One table; gives back what that table cannot do. What time can mend is tried again, then fails the epoch."""
         for attempt in range(_ATTEMPTS):
             try:
                 check_values(changes.table, changes.slices, refuse_inexact=self._types.refuses_inexact)
-                self._sink.apply(self._targets[changes.table], changes, end)
+                followed = self._follower.follow(self._sink, self._targets[changes.table], changes)
+                self._sink.apply(self._targets[changes.table], followed, end)
+                if followed.evolution is not None:
+                    self._reload(changes.table)
+            except CopyAnew as reason:
+                return reason
             except PenstockError as error:
                 if error.recovery is not Recovery.RETRY:
                     return error
@@ -279,6 +318,11 @@ class EpochApplier:
                 self._set({changes.table: TableStatus(TableState.STREAMING, end, end)})
                 break
         return None
+
+    def _reload(self, name: TableName) -> None:
+        target = self._sink.load_target(name)
+        if target is not None:
+            self._targets[name] = target
 
     def _take_failures(self, failures: Mapping[TableName, PenstockError]) -> None:
         """Tables fail one by one; but if all targets are gone at once, the place where they stand is away, and no table is at fault."""

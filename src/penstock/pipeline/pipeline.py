@@ -32,10 +32,12 @@ from penstock.pipeline.background import BackgroundSnapshots, Door
 from penstock.pipeline.companion import CaptureCompanion
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.following import Follower
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import change_orders, load_orders
 from penstock.pipeline.roster import Roster
+from penstock.pipeline.schema_policy import SchemaPolicy
 from penstock.pipeline.shadows import Shadows
 from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.snapshot import SnapshotCoordinator
@@ -46,6 +48,7 @@ from penstock.pipeline.standing import check_log, check_origin, over_holes
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, check_selected, fail_blocked, fail_unpublished, inspect_pipeline, pause_ordered, select_tables
 from penstock.position import Position
+from penstock.postgres.attributes import CatalogShape, inspect_shape
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import connect
 from penstock.postgres.publication import inspect_memberships
@@ -169,7 +172,8 @@ class Pipeline:
         system = identify_system(self._address)
         self._sink.drop_shadows()
         shutil.rmtree(self._shadow_root, ignore_errors=True)
-        shadows = Shadows(self._sink, self._observer, self._renewed)
+        follower = Follower(self._policy, self._inspect)
+        shadows = Shadows(self._sink, self._observer, self._renewed, follower)
         applier = EpochApplier(
             self._sink,
             EpochLog(self._root, self._config.pipeline),
@@ -179,9 +183,12 @@ class Pipeline:
             observer=self._observer,
             types=self._config.type_policy,
             shadows=shadows,
+            follower=follower,
+            on_anew=self._order_anew,
         )
         tables = self._prepare(applier, system)
         applier.adopt(tables.targets, tables.statuses, self._begun(tables))
+        applier.notice(tables.schemas)
         self._applier = applier
         if (tables.capturable or load_orders(self._config.state).resync) and not self._stopping.is_set():
             self._stream(applier, tables, shadows, goal)
@@ -193,7 +200,7 @@ class Pipeline:
         with connect(self._address) as connection:
             check_server(inspect_server(connection))
             selection = select_tables(connection, config)
-            tables = inspect_pipeline(selection, self._sink, last)
+            tables = inspect_pipeline(selection, self._sink, last, config.schema_policy)
             pause_ordered(tables, load_orders(config.state))
             slot = inspect_slot(connection, config.slot)
             check_origin(self._address, config, tables, last, system=system, slot=slot)
@@ -244,6 +251,22 @@ class Pipeline:
         if is_done:
             save_memberships(self._config.state, {**load_memberships(self._config.state), **act})
         change_orders(self._config.state, lambda orders: orders.renewed(name))
+        if not is_done and self._applier is not None:
+            self._applier.give_up_copy(name, "see what was said of it before")
+
+    def _order_anew(self, name: TableName, reason: str) -> None:
+        """As if somebody had said `penstock tables resync`."""
+        self._observer.interrupted(f"{name} is copied anew: {reason}", 0.0)
+        _log.warning("table is copied anew", extra={"table": str(name), "reason": reason})
+        change_orders(self._config.state, lambda orders: orders.renew([name]))
+
+    def _policy(self, name: TableName) -> SchemaPolicy:
+        """By the configuration as it is by then."""
+        return self._config.schema_policy(name)
+
+    def _inspect(self, table: CatalogTable) -> CatalogShape:
+        with connect(self._address) as connection:
+            return inspect_shape(connection, table, self._config.type_policy, self._config.publication)
 
     def _tell_wait(self, blockers: Sequence[OpenTransaction]) -> None:
         """The creation of a slot, which every snapshot needs too, waits for transactions that were open before it."""

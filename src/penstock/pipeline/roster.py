@@ -100,6 +100,7 @@ class Roster:
         if new:
             self._add(_part(selection, new), orders)
         self._pause(orders)
+        self.applier.notice(selection.schemas)
         self._resync([name for name in orders.resync if selects(name)], selection)
 
     def part_with(self, known: Iterable[TableName]) -> None:
@@ -126,7 +127,7 @@ class Roster:
 
     def _add(self, selection: Selection, orders: TableOrders) -> None:
         config = self.config
-        tables = inspect_pipeline(selection, self.sink, self.applier.last)
+        tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_policy)
         address = config.source.address()
         try:
             if tables.capturable:
@@ -173,7 +174,9 @@ class Roster:
             if status is None or self.snapshots.is_copying(name):
                 continue  # it is being copied, or soon will be
             if name in selection.refused or name not in selection.tables:
-                self._tell(f"{name} cannot be copied anew: {selection.refused.get(name) or 'the source has no such table'}")
+                reason = str(selection.refused.get(name) or "the source has no such table")
+                self._tell(f"{name} cannot be copied anew: {reason}")
+                self.applier.give_up_copy(name, reason)
             elif self.sink.load_target(name) is None:
                 change_orders(self.config.state, partial(TableOrders.renewed, name=name))
                 self.applier.leave(name)

@@ -11,20 +11,25 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from penstock.errors import PenstockError, Recovery
+from penstock.pipeline.following import Follower
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.states import TableStatus
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import Sink, TableChanges, Target
+from penstock.sinks.evolution import CopyAnew
 from penstock.spool.reader import SpoolReader
 
 
 class Shadows:
     """The tables that are being copied anew. Holds and arrivals come from the copying threads, `swap` from the epoch."""
 
-    def __init__(self, main: Sink, observer: PipelineObserver, on_done: Callable[[TableName, bool], None]) -> None:
+    def __init__(
+        self, main: Sink, observer: PipelineObserver, on_done: Callable[[TableName, bool], None], follower: Follower | None = None
+    ) -> None:
         """`on_done` is told that a table is renewed, once that is recorded, or (False) that it will not be."""
         self._main = main
+        self._follower = follower or Follower.strict()
         self._sinks: dict[TableName, Sink] = {}
         self._observer = observer
         self._on_done = on_done
@@ -90,6 +95,10 @@ class Shadows:
         for name, shadow in list(self._ready.items()):
             try:
                 done[name] = self._swap(name, shadow, reader, end)
+            except CopyAnew:
+                # It was altered again, as a copy of it was made: whoever ordered this one finds that there is none, and begins another.
+                self._ready.pop(name)
+                self._end(name)
             except PenstockError as error:
                 if error.recovery is not Recovery.OPERATOR:
                     raise
@@ -109,7 +118,8 @@ class Shadows:
         if applied < end:
             found = reader.read(applied, end).tables.get(name)
             if found is not None:
-                sink.apply(shadow, TableChanges(name, found.slices, found.counts), end)
+                changes = self._follower.follow(sink, shadow, TableChanges(name, found.slices, found.counts))
+                sink.apply(shadow, changes, end)
         self._main.replace(name, sink, max(applied, end))
         target = self._main.load_target(name)
         assert target is not None

@@ -25,6 +25,7 @@ from penstock.errors import (
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.orders import TableOrders, with_orders
+from penstock.pipeline.schema_policy import SchemaPolicy
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.postgres.catalog import (
@@ -50,6 +51,7 @@ class Tables:
     sources: dict[TableName, CatalogTable] = field(default_factory=dict)
     targets: dict[TableName, Target] = field(default_factory=dict)
     statuses: dict[TableName, TableStatus] = field(default_factory=dict)
+    schemas: dict[TableName, TableSchema] = field(default_factory=dict)
 
     @property
     def capturable(self) -> list[TableName]:
@@ -120,9 +122,11 @@ def check_selected(selection: Selection, source: str) -> None:
         raise next(iter(selection.refused.values()), nothing)
 
 
-def inspect_pipeline(selection: Selection, sink: Targets, last: Epoch | None) -> Tables:
+def inspect_pipeline(
+    selection: Selection, sink: Targets, last: Epoch | None, policy_of: Callable[[TableName], SchemaPolicy] = lambda _: SchemaPolicy.EVOLVE
+) -> Tables:
     """Look at the target too. What one table cannot do fails that table alone."""
-    tables = Tables(dict(selection.tables))
+    tables = Tables(dict(selection.tables), schemas=dict(selection.schemas))
     refused = {**_indistinct(selection.tables, sink), **selection.refused}
     for name, error in refused.items():
         tables.statuses[name] = TableStatus.failed(error, None)
@@ -131,7 +135,7 @@ def inspect_pipeline(selection: Selection, sink: Targets, last: Epoch | None) ->
             continue
         try:
             target = sink.load_target(name)
-            _check_same(schema, target, sink.describe(name))
+            _check_same(schema, target, sink.describe(name), policy_of(name))
         except PenstockError as error:
             if error.recovery is not Recovery.OPERATOR or isinstance(error, SourceError):
                 raise
@@ -160,12 +164,16 @@ def _indistinct(names: Iterable[TableName], sink: Targets) -> dict[TableName, Pe
     return refused
 
 
-def _check_same(schema: TableSchema, target: Target | None, place: str) -> None:
-    """A target that was filled from another table of the same name, or from one of another shape, would go on with rows that are wrong."""
-    if target is None or target.applied is None:
+def _check_same(schema: TableSchema, target: Target | None, place: str, policy: SchemaPolicy) -> None:
+    """A target that was filled from another table of the same name, or from one of another shape, would go on with rows that are wrong.
+
+    By most policies that is for the log to show, or for a copy to mend.
+    """
+    if target is None or target.applied is None or policy is SchemaPolicy.EVOLVE:
         return
     found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
-    if schema.oid != target.source_oid or schema.key != target.key or not found.equals(target.schema):
+    is_same = schema.key == target.key and found.equals(target.schema)
+    if schema.oid != target.source_oid or (policy is SchemaPolicy.STOP and not is_same):
         raise SchemaChangedError(
             f"table {schema.name} was re-created, or changed its columns or its key, since {place} was filled",
             hint=f"remove {place} and run again to copy the table anew",

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from penstock.change import EXACT
@@ -168,8 +167,11 @@ class SideBySide:
 
 
 def _check_shape(schema: TableSchema, target: Target, place: str) -> None:
-    found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
-    if schema.oid != target.source_oid or schema.key != target.key or not found.equals(target.schema):
+    """What the target still has of columns that were dropped is nothing to compare."""
+    there = {field.name: field.type for field in target.schema}
+    is_there = all(there.get(column.name) == column.arrow_type for column in schema.columns)
+    extra = set(there) - set(schema.column_names)
+    if schema.oid != target.source_oid or schema.key != target.key or not is_there or (extra and target.origin is None):
         raise SchemaChangedError(
             f"table {schema.name} and {place} have not the same columns and key",
             hint="let the pipeline catch up with the change, or see penstock status for what keeps it from that",

@@ -7,8 +7,8 @@ as the data. All methods run in the driver; `apply` of different tables may run 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,10 +17,14 @@ from penstock.change import ChangeCounts
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.layout import Mode
+from penstock.sinks.origin import Origin
 from penstock.spool.range import FileSlice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from penstock.sinks.evolution import Evolution
+    from penstock.sinks.views import View
 
 SHADOWS = "penstock_shadows"
 """The name under which shadows of tables stand, above the pipeline's own."""
@@ -37,6 +41,8 @@ class Target:
     applied: Position | None
     """None: the table was begun, and its first snapshot never finished."""
     mode: Mode = Mode.MIRROR
+    origin: Origin | None = None
+    """From which columns of the source its own are; None: nobody wrote it down."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +85,10 @@ class TableChanges:
     table: TableName
     slices: Sequence[FileSlice]
     counts: ChangeCounts
+    views: Mapping[TableSchema, View] = field(default_factory=dict)
+    """How the changes of each shape are read; empty: all of them have the target's columns."""
+    evolution: Evolution | None = None
+    """What the target has to become for them."""
 
     @property
     def schemas(self) -> list[TableSchema]:
@@ -166,7 +176,15 @@ class Sink(Targets):
 
     @abstractmethod
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
-        """Apply one epoch and set the applied position to `end`, in one commit. A repeated or older epoch changes nothing."""
+        """Apply one epoch and set the applied position to `end`, in one commit. A repeated or older epoch changes nothing.
+
+        With `changes.evolution`, which `can_evolve` was asked about, the target becomes that in the same commit.
+        """
+
+    def can_evolve(self, target: Target, evolution: Evolution) -> bool:
+        """Whether the target's columns can be changed in place; if not, the table is copied anew. Called right before `apply`."""
+        del target, evolution
+        return False
 
     def close(self) -> None:
         """Called at the end of a run. What the sink holds on to, a lock or a connection, is let go; it may be used again."""

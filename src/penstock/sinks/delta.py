@@ -42,7 +42,10 @@ from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, Snapsh
 from penstock.sinks.changed import replacements
 from penstock.sinks.delta_definition import definition, is_as_begun, listed, snapshot_place, table_properties
 from penstock.sinks.delta_epoch import DeltaEpoch
+from penstock.sinks.delta_evolution import evolve_state
 from penstock.sinks.delta_log import (
+    KEY,
+    ORIGIN,
     active_files,
     adopt_files,
     application_id,
@@ -51,12 +54,15 @@ from penstock.sinks.delta_log import (
     version_at,
 )
 from penstock.sinks.delta_merge import VIEW, merge_changes, replace_statement
+from penstock.sinks.delta_protocol import can_delete, check_writable
 from penstock.sinks.delta_state import DeltaState, Unsupported
 from penstock.sinks.delta_targets import DeltaTargets
 from penstock.sinks.delta_writer import ATTEMPTS, DeltaWriter
+from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import SparkExecutors
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.names import quoted
+from penstock.sinks.origin import Origin
 from penstock.sinks.slices import load_changes, slices_after
 from penstock.spool.range import FileSlice
 
@@ -103,7 +109,7 @@ class DeltaSink(DeltaTargets, Sink):
         # CREATE OR REPLACE would not replace: for a table known by its path, Delta only compares the schemas.
         verb = "CREATE" if target is None else "REPLACE"
         with self._failing(schema.name, "creating"):
-            properties = table_properties(self._pipeline, layout, schema.oid)
+            properties = table_properties(self._pipeline, layout, schema.oid, Origin.of(schema))
             self._spark.sql(f"{verb} TABLE {definition(path, layout, properties)}")
         for leftover in leftovers:
             leftover.unlink()
@@ -211,7 +217,7 @@ class DeltaSink(DeltaTargets, Sink):
             rows = session.read.format("delta").load(str(place))
             if replace(other, applied=None) != replace(mine, applied=None):
                 layout = Layout(other.schema, other.key, other.mode)
-                properties = listed(table_properties(self._pipeline, layout, other.source_oid))
+                properties = listed(table_properties(self._pipeline, layout, other.source_oid, other.origin))
                 session.sql(f"ALTER TABLE delta.{quoted(str(self.path(table)))} SET TBLPROPERTIES ({properties})")
             rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(self.path(table)))
 
@@ -228,7 +234,7 @@ class DeltaSink(DeltaTargets, Sink):
             reached = self._checked_position(target, applied)
             if reached >= end:
                 return
-            if self._advance(target, schema, state, slices_after(changes.slices, reached), end):
+            if self._advance(target, replace(changes, slices=slices_after(changes.slices, reached)), schema, state, end):
                 self._check_reached(target.table, end)
                 return
         raise SinkError(f"others commit to {self.path(target.table)} faster than an epoch can be worked out")
@@ -236,7 +242,19 @@ class DeltaSink(DeltaTargets, Sink):
     def _look(self, table: TableName) -> tuple[DeltaState | None, Position | None]:
         return self._writer.look(self.path(table), self._application(table))
 
-    def _advance(self, target: Target, schema: TableSchema, state: DeltaState | None, slices: Sequence[FileSlice], end: Position) -> bool:
+    @override
+    def can_evolve(self, target: Target, evolution: Evolution) -> bool:
+        state, _ = self._look(target.table)
+        try:
+            if state is None:
+                return False
+            check_writable(state)
+            evolve_state(state, evolution, target.mode, {})
+        except Unsupported:
+            return False
+        return can_delete(state)
+
+    def _advance(self, target: Target, changes: TableChanges, schema: TableSchema | None, state: DeltaState | None, end: Position) -> bool:
         """Bring the table to `end`. False: somebody else committed meanwhile, and nothing is done."""
         path, application = self.path(target.table), self._application(target.table)
         layout = Layout(target.schema, target.key, target.mode)
@@ -248,18 +266,39 @@ class DeltaSink(DeltaTargets, Sink):
                     f"{path} has other columns, or is made from another table, than {target.table} when the run began",
                     hint=f"penstock tables resync {target.table}, or remove {path} and run again to copy the table anew",
                 )
-            return self._writer.apply(DeltaEpoch(path, application, layout, state, end, slices))
+            return self._writer.apply(self._epoch(target, changes, state, end))
         except Unsupported as reason:
-            self._leave_to_delta(target.table, layout, reason)
-        if slices:
-            self._merge(target, schema, slices, end)
+            is_plain = changes.evolution is None and (schema is None or schema.column_names == tuple(target.schema.names))
+            self._leave_to_delta(target.table, layout, reason, is_plain=is_plain)
+        if schema is not None and changes.slices:
+            self._merge(target, schema, changes.slices, end)
         else:
             record_position(path, application, end)
         return True
 
-    def _leave_to_delta(self, table: TableName, layout: Layout, reason: Unsupported) -> None:
-        """What Delta's own MERGE can do is a mirror with a key; anything else must be said."""
-        if layout.mode is not Mode.MIRROR or not layout.key:
+    def _epoch(self, target: Target, changes: TableChanges, state: DeltaState, end: Position) -> DeltaEpoch:
+        path, application, evolution = self.path(target.table), self._application(target.table), changes.evolution
+        if evolution is None:
+            layout = Layout(target.schema, target.key, target.mode)
+            return DeltaEpoch(path, application, layout, state, end, changes.slices, views=changes.views)
+        layout = Layout(evolution.columns, evolution.key, target.mode)
+        properties = table_properties(self._pipeline, layout, target.source_oid, evolution.origin)
+        evolved = evolve_state(state, evolution, target.mode, {name: properties[name] for name in (KEY, ORIGIN)})
+        return DeltaEpoch(
+            path,
+            application,
+            layout,
+            evolved.state,
+            end,
+            changes.slices,
+            views=changes.views,
+            declared=evolved.actions,
+            fills=evolved.fills if evolved.is_rewritten else None,
+        )
+
+    def _leave_to_delta(self, table: TableName, layout: Layout, reason: Unsupported, *, is_plain: bool = True) -> None:
+        """What Delta's own MERGE can do is a mirror with a key, of just the columns that the changes have; anything else must be said."""
+        if layout.mode is not Mode.MIRROR or not layout.key or not is_plain:
             raise SinkRefusedError(
                 f"{self.path(table)} cannot be written to: {reason}",
                 hint=f"take that out of the table, or remove {self.path(table)} and run again to copy it anew",
@@ -308,8 +347,8 @@ class DeltaSink(DeltaTargets, Sink):
     def _application(self, table: TableName) -> str:
         return application_id(self._pipeline, table)
 
-    def _checked_schema(self, target: Target, changes: TableChanges) -> TableSchema:
-        """The one schema of all changes, which must be the target's, as its mode must be the one that is asked for."""
+    def _checked_schema(self, target: Target, changes: TableChanges) -> TableSchema | None:
+        """One schema of the changes, all of which the target must be able to take in, as its mode must be the one that is asked for."""
         if target.mode is not self._mode_of(target.table):
             raise SchemaChangedError(
                 f"table {target.table} is kept as {target.mode}, and {self._mode_of(target.table)} is asked for",
@@ -317,12 +356,13 @@ class DeltaSink(DeltaTargets, Sink):
             )
         for schema in changes.schemas:
             found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
-            if schema.oid != target.source_oid or schema.key != target.key or not found.equals(target.schema):
+            is_same = schema.key == target.key and found.equals(target.schema)
+            if schema.oid != target.source_oid or not (schema in changes.views or is_same):
                 raise SchemaChangedError(
                     f"table {target.table} changed its columns, its key or its identity, and the target cannot follow that yet",
                     hint=f"remove {self.path(target.table)} and run again to copy the table anew",
                 )
-        return changes.schemas[0]
+        return next(iter(changes.schemas), None)
 
     def _layout(self, schema: TableSchema) -> Layout:
         columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])

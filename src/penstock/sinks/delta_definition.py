@@ -11,13 +11,12 @@ import pyarrow as pa
 
 from penstock.position import Position
 from penstock.sinks.base import SnapshotPlace
-from penstock.sinks.delta_log import KEY, MODE, OWNER, SOURCE_OID, open_log
+from penstock.sinks.delta_log import KEY, MODE, ORIGIN, OWNER, SOURCE_OID, open_log
 from penstock.sinks.delta_schema import file_schema, table_schema
 from penstock.sinks.delta_state import Metadata
 from penstock.sinks.layout import Layout
 from penstock.sinks.names import quoted, sql_type, text_literal
-
-_UNMAPPED = frozenset(" ,;{}()\n\t=")
+from penstock.sinks.origin import Origin
 
 
 def definition(path: Path, layout: Layout, properties: Mapping[str, str]) -> str:
@@ -26,17 +25,17 @@ def definition(path: Path, layout: Layout, properties: Mapping[str, str]) -> str
     return f"delta.{quoted(str(path))} ({', '.join(columns)}) USING delta TBLPROPERTIES ({listed(properties)})"
 
 
-def table_properties(pipeline: str, layout: Layout, source_oid: int) -> dict[str, str]:
-    properties = {
+def table_properties(pipeline: str, layout: Layout, source_oid: int, origin: Origin | None) -> dict[str, str]:
+    """Columns are mapped, so that a rename is one of the log alone."""
+    return {
         OWNER: pipeline,
         KEY: json.dumps(list(layout.key)),
         SOURCE_OID: str(source_oid),
         MODE: layout.mode.value,
+        ORIGIN: "" if origin is None else str(origin),
         "delta.enableDeletionVectors": "true",
+        "delta.columnMapping.mode": "name",
     }
-    if any(_UNMAPPED & set(name) for name in layout.columns.names):
-        properties["delta.columnMapping.mode"] = "name"
-    return properties
 
 
 def is_as_begun(metadata: Metadata, layout: Layout, source_oid: int) -> bool:

@@ -21,11 +21,13 @@ from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import SnapshotFile, Target
 from penstock.sinks.layout import Mode, added_names
+from penstock.sinks.origin import Origin
 
 OWNER = "penstock.pipeline"
 KEY = "penstock.key"
 SOURCE_OID = "penstock.source_oid"
 MODE = "penstock.mode"
+ORIGIN = "penstock.origin"
 
 
 def application_id(pipeline: str, table: TableName) -> str:
@@ -57,14 +59,23 @@ def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
             hint="choose another path under sink.delta, or remove that table",
         )
     mode = Mode(properties.get(MODE, Mode.MIRROR.value))
+    columns = _own_columns(log, mode)
     return Target(
         table=table,
         source_oid=int(properties[SOURCE_OID]),
         key=tuple(json.loads(properties[KEY])),
-        schema=_own_columns(log, mode),
+        schema=columns,
         applied=_applied(log, application_id(pipeline, table)),
         mode=mode,
+        origin=_origin(properties.get(ORIGIN), columns),
     )
+
+
+def _origin(text: str | None, columns: pa.Schema) -> Origin | None:
+    """None also if it is of other columns: those that a copy was to bring which never came."""
+    origin = Origin.parse(text) if text else None
+    is_there = origin is not None and all(column.target is None or column.target in columns.names for column in origin.columns.values())
+    return origin if is_there else None
 
 
 def load_applied(path: Path, application: str) -> Position | None:

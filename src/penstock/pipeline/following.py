@@ -1,0 +1,134 @@
+"""Targets that follow their source: for changes of another shape than the target's, what it has to become.
+
+Most epochs bring nothing new, and nobody is asked. Where a shape is new, or the catalog was seen to have other columns than the target, it
+is asked again, after the changes were captured: so it is never older than what they show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.change import XID
+from penstock.errors import ConnectionLostError, SchemaChangedError, SpoolCorruptError
+from penstock.pipeline.schema_policy import SchemaPolicy, plan_following
+from penstock.postgres.attributes import CatalogShape
+from penstock.postgres.catalog import CatalogTable
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import Sink, TableChanges, Target
+from penstock.sinks.evolution import CopyAnew, same_views
+from penstock.sinks.origin import Origin
+from penstock.spool.range import FileSlice
+
+MADE_ANEW = "it was dropped and made anew"
+
+
+class Follower:
+    """Used by the threads of an epoch, each for tables of its own; `notice` by the pipeline's main thread."""
+
+    def __init__(
+        self, policy_of: Callable[[TableName], SchemaPolicy], inspect: Callable[[CatalogTable], CatalogShape] | None = None
+    ) -> None:
+        """Without `inspect` nothing is followed: a shape that is not the target's stops the table."""
+        self._policy_of = policy_of
+        self._inspect = inspect
+        self._suspects: set[TableName] = set()
+        self._heaps: dict[tuple[TableName, int], str] = {}
+
+    @classmethod
+    def strict(cls) -> Follower:
+        return cls(lambda _: SchemaPolicy.STOP)
+
+    def notice(self, targets: Mapping[TableName, Target], schemas: Mapping[TableName, TableSchema]) -> dict[TableName, str]:
+        """Take in what the catalog has now. Gives the tables that have to be copied anew, though no change ever shows why."""
+        anew: dict[TableName, str] = {}
+        for name, target in targets.items():
+            schema = schemas.get(name)
+            if schema is None or self._policy_of(name) is not SchemaPolicy.EVOLVE:
+                continue
+            reason = why_anew(schema, target)
+            if reason is not None:
+                anew[name] = reason
+            elif target.origin is not None:
+                self._compare(name, schema, target.origin)
+        return anew
+
+    def _compare(self, name: TableName, schema: TableSchema, origin: Origin) -> None:
+        if origin.has_all_of(schema):
+            self._suspects.discard(name)
+        else:
+            self._suspects.add(name)
+        if origin.is_same(schema) and schema.attributes is not None:
+            # As long as nothing happened to the columns, nothing was written into the rows that they would not show.
+            self._heaps[name, schema.oid] = schema.attributes.heap
+
+    def follow(self, sink: Sink, target: Target, changes: TableChanges) -> TableChanges:
+        """How `changes` are to be read, and what the target becomes with them. `CopyAnew`, or what the policy says to it."""
+        policy = self._policy_of(target.table)
+        versions = changes.schemas
+        if any(version.oid != target.source_oid for version in versions):
+            raise _refused(policy, target, MADE_ANEW)
+        if target.origin is None:
+            if any(not _is_plain(target, version) for version in versions):
+                raise _refused(policy, target, "it changed, and nobody wrote down which of its columns was which")
+            return changes
+        views = same_views(target.origin, target.key, versions)
+        if views is not None and target.table not in self._suspects:
+            return replace(changes, views=views)
+        if self._inspect is None:
+            raise _refused(policy, target, "its columns or its key changed")
+        shape = self._inspect(CatalogTable(target.source_oid, target.table))
+        _check_shown(shape, [slice for slice in changes.slices if views is None or slice.file.schema not in views])
+        origin = replace(target.origin, heap=self._heaps.get((target.table, target.source_oid), target.origin.heap))
+        if views is not None and origin.has_all_of(shape.schema):
+            self._suspects.discard(target.table)
+            return replace(changes, views=views)
+        evolution = plan_following(policy, target, origin, versions, shape)
+        if not evolution.is_change and evolution.origin.columns == origin.columns:
+            return replace(changes, views=evolution.views)
+        if not sink.can_evolve(target, evolution):
+            raise _refused(policy, target, "its target cannot be altered in place")
+        return replace(changes, views=evolution.views, evolution=evolution)
+
+
+def why_anew(schema: TableSchema, target: Target) -> str | None:
+    """Why a target is no copy of the table that the catalog has now, though the log may never show it."""
+    if schema.oid != target.source_oid:
+        return MADE_ANEW
+    origin = target.origin
+    if origin is not None and origin.is_shape_of(schema) and not origin.is_same(schema):
+        return "a column was dropped and made again with the same name"
+    return None
+
+
+def _is_plain(target: Target, version: TableSchema) -> bool:
+    found = {column.name: column.arrow_type for column in version.columns}
+    return version.key == target.key and found == {field.name: field.type for field in target.schema}
+
+
+def _refused(policy: SchemaPolicy, target: Target, reason: str) -> Exception:
+    if policy is SchemaPolicy.EVOLVE:
+        return CopyAnew(reason)
+    return SchemaChangedError(
+        f"table {target.table} cannot be followed: {reason}, and schema_changes is {policy}",
+        hint=f"penstock tables resync {target.table} copies it as it is now",
+    )
+
+
+def _check_shown(shape: CatalogShape, slices: Iterable[FileSlice]) -> None:
+    """A transaction may alter a table and write to it, and be in the log before anybody sees it: while it waits for a standby, say."""
+    for slice in slices:
+        if not all(shape.shows(xid) for xid in _xids(slice)):
+            raise ConnectionLostError(f"the catalog does not show yet what the log shows of {slice.file.table}")
+
+
+def _xids(slice: FileSlice) -> list[int]:
+    if slice.file.xid is not None:
+        return [slice.file.xid]
+    try:
+        return [xid for xid in pc.unique(pq.read_table(slice.path, columns=[XID]).column(XID)).to_pylist() if xid is not None]
+    except OSError as error:
+        raise SpoolCorruptError(f"{slice.path} cannot be read", hint="restore the file, or delete the spool") from error
