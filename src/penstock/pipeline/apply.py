@@ -62,7 +62,10 @@ class EpochApplier:
         follower: Follower | None = None,
         on_anew: Callable[[TableName, str], None] = lambda _name, _reason: None,
     ) -> None:
-        """`on_anew` is told of tables that have to be copied anew, and why; they are left as they are until a shadow takes their place."""
+        """Without `follower`, what is not of the target's shape is for the sink to refuse.
+
+        `on_anew` is told of tables that have to be copied anew, and why; they are left as they are until a shadow takes their place.
+        """
         self._sink = sink
         self._log = log
         self._reader = SpoolReader(spool)
@@ -71,7 +74,7 @@ class EpochApplier:
         self._observer = observer
         self._types = types
         self._shadows = shadows
-        self._follower = follower or Follower.strict()
+        self._follower = follower
         self._on_anew = on_anew
         self._anew: dict[TableName, str] = {}
         self._targets: dict[TableName, Target] = {}
@@ -150,7 +153,7 @@ class EpochApplier:
 
     def notice(self, schemas: Mapping[TableName, TableSchema]) -> None:
         """What the catalog has now. Some of what happens to a table no change ever shows."""
-        for name, reason in self._follower.notice(self._targets, schemas).items():
+        for name, reason in (self._follower.notice(self._targets, schemas) if self._follower is not None else {}).items():
             status = self.statuses.get(name)
             if status is not None and status.is_applied:
                 self._requests.append(partial(self._copy_anew, name, reason))
@@ -302,8 +305,9 @@ class EpochApplier:
         for attempt in range(_ATTEMPTS):
             try:
                 check_values(changes.table, changes.slices, refuse_inexact=self._types.refuses_inexact)
-                followed = self._follower.follow(self._sink, self._targets[changes.table], changes)
-                self._sink.apply(self._targets[changes.table], followed, end)
+                target = self._targets[changes.table]
+                followed = changes if self._follower is None else self._follower.follow(self._sink, target, changes)
+                self._sink.apply(target, followed, end)
                 if followed.evolution is not None:
                     self._reload(changes.table)
             except CopyAnew as reason:

@@ -29,18 +29,12 @@ MADE_ANEW = "it was dropped and made anew"
 class Follower:
     """Used by the threads of an epoch, each for tables of its own; `notice` by the pipeline's main thread."""
 
-    def __init__(
-        self, policy_of: Callable[[TableName], SchemaPolicy], inspect: Callable[[CatalogTable], CatalogShape] | None = None
-    ) -> None:
-        """Without `inspect` nothing is followed: a shape that is not the target's stops the table."""
+    def __init__(self, policy_of: Callable[[TableName], SchemaPolicy], inspect: Callable[[CatalogTable], CatalogShape]) -> None:
+        """`inspect` asks the catalog."""
         self._policy_of = policy_of
         self._inspect = inspect
         self._suspects: set[TableName] = set()
         self._heaps: dict[tuple[TableName, int], str] = {}
-
-    @classmethod
-    def strict(cls) -> Follower:
-        return cls(lambda _: SchemaPolicy.STOP)
 
     def notice(self, targets: Mapping[TableName, Target], schemas: Mapping[TableName, TableSchema]) -> dict[TableName, str]:
         """Take in what the catalog has now. Gives the tables that have to be copied anew, though no change ever shows why."""
@@ -78,8 +72,6 @@ class Follower:
         views = same_views(target.origin, target.key, versions)
         if views is not None and target.table not in self._suspects:
             return replace(changes, views=views)
-        if self._inspect is None:
-            raise _refused(policy, target, "its columns or its key changed")
         shape = self._inspect(CatalogTable(target.source_oid, target.table))
         _check_shown(shape, [slice for slice in changes.slices if views is None or slice.file.schema not in views])
         origin = replace(target.origin, heap=self._heaps.get((target.table, target.source_oid), target.origin.heap))

@@ -29,7 +29,7 @@ class Shadows:
     ) -> None:
         """`on_done` is told that a table is renewed, once that is recorded, or (False) that it will not be."""
         self._main = main
-        self._follower = follower or Follower.strict()
+        self._follower = follower
         self._sinks: dict[TableName, Sink] = {}
         self._observer = observer
         self._on_done = on_done
@@ -118,8 +118,8 @@ class Shadows:
         if applied < end:
             found = reader.read(applied, end).tables.get(name)
             if found is not None:
-                changes = self._follower.follow(sink, shadow, TableChanges(name, found.slices, found.counts))
-                sink.apply(shadow, changes, end)
+                changes = TableChanges(name, found.slices, found.counts)
+                sink.apply(shadow, changes if self._follower is None else self._follower.follow(sink, shadow, changes), end)
         self._main.replace(name, sink, max(applied, end))
         target = self._main.load_target(name)
         assert target is not None

@@ -24,6 +24,7 @@ from penstock.errors import (
 )
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
+from penstock.pipeline.following import why_anew
 from penstock.pipeline.orders import TableOrders, with_orders
 from penstock.pipeline.schema_policy import SchemaPolicy
 from penstock.pipeline.states import TableState, TableStatus
@@ -52,6 +53,8 @@ class Tables:
     targets: dict[TableName, Target] = field(default_factory=dict)
     statuses: dict[TableName, TableStatus] = field(default_factory=dict)
     schemas: dict[TableName, TableSchema] = field(default_factory=dict)
+    anew: dict[TableName, str] = field(default_factory=dict)
+    """Those whose target is to be copied anew, whatever else is the matter with it; and why."""
 
     @property
     def capturable(self) -> list[TableName]:
@@ -64,11 +67,11 @@ class Tables:
 
     @property
     def filled(self) -> dict[TableName, Position]:
-        """Where each table stands that has been copied before."""
+        """Where each table stands that has been copied before, and goes on from there."""
         return {
             name: status.applied
             for name, status in self.statuses.items()
-            if status.state is not TableState.FAILED and status.applied is not None
+            if status.state is not TableState.FAILED and status.applied is not None and name not in self.anew
         }
 
 
@@ -143,6 +146,9 @@ def inspect_pipeline(
             continue
         if target is not None and target.applied is not None:
             tables.targets[name] = target
+            reason = why_anew(schema, target) if policy_of(name) is SchemaPolicy.EVOLVE else None
+            if reason is not None:
+                tables.anew[name] = reason
         tables.statuses[name] = _status(tables.targets.get(name), name, last)
     return tables
 
