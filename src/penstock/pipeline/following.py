@@ -20,6 +20,7 @@ from penstock.postgres.catalog import CatalogTable
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import CopyAnew, same_views
+from penstock.sinks.layout import Mode
 from penstock.sinks.origin import Origin
 from penstock.spool.range import FileSlice
 
@@ -41,10 +42,10 @@ class Follower:
         anew: dict[TableName, str] = {}
         for name, target in targets.items():
             schema = schemas.get(name)
-            if schema is None or self._policy_of(name) is not SchemaPolicy.EVOLVE:
+            if schema is None:
                 continue
             reason = why_anew(schema, target)
-            if reason is not None:
+            if reason is not None and is_copied_anew(self._policy_of(name), target):
                 anew[name] = reason
             elif target.origin is not None:
                 self._compare(name, schema, target.origin)
@@ -78,12 +79,20 @@ class Follower:
         if views is not None and origin.has_all_of(shape.schema):
             self._suspects.discard(target.table)
             return replace(changes, views=views)
-        evolution = plan_following(policy, target, origin, versions, shape)
+        try:
+            evolution = plan_following(policy, target, origin, versions, shape)
+        except CopyAnew as reason:
+            raise _refused(policy, target, str(reason)) from reason
         if not evolution.is_change and evolution.origin.columns == origin.columns:
             return replace(changes, views=evolution.views)
         if not sink.can_evolve(target, evolution):
             raise _refused(policy, target, "its target cannot be altered in place")
         return replace(changes, views=evolution.views, evolution=evolution)
+
+
+def is_copied_anew(policy: SchemaPolicy, target: Target) -> bool:
+    """Whether a target that cannot follow is copied by itself. A copy has nothing of what was: that of a mirror loses nothing by it."""
+    return policy is SchemaPolicy.EVOLVE and target.mode is Mode.MIRROR
 
 
 def why_anew(schema: TableSchema, target: Target) -> str | None:
@@ -102,10 +111,13 @@ def _is_plain(target: Target, version: TableSchema) -> bool:
 
 
 def _refused(policy: SchemaPolicy, target: Target, reason: str) -> Exception:
-    if policy is SchemaPolicy.EVOLVE:
+    if is_copied_anew(policy, target):
         return CopyAnew(reason)
+    why = (
+        f"schema_changes is {policy}" if policy is not SchemaPolicy.EVOLVE else f"a new copy would not have what it holds as {target.mode}"
+    )
     return SchemaChangedError(
-        f"table {target.table} cannot be followed: {reason}, and schema_changes is {policy}",
+        f"table {target.table} cannot be followed: {reason}, and {why}",
         hint=f"penstock tables resync {target.table} copies it as it is now",
     )
 

@@ -24,7 +24,7 @@ from penstock.errors import (
 )
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
-from penstock.pipeline.following import why_anew
+from penstock.pipeline.following import is_copied_anew, why_anew
 from penstock.pipeline.orders import TableOrders, with_orders
 from penstock.pipeline.schema_policy import SchemaPolicy
 from penstock.pipeline.states import TableState, TableStatus
@@ -146,7 +146,7 @@ def inspect_pipeline(
             continue
         if target is not None and target.applied is not None:
             tables.targets[name] = target
-            reason = why_anew(schema, target) if policy_of(name) is SchemaPolicy.EVOLVE else None
+            reason = why_anew(schema, target) if is_copied_anew(policy_of(name), target) else None
             if reason is not None:
                 tables.anew[name] = reason
         tables.statuses[name] = _status(tables.targets.get(name), name, last)
@@ -175,7 +175,7 @@ def _check_same(schema: TableSchema, target: Target | None, place: str, policy: 
 
     By most policies that is for the log to show, or for a copy to mend.
     """
-    if target is None or target.applied is None or policy is SchemaPolicy.EVOLVE:
+    if target is None or target.applied is None or is_copied_anew(policy, target):
         return
     found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
     is_same = schema.key == target.key and found.equals(target.schema)
