@@ -24,6 +24,7 @@ from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Target, Targets
 from penstock.sinks.directories import directory_name, folds_case
+from penstock.sinks.layout import Mode
 from penstock.spool import storage
 from penstock.spool.arrow_text import parse_type, type_text
 
@@ -126,4 +127,4 @@ class ParquetTargets(Targets):
             raise TargetForeignError(f"what lies at {path} was written by {written_by}", hint=hint)
         positions = load_positions(path)
         applied = positions[-1] if positions and found.counts else None
-        return Target(table, found.source_oid, found.key, found.columns, applied)
+        return Target(table, found.source_oid, found.key, found.columns, applied, Mode.APPEND)
