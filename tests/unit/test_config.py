@@ -310,13 +310,14 @@ def test_there_is_one_sink_with_options_that_make_sense(tmp_path: Path, sink: st
         _load(tmp_path, MINIMAL.replace("{delta: {path: lake}}", sink))
 
 
-def test_S13_schema_changes_are_followed_unless_the_pipeline_or_a_tables_first_rule_says_otherwise(tmp_path: Path) -> None:
+def test_S13_schema_changes_are_followed_unless_the_pipeline_or_a_tables_last_rule_says_otherwise(tmp_path: Path) -> None:
     rules = """tables:
-  - {table: public.log, schema_changes: ignore}
   - {match: public.*, schema_changes: stop}
   - other.*
+  - {table: public.log, schema_changes: ignore}
 """
     config = _load(tmp_path, MINIMAL.replace("tables: [public.orders]\n", rules) + "schema_changes: additive\n")
     names = [TableName("public", "log"), TableName("public", "orders"), TableName("other", "t")]
-    assert [config.schema_policy(name) for name in names] == ["ignore", "stop", "additive"]
-    assert _load(tmp_path, MINIMAL).schema_policy(names[0]) == "evolve"
+    assert [config.schema_rule(name).policy for name in names] == ["ignore", "stop", "additive"]
+    assert _load(tmp_path, MINIMAL).schema_rule(names[0]).renews
+    assert not _load(tmp_path, MINIMAL.replace("delta:", "parquet:")).schema_rule(names[0]).renews

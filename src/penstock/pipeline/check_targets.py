@@ -30,7 +30,7 @@ def check_continuing(step: Step, config: PipelineConfig, address: SourceAddress,
         step.detail = "nothing has been copied yet"
         return
     last = EpochLog(root, config.pipeline).last()
-    tables = inspect_pipeline(selection, targets, last, config.schema_policy)
+    tables = inspect_pipeline(selection, targets, last, config.schema_rule)
     step.detail = f"{len(tables.filled):,} tables are filled" + (f", recorded up to {last.position}" if last is not None else "")
     with step.catching():
         slot = inspect_slot(connection, config.slot)

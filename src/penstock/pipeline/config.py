@@ -21,7 +21,7 @@ from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.references import EnvReference, FileReference, Model
-from penstock.pipeline.schema_policy import SchemaPolicy
+from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
 from penstock.pipeline.sink_config import SinkConfig
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.slot import is_slot_name
@@ -88,7 +88,7 @@ class TableRule(Model):
     exclude: tuple[str, ...] = Field((), description="patterns that take tables out again")
     mode: Mode | None = Field(None, description="`mode` of these tables; of several rules that say one the last counts")
     schema_changes: SchemaPolicy | None = Field(
-        None, description="for these tables, what happens when their shape changes; the first rule that selects a table and says it holds"
+        None, description="`schema_changes` of these tables; of several rules that say it the last counts"
     )
 
     @model_validator(mode="before")
@@ -277,9 +277,9 @@ class PipelineConfig(Model):
         said = next((rule.mode for rule in reversed(self.tables) if rule.mode is not None and rule.selects(name)), self.mode)
         return said or self.sink.modes[0]
 
-    def schema_policy(self, name: TableName) -> SchemaPolicy:
-        rules = (rule.schema_changes for rule in self.tables if rule.schema_changes is not None and rule.selects(name))
-        return next(rules, self.schema_changes)
+    def schema_rule(self, name: TableName) -> SchemaRule:
+        said = (rule.schema_changes for rule in reversed(self.tables) if rule.schema_changes is not None and rule.selects(name))
+        return SchemaRule(next(said, self.schema_changes), is_mirror=self.mode_of(name) is Mode.MIRROR)
 
     def with_tables(self, added: Iterable[TableName], removed: Iterable[TableName]) -> PipelineConfig:
         """As if the file named some tables more, and others not."""

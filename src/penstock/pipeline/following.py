@@ -14,13 +14,12 @@ import pyarrow.parquet as pq
 
 from penstock.change import XID
 from penstock.errors import ConnectionLostError, SchemaChangedError, SpoolCorruptError
-from penstock.pipeline.schema_policy import SchemaPolicy, plan_following
+from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule, plan_following
 from penstock.postgres.attributes import CatalogShape
 from penstock.postgres.catalog import CatalogTable
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import CopyAnew, same_views
-from penstock.sinks.layout import Mode
 from penstock.sinks.origin import Origin
 from penstock.spool.range import FileSlice
 
@@ -30,9 +29,9 @@ MADE_ANEW = "it was dropped and made anew"
 class Follower:
     """Used by the threads of an epoch, each for tables of its own; `notice` by the pipeline's main thread."""
 
-    def __init__(self, policy_of: Callable[[TableName], SchemaPolicy], inspect: Callable[[CatalogTable], CatalogShape]) -> None:
+    def __init__(self, rule_of: Callable[[TableName], SchemaRule], inspect: Callable[[CatalogTable], CatalogShape]) -> None:
         """`inspect` asks the catalog."""
-        self._policy_of = policy_of
+        self._rule_of = rule_of
         self._inspect = inspect
         self._suspects: set[TableName] = set()
         self._heaps: dict[tuple[TableName, int], str] = {}
@@ -45,7 +44,7 @@ class Follower:
             if schema is None:
                 continue
             reason = why_anew(schema, target)
-            if reason is not None and is_copied_anew(self._policy_of(name), target):
+            if reason is not None and self._rule_of(name).renews:
                 anew[name] = reason
             elif target.origin is not None:
                 self._compare(name, schema, target.origin)
@@ -62,13 +61,13 @@ class Follower:
 
     def follow(self, sink: Sink, target: Target, changes: TableChanges) -> TableChanges:
         """How `changes` are to be read, and what the target becomes with them. `CopyAnew`, or what the policy says to it."""
-        policy = self._policy_of(target.table)
+        rule = self._rule_of(target.table)
         versions = changes.schemas
         if any(version.oid != target.source_oid for version in versions):
-            raise _refused(policy, target, MADE_ANEW)
+            raise _refused(rule, target, MADE_ANEW)
         if target.origin is None:
             if any(not _is_plain(target, version) for version in versions):
-                raise _refused(policy, target, "it changed, and nobody wrote down which of its columns was which")
+                raise _refused(rule, target, "it changed, and nobody wrote down which of its columns was which")
             return changes
         views = same_views(target.origin, target.key, versions)
         if views is not None and target.table not in self._suspects:
@@ -80,19 +79,14 @@ class Follower:
             self._suspects.discard(target.table)
             return replace(changes, views=views)
         try:
-            evolution = plan_following(policy, target, origin, versions, shape)
+            evolution = plan_following(rule.policy, target, origin, versions, shape)
         except CopyAnew as reason:
-            raise _refused(policy, target, str(reason)) from reason
+            raise _refused(rule, target, str(reason)) from reason
         if not evolution.is_change and evolution.origin.columns == origin.columns:
             return replace(changes, views=evolution.views)
         if not sink.can_evolve(target, evolution):
-            raise _refused(policy, target, "its target cannot be altered in place")
+            raise _refused(rule, target, "its target cannot be altered in place")
         return replace(changes, views=evolution.views, evolution=evolution)
-
-
-def is_copied_anew(policy: SchemaPolicy, target: Target) -> bool:
-    """Whether a target that cannot follow is copied by itself. A copy has nothing of what was: that of a mirror loses nothing by it."""
-    return policy is SchemaPolicy.EVOLVE and target.mode is Mode.MIRROR
 
 
 def why_anew(schema: TableSchema, target: Target) -> str | None:
@@ -110,12 +104,11 @@ def _is_plain(target: Target, version: TableSchema) -> bool:
     return version.key == target.key and found == {field.name: field.type for field in target.schema}
 
 
-def _refused(policy: SchemaPolicy, target: Target, reason: str) -> Exception:
-    if is_copied_anew(policy, target):
+def _refused(rule: SchemaRule, target: Target, reason: str) -> Exception:
+    if rule.renews:
         return CopyAnew(reason)
-    why = (
-        f"schema_changes is {policy}" if policy is not SchemaPolicy.EVOLVE else f"a new copy would not have what it holds as {target.mode}"
-    )
+    is_told = rule.policy is not SchemaPolicy.EVOLVE
+    why = f"schema_changes is {rule.policy}" if is_told else "a new copy would have nothing of what it holds besides the rows of now"
     return SchemaChangedError(
         f"table {target.table} cannot be followed: {reason}, and {why}",
         hint=f"penstock tables resync {target.table} copies it as it is now",

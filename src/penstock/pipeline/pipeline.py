@@ -37,7 +37,7 @@ from penstock.pipeline.membership import fail_rejoined, load_memberships, save_m
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import change_orders, load_orders
 from penstock.pipeline.roster import Roster
-from penstock.pipeline.schema_policy import SchemaPolicy
+from penstock.pipeline.schema_policy import SchemaRule
 from penstock.pipeline.shadows import Shadows
 from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.snapshot import SnapshotCoordinator
@@ -172,7 +172,7 @@ class Pipeline:
         system = identify_system(self._address)
         self._sink.drop_shadows()
         shutil.rmtree(self._shadow_root, ignore_errors=True)
-        follower = Follower(self._policy, self._inspect)
+        follower = Follower(self._rule, self._inspect)
         shadows = Shadows(self._sink, self._observer, self._renewed, follower)
         applier = EpochApplier(
             self._sink,
@@ -200,7 +200,7 @@ class Pipeline:
         with connect(self._address) as connection:
             check_server(inspect_server(connection))
             selection = select_tables(connection, config)
-            tables = inspect_pipeline(selection, self._sink, last, config.schema_policy)
+            tables = inspect_pipeline(selection, self._sink, last, config.schema_rule)
             pause_ordered(tables, load_orders(config.state))
             slot = inspect_slot(connection, config.slot)
             check_origin(self._address, config, tables, last, system=system, slot=slot)
@@ -260,9 +260,9 @@ class Pipeline:
         _log.warning("table is copied anew", extra={"table": str(name), "reason": reason})
         change_orders(self._config.state, lambda orders: orders.renew([name]))
 
-    def _policy(self, name: TableName) -> SchemaPolicy:
+    def _rule(self, name: TableName) -> SchemaRule:
         """By the configuration as it is by then."""
-        return self._config.schema_policy(name)
+        return self._config.schema_rule(name)
 
     def _inspect(self, table: CatalogTable) -> CatalogShape:
         with connect(self._address) as connection:

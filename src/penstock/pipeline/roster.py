@@ -127,7 +127,7 @@ class Roster:
 
     def _add(self, selection: Selection, orders: TableOrders) -> None:
         config = self.config
-        tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_policy)
+        tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_rule)
         address = config.source.address()
         try:
             if tables.capturable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.errors import SchemaChangedError
@@ -22,6 +23,19 @@ class SchemaPolicy(StrEnum):
     """The target keeps its columns: new ones are left out, those that are dropped become null; what then no longer fits stops the table."""
     STOP = "stop"
     """Any change of a column or of the key stops the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRule:
+    """What holds for one table."""
+
+    policy: SchemaPolicy = SchemaPolicy.EVOLVE
+    is_mirror: bool = True
+
+    @property
+    def renews(self) -> bool:
+        """Whether a target that cannot follow is copied anew by itself: only a mirror loses nothing by that, of what it was."""
+        return self.policy is SchemaPolicy.EVOLVE and self.is_mirror
 
 
 def plan_following(policy: SchemaPolicy, target: Target, origin: Origin, versions: Sequence[TableSchema], now: CatalogShape) -> Evolution:

@@ -24,9 +24,9 @@ from penstock.errors import (
 )
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
-from penstock.pipeline.following import is_copied_anew, why_anew
+from penstock.pipeline.following import why_anew
 from penstock.pipeline.orders import TableOrders, with_orders
-from penstock.pipeline.schema_policy import SchemaPolicy
+from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.postgres.catalog import (
@@ -126,7 +126,7 @@ def check_selected(selection: Selection, source: str) -> None:
 
 
 def inspect_pipeline(
-    selection: Selection, sink: Targets, last: Epoch | None, policy_of: Callable[[TableName], SchemaPolicy] = lambda _: SchemaPolicy.EVOLVE
+    selection: Selection, sink: Targets, last: Epoch | None, rule_of: Callable[[TableName], SchemaRule] = lambda _: SchemaRule()
 ) -> Tables:
     """Look at the target too. What one table cannot do fails that table alone."""
     tables = Tables(dict(selection.tables), schemas=dict(selection.schemas))
@@ -138,7 +138,7 @@ def inspect_pipeline(
             continue
         try:
             target = sink.load_target(name)
-            _check_same(schema, target, sink.describe(name), policy_of(name))
+            _check_same(schema, target, sink.describe(name), rule_of(name))
         except PenstockError as error:
             if error.recovery is not Recovery.OPERATOR or isinstance(error, SourceError):
                 raise
@@ -146,7 +146,7 @@ def inspect_pipeline(
             continue
         if target is not None and target.applied is not None:
             tables.targets[name] = target
-            reason = why_anew(schema, target) if is_copied_anew(policy_of(name), target) else None
+            reason = why_anew(schema, target) if rule_of(name).renews else None
             if reason is not None:
                 tables.anew[name] = reason
         tables.statuses[name] = _status(tables.targets.get(name), name, last)
@@ -170,16 +170,16 @@ def _indistinct(names: Iterable[TableName], sink: Targets) -> dict[TableName, Pe
     return refused
 
 
-def _check_same(schema: TableSchema, target: Target | None, place: str, policy: SchemaPolicy) -> None:
+def _check_same(schema: TableSchema, target: Target | None, place: str, rule: SchemaRule) -> None:
     """A target that was filled from another table of the same name, or from one of another shape, would go on with rows that are wrong.
 
     By most policies that is for the log to show, or for a copy to mend.
     """
-    if target is None or target.applied is None or is_copied_anew(policy, target):
+    if target is None or target.applied is None or rule.renews:
         return
     found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
     is_same = schema.key == target.key and found.equals(target.schema)
-    if schema.oid != target.source_oid or (policy is SchemaPolicy.STOP and not is_same):
+    if schema.oid != target.source_oid or (rule.policy is SchemaPolicy.STOP and not is_same):
         raise SchemaChangedError(
             f"table {schema.name} was re-created, or changed its columns or its key, since {place} was filled",
             hint=f"remove {place} and run again to copy the table anew",
