@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -170,7 +171,7 @@ class FollowingTarget:
         return evolution.views, evolution
 
     def apply(self, changes: list[Change], now: CatalogShape) -> None:
-        views, evolution = self.follow(list(dict.fromkeys(change.schema for change in changes)), now)
+        views, evolution = self.follow([version for version, _ in groupby(change.schema for change in changes)], now)
         if evolution is not None:
             self._evolve(evolution)
         for change in changes:

@@ -22,6 +22,8 @@ epochs = st.lists(st.tuples(st.lists(acts, max_size=6), st.integers(0, 4)), min_
 @given(epochs)
 @example([([("drop", 0, "a"), ("add", 0, "a"), ("write", 1, "a")], 0)])
 @example([([("write", 1, "a")], 3), ([("drop", 0, "a"), ("add", 1, "a"), ("add", 0, "b")], 0)])
+@example([([("write", 0, "a"), ("swap", 0, "a"), ("write", 0, "a"), ("swap", 0, "a"), ("write", 0, "a")], 0)])
+@example([([("write", 1, "a"), ("drop", 0, "a"), ("write", 2, "a"), ("add", 0, "a"), ("write", 3, "a")], 0)])
 def test_S05_S06_a_target_that_follows_equals_the_source_whatever_was_done_and_whenever_it_is_applied(
     plan: list[tuple[list[Act], int]],
 ) -> None:

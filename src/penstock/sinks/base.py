@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -92,8 +93,8 @@ class TableChanges:
 
     @property
     def schemas(self) -> list[TableSchema]:
-        """The versions of the source's schema among the changes, oldest first."""
-        return list(dict.fromkeys(slice.file.schema for slice in self.slices))
+        """The versions of the source's schema among the changes, oldest first; one that came back is there again."""
+        return [version for version, _ in groupby(slice.file.schema for slice in self.slices)]
 
 
 ChunkWriter = Callable[[Iterator[pa.RecordBatch], SnapshotPlace, int, Position], tuple[SnapshotFile, Position]]

@@ -133,7 +133,7 @@ class _Plan:
             added,
             types,
             tuple(renamed.get(name, name) for name in self._dropped.values()),
-            {shape.version: self._view(shape) for shape in self.shapes},
+            self._views(),
         )
 
     @cached_property
@@ -245,6 +245,13 @@ class _Plan:
         columns = {number: OriginColumn.of(column, self._targets.get(number)) for number, column in self._last.items()}
         followed = Origin(columns, max(self.origin.width, *columns), self.origin.heap)
         return Origin(columns, followed.width, self.attributes.heap) if followed.is_same(self.now.schema) else followed
+
+    def _views(self) -> dict[TableSchema, View]:
+        numbers: dict[TableSchema, Numbers] = {}
+        for shape in self.shapes:
+            if numbers.setdefault(shape.version, shape.numbers) != shape.numbers:
+                raise CopyAnew("a column was dropped and made again with the same name")
+        return {shape.version: self._view(shape) for shape in self.shapes}
 
     def _view(self, shape: _Shape) -> View:
         names = {column.name: target for number, column in shape.columns.items() if (target := self._target(number, column)) is not None}
