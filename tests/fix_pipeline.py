@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ import yaml
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.pipeline.orders import TableOrders, load_orders
 from penstock.position import Position
-from tests.fix_postgres import Database
+from penstock.schema import TableName
+from tests.fix_postgres import Database, PostgresServer
 
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.comparing import Comparison
     from penstock.pipeline.observer import PipelineObserver
     from penstock.pipeline.pipeline import Pipeline, RunResult
+    from penstock.sinks.base import Sink
 
 
 class Mirror:
@@ -55,10 +58,21 @@ class Mirror:
     def run_once(self, observer: PipelineObserver | None = None) -> RunResult:
         return self.pipeline(observer).run(once=True)
 
+    def open_sink(self) -> Sink:
+        from penstock.pipeline.sinks import open_sink
+
+        return open_sink(self.config, self._spark)
+
     def rows(self, table: str, columns: str = "*") -> list[Row]:
-        schema, name = table.split(".")
-        target = self.config.sink.root / schema / name
-        return self._spark.read.format("delta").load(str(target)).selectExpr(*columns.split(", ")).collect()
+        sink = self.open_sink()  # which some DataFrames need for as long as they are read
+        return sink.read(TableName.parse(table)).selectExpr(*columns.split(", ")).collect()
+
+    @property
+    def follows(self) -> bool:
+        """Whether the sink alters its tables in place, and has not always to copy them anew."""
+        from penstock.sinks.base import Sink
+
+        return type(self.open_sink()).can_evolve is not Sink.can_evolve
 
     def confirmed(self) -> Position:
         rows = self._database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
@@ -78,6 +92,8 @@ class Mirror:
 
 
 MirrorFactory = Callable[..., Mirror]
+
+_catalogs = count()
 
 
 def mirror_document(database: Database, **changes: Any) -> dict[str, Any]:
@@ -100,3 +116,32 @@ def mirror(spark: SparkSession, database: Database, tmp_path: Path) -> MirrorFac
         return Mirror(spark, database, tmp_path, mirror_document(database, **changes))
 
     return make
+
+
+@pytest.fixture
+def target_database(postgres_server: PostgresServer) -> Iterator[Database]:
+    """A second database, for those who write into Postgres."""
+    created = postgres_server.create_database()
+    yield created
+    created.close()
+    postgres_server.drop_database(created.name)
+
+
+@pytest.fixture
+def mirror_into(mirror: MirrorFactory, request: pytest.FixtureRequest) -> MirrorFactory:
+    """`mirror_into("iceberg")`: as `mirror()`, into a sink of that kind."""
+
+    def make(kind: str, **changes: Any) -> Mirror:
+        return mirror(sink=_sink_document(kind, request), **changes)
+
+    return make
+
+
+def _sink_document(kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+    if kind == "iceberg":
+        # A session keeps the catalogs that it has loaded.
+        return {"iceberg": {"catalog": f"mirror_{next(_catalogs)}", "warehouse": "lake"}}
+    if kind == "postgres":
+        target: Database = request.getfixturevalue("target_database")
+        return {"postgres": {"dsn": target.dsn, "schema_prefix": "copy_"}}
+    return {kind: {"path": "lake"}}

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipeline.check_places import check_places
 from penstock.pipeline.verify import verify_tables
 from tests.fix_pipeline import MirrorFactory
-from tests.fix_postgres import Database, PostgresServer
+from tests.fix_postgres import Database
 
 VALUES = """
     CREATE TYPE mood AS ENUM ('calm', 'it''s "odd", \\');
@@ -38,29 +35,22 @@ CHANGES = """
 WHOLE = 'SELECT t::text FROM {}."Odd. names" AS t ORDER BY id'
 
 
-@pytest.fixture
-def target(postgres_server: PostgresServer) -> Iterator[Database]:
-    created = postgres_server.create_database()
-    yield created
-    created.close()
-    postgres_server.drop_database(created.name)
-
-
 def test_C06_a_mirror_in_postgres_has_every_value_to_the_letter(
-    spark: SparkSession, database: Database, target: Database, mirror: MirrorFactory
+    spark: SparkSession, database: Database, target_database: Database, mirror: MirrorFactory
 ) -> None:
     database.execute(VALUES)
     database.execute("CREATE TABLE plain (id bigint PRIMARY KEY, note text)")
     database.execute("CREATE TABLE kept (id int PRIMARY KEY, note text); INSERT INTO kept VALUES (1, 'one'), (2, 'two')")
     database.execute("INSERT INTO plain SELECT g, 'row ' || g FROM generate_series(1, 100) g")
     made = mirror(
-        sink={"postgres": {"dsn": target.dsn, "schema_prefix": "copy_"}}, tables=["public.*", {"table": "public.kept", "mode": "history"}]
+        sink={"postgres": {"dsn": target_database.dsn, "schema_prefix": "copy_"}},
+        tables=["public.*", {"table": "public.kept", "mode": "history"}],
     )
     assert [step for step in check_places(made.config) if step.problems] == []
-    assert target.query("SELECT count(*) FROM pg_namespace WHERE nspname = 'penstock'") == [(0,)]
+    assert target_database.query("SELECT count(*) FROM pg_namespace WHERE nspname = 'penstock'") == [(0,)]
 
     made.run_once()
-    assert target.query(WHOLE.format("copy_public")) == database.query(WHOLE.format("public"))
+    assert target_database.query(WHOLE.format("copy_public")) == database.query(WHOLE.format("public"))
 
     database.execute(CHANGES)
     database.execute("DELETE FROM plain WHERE id < 50; UPDATE plain SET note = NULL WHERE id > 90")
@@ -68,9 +58,9 @@ def test_C06_a_mirror_in_postgres_has_every_value_to_the_letter(
     database.execute("TRUNCATE plain; INSERT INTO plain VALUES (7, 'last')")
     report = verify_tables(spark, made.config)  # which has the pipeline come to where it compares
     assert report.equal, report
-    assert target.query(WHOLE.format("copy_public")) == database.query(WHOLE.format("public"))
-    assert target.query("SELECT * FROM copy_public.plain") == [(7, "last")]
-    kept = target.query("SELECT id, note, _current FROM copy_public.kept ORDER BY id, _valid_from")
+    assert target_database.query(WHOLE.format("copy_public")) == database.query(WHOLE.format("public"))
+    assert target_database.query("SELECT * FROM copy_public.plain") == [(7, "last")]
+    kept = target_database.query("SELECT id, note, _current FROM copy_public.kept ORDER BY id, _valid_from")
     assert kept == [(1, "one", False), (1, "uno", True), (2, "two", False)]
 
 
