@@ -14,15 +14,12 @@ from __future__ import annotations
 
 import logging
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
@@ -34,7 +31,6 @@ from penstock.errors import (
     SinkRefusedError,
     TableRewrittenError,
     TargetRewoundError,
-    parse_error,
 )
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
@@ -55,6 +51,7 @@ from penstock.sinks.delta_log import (
 )
 from penstock.sinks.delta_merge import VIEW, merge_changes, replace_statement
 from penstock.sinks.delta_protocol import can_delete, check_writable
+from penstock.sinks.delta_sessions import DeltaSessions, failing, first_line
 from penstock.sinks.delta_state import DeltaState, Unsupported
 from penstock.sinks.delta_targets import DeltaTargets
 from penstock.sinks.delta_writer import ATTEMPTS, DeltaWriter
@@ -86,8 +83,7 @@ class DeltaSink(DeltaTargets, Sink):
         self._spark = spark
         self._mode_of = mode_of
         self._writer = DeltaWriter(spark, SparkExecutors(spark))
-        self._sessions: dict[TableName, SparkSession] = {}
-        self._sessions_lock = threading.Lock()
+        self._sessions = DeltaSessions(spark)
         self._reached: dict[TableName, Position] = {}
 
     @override
@@ -108,7 +104,7 @@ class DeltaSink(DeltaTargets, Sink):
         layout = self._layout(schema)
         # CREATE OR REPLACE would not replace: for a table known by its path, Delta only compares the schemas.
         verb = "CREATE" if target is None else "REPLACE"
-        with self._failing(schema.name, "creating"):
+        with failing(path, "creating"):
             properties = table_properties(self._pipeline, layout, schema.oid, Origin.of(schema))
             self._spark.sql(f"{verb} TABLE {definition(path, layout, properties)}")
         for leftover in leftovers:
@@ -152,7 +148,7 @@ class DeltaSink(DeltaTargets, Sink):
         except Unsupported as reason:
             self._leave_to_delta(schema.name, layout, reason)
             session = self._transaction(schema.name, fence)
-            with self._failing(schema.name, "replacing changed rows of"):
+            with failing(path, "replacing changed rows of"):
                 replacements(session, layout.columns, schema.key, changed).createOrReplaceTempView(VIEW)
                 session.sql(replace_statement(str(path), VIEW, layout.columns, schema.key)).collect()
         self._check_reached(schema.name, fence)
@@ -213,7 +209,7 @@ class DeltaSink(DeltaTargets, Sink):
     def _overwrite(self, mine: Target, other: Target, place: Path, position: Position) -> None:
         """Make the table what lies at `place`, with whatever columns and key that has."""
         session, table = self._transaction(mine.table, position), mine.table
-        with self._failing(table, "replacing"):
+        with failing(self.path(table), "replacing"):
             rows = session.read.format("delta").load(str(place))
             if replace(other, applied=None) != replace(mine, applied=None):
                 layout = Layout(other.schema, other.key, other.mode)
@@ -310,9 +306,9 @@ class DeltaSink(DeltaTargets, Sink):
         try:
             changes = load_changes(session, schema, slices)
         except AnalysisException as error:
-            raise SinkError(f"the spooled changes of {target.table} cannot be read: {_first_line(error)}") from error
+            raise SinkError(f"the spooled changes of {target.table} cannot be read: {first_line(error)}") from error
         counts = sum((slice.file.counts for slice in slices), ChangeCounts())
-        with self._failing(target.table, "applying changes to"):
+        with failing(self.path(target.table), "applying changes to"):
             merge_changes(session, str(self.path(target.table)), target, changes, counts)
 
     def _check_reached(self, table: TableName, position: Position) -> None:
@@ -322,10 +318,7 @@ class DeltaSink(DeltaTargets, Sink):
 
     def _transaction(self, table: TableName, position: Position) -> SparkSession:
         """The table's session, set to write `position` with whatever is written next."""
-        session = self._session(table)
-        session.conf.set("spark.databricks.delta.write.txnAppId", self._application(table))
-        session.conf.set("spark.databricks.delta.write.txnVersion", str(position.value))
-        return session
+        return self._sessions.at(self._application(table), position)
 
     def _checked_position(self, target: Target, applied: Position | None) -> Position:
         """How far the table is, by its own word, which must not be less than it was."""
@@ -368,35 +361,8 @@ class DeltaSink(DeltaTargets, Sink):
         columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
         return Layout(columns, schema.key, self._mode_of(schema.name))
 
-    def _session(self, table: TableName) -> SparkSession:
-        """The transaction id is a session setting: every table has a session of its own."""
-        with self._sessions_lock:
-            if table not in self._sessions:
-                self._sessions[table] = self._spark.newSession()
-            return self._sessions[table]
-
-    @contextmanager
-    def _failing(self, table: TableName, doing: str) -> Iterator[None]:
-        """Turn what Spark says into an error of ours."""
-        path = self.path(table)
-        try:
-            yield
-        except AnalysisException as error:
-            hint = "look at the message; removing the table copies it anew"
-            raise SinkRefusedError(f"{doing} {path}: {_first_line(error)}", hint=hint) from error
-        except (PySparkException, Py4JJavaError) as error:
-            found = parse_error(str(error))
-            if isinstance(found, SinkError):
-                raise type(found)(f"{doing} {path}: {found.message}", hint=f"remove {path} and run again to copy the table anew") from error
-            raise SinkError(f"{doing} {path}: {_first_line(error)}") from error
-
 
 def _remove_leftovers(path: Path) -> None:
     """What attempts at chunks left that did not get to their end."""
     for leftover in set(path.glob(_FILES)) - active_files(path):
         leftover.unlink(missing_ok=True)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
