@@ -335,6 +335,23 @@ class UnreadableTextError(TableError):
         )
 
 
+class ChangeHeldError(TableError):
+    """A change leaves values as they were, and they came with a change that was refused: the target does not have them."""
+
+    code = "PEN-1414"
+
+    @classmethod
+    def after_another(cls) -> Self:
+        return cls("it leaves values unchanged that came with a change that was refused", hint=_HELD)
+
+    @classmethod
+    def under_another_key(cls) -> Self:
+        return cls("it leaves values unchanged that the row had under its former key, where the target did not have them", hint=_HELD)
+
+
+_HELD = "replay the letters of the table once they can be applied, or write the whole row anew in the source"
+
+
 # --- spool ---------------------------------------------------------------------------------------------------------------------
 
 

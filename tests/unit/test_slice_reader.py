@@ -62,6 +62,15 @@ def test_R16_slices_are_read_in_the_order_of_the_log_pieces_and_parts_of_files_t
         assert found.drop_columns([XID]).equals(expected(history.source, low, high)), (start, end)
 
 
+def test_changes_that_are_named_are_left_out_of_whole_files_and_of_pieces(history: History, reader: SpoolReader) -> None:
+    slices = slices_of(reader, history.source.fence, history.source.position)
+    assert {slice.file.commit_version is None for slice in slices} == {True, False}
+    whole = read_slices(slices, LAYOUT).to_pylist()
+    names = frozenset((row[COMMIT_VERSION], row[ORDINAL]) for row in whole[::3])
+    kept = read_slices([replace(slice, without=names) for slice in slices], LAYOUT).to_pylist()
+    assert kept == [row for at, row in enumerate(whole) if at % 3]
+
+
 def test_parts_hold_each_change_once_and_a_key_in_one_of_them(history: History, reader: SpoolReader) -> None:
     slices = slices_of(reader, history.source.fence, history.source.position)
     whole = read_slices(slices, LAYOUT).to_pylist()

@@ -1,8 +1,9 @@
 """Which changes belong to the same row of the source, and which of them gave it each of its values.
 
-Changes are grouped not by key but by *life*: a life begins with an insert, or was there before the epoch; an insert that is half of a key
-change with unchanged values goes on with the life that the other half, the delete with the ordinal before it, ends. Within a life an
-unchanged value is the last one that travelled; where none did, only the target has it, under the key of the life's first change.
+Changes are grouped not by key but by *life*: a life begins with an insert, or after a delete, or was there before the epoch; an insert
+that is half of a key change with unchanged values goes on with the life that the other half, the delete with the ordinal before it, ends.
+Within a life an unchanged value is the last one that travelled; where none did, only the target has it, under the key of the life's first
+change.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class Lives:
         """The changes life by life, and which of them, in that order, begins one."""
         order = np.argsort(self.codes, kind="stable")
         begins = self.is_insert[order] | differs(self.codes[order])
+        # The insert between a delete and an update may have been refused.
+        begins[1:] |= self.is_delete[order][:-1] & ~self.is_delete[order][1:]
         moved = self._moved()
         if not len(moved):
             return order, begins

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, METADATA_NAMES, XID, ChangeType
+from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, METADATA_NAMES, ORDINAL, XID, ChangeType
 from penstock.errors import SchemaChangedError, SinkError
-from penstock.postgres.types.arrays import as_bools, bitmap
+from penstock.postgres.types.arrays import Bools, as_bools, bitmap
 from penstock.schema import TableSchema
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.lives import ints_of
 from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
 
@@ -59,7 +61,9 @@ def _read(slice: FileSlice, schema: pa.Schema, view: View | None) -> pa.Table:
         constants = {**constants, **view.fills}
     columns = [_column(found, field, constants) for field in schema]
     table = pa.table(columns, schema=schema)
-    return table.filter(_within(table.column(COMMIT_VERSION), slice)) if slice.needs_filter and slice.file.commit_version is None else table
+    if slice.needs_filter and slice.file.commit_version is None:
+        table = table.filter(_within(table.column(COMMIT_VERSION), slice))
+    return table.filter(pa.array(~named_changes(table, slice.without))) if slice.without else table
 
 
 def _constants(slice: FileSlice) -> dict[str, object]:
@@ -94,6 +98,15 @@ def _within(versions: pa.ChunkedArray, slice: FileSlice) -> pa.ChunkedArray:
     if slice.upto is not None:
         wanted = pc.and_(wanted, pc.less_equal(versions, pa.scalar(slice.upto.value, pa.int64())))
     return wanted
+
+
+def named_changes(changes: pa.Table, names: Collection[tuple[int, int]]) -> Bools:
+    """Which of `changes` are among `names`, each of them a `_commit_version` and an `_ordinal`."""
+    versions, ordinals = (ints_of(changes.column(name)) for name in (COMMIT_VERSION, ORDINAL))
+    found = np.isin(versions, [version for version, _ in names])
+    for row in np.flatnonzero(found).tolist():
+        found[row] = (int(versions[row]), int(ordinals[row])) in names
+    return found
 
 
 def parted(changes: pa.Table, layout: Layout, part: Part) -> pa.Table:

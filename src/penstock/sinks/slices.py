@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, XID, change_schema
+from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, ORDINAL, XID, change_schema
 from penstock.position import Position
 from penstock.schema import TableSchema
 from penstock.spool.range import FileSlice
@@ -29,7 +29,7 @@ def load_changes(spark: SparkSession, schema: TableSchema, slices: Sequence[File
     struct = from_arrow_schema(change_schema(schema), prefer_timestamp_ntz=True)
     alike: dict[tuple[object, ...], list[FileSlice]] = {}
     for slice in slices:
-        alike.setdefault((slice.file.commit_version, slice.after, slice.upto), []).append(slice)
+        alike.setdefault((slice.file.commit_version, slice.after, slice.upto, slice.without), []).append(slice)
     frames = [_narrowed(spark.read.schema(struct).parquet(*(str(slice.path) for slice in group)), group[0]) for group in alike.values()]
     return reduce(DataFrame.unionByName, frames)
 
@@ -37,14 +37,21 @@ def load_changes(spark: SparkSession, schema: TableSchema, slices: Sequence[File
 def _narrowed(frame: DataFrame, slice: FileSlice) -> DataFrame:
     file = slice.file
     if file.commit_version is None:
-        return frame.where(_within(slice)) if slice.needs_filter else frame
+        return _without(frame.where(_within(slice)) if slice.needs_filter else frame, slice)
     known = {
         COMMIT_VERSION: F.lit(file.commit_version.value).cast("bigint"),
         COMMIT_TIMESTAMP: F.lit(file.commit_timestamp).cast("timestamp"),
     }
     if file.xid is not None:
         known[XID] = F.lit(file.xid).cast("bigint")
-    return frame.withColumns(known)
+    return _without(frame.withColumns(known), slice)
+
+
+def _without(frame: DataFrame, slice: FileSlice) -> DataFrame:
+    if not slice.without:
+        return frame
+    names = [f"{version}/{ordinal}" for version, ordinal in slice.without]
+    return frame.where(~F.concat_ws("/", COMMIT_VERSION, ORDINAL).isin(names))
 
 
 def _within(slice: FileSlice) -> Column:

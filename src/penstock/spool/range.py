@@ -31,6 +31,8 @@ class FileSlice:
     file: SegmentFile
     after: Position | None
     upto: Position | None
+    without: frozenset[tuple[int, int]] = frozenset()
+    """Changes that are not wanted all the same, each by its `_commit_version` and `_ordinal`."""
 
     @property
     def needs_filter(self) -> bool:

@@ -14,7 +14,8 @@ from penstock.schema import TableName
 from penstock.spool.range import FileSlice
 from penstock.spool.rows import ExactEntries, read_exact
 
-_REPLACED = "\ufffd"
+REPLACED = "\ufffd"
+"""Stands in what can be shown of a text that is not UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ def first_refused(table: TableName, slices: Iterable[FileSlice], *, refuse_inexa
 
 def _refusal(table: TableName, entries: ExactEntries, *, has_unreadable: bool, refuse_inexact: bool) -> PenstockError | None:
     for column, text in entries:
-        if has_unreadable and _REPLACED in text:
+        if has_unreadable and REPLACED in text:
             return UnreadableTextError.of(table, column)
     for column, _ in entries:
         if refuse_inexact:
