@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import tempfile
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
 from penstock.change import EXACT, ChangeType
 from penstock.position import Position
+from penstock.schema import TableSchema
 from penstock.sinks.delta_epoch import DeltaEpoch
 from penstock.sinks.delta_evolution import evolve_state
 from penstock.sinks.evolution import CopyAnew
-from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.layout import CURRENT, DELETED, Layout, Mode
 from penstock.spool import SpoolReader, SpoolWriter
 from tests.delta_tables import APPLICATION, InlineExecutors, add_rows, create_table, rows_of, state_of
 from tests.integration.sinks.source import Change as LogChange
@@ -30,19 +36,21 @@ acts = st.tuples(
 
 
 class DeltaTarget:
-    def __init__(self, root: Path, source: Source) -> None:
+    def __init__(self, root: Path, source: Source, mode: Mode = Mode.MIRROR) -> None:
         """A new copy."""
         self.path = root / "table"
+        self.mode = mode
         self.known = FollowingTarget.copy(source)
         layout = self._layout()
         create_table(self.path, layout, mapped=True)
-        add_rows(self.path, pa.Table.from_pylist([{**row, EXACT: None} for row in source.table().values()], layout.schema))
+        added = {EXACT: None, **layout.snapshot_values(Position.of(100), datetime.fromtimestamp(100, UTC))}
+        add_rows(self.path, pa.Table.from_pylist([{**row, **added} for row in source.table().values()], layout.schema))
         self._writer = SpoolWriter(root / "spool", Position.of(100))
         self._reader = SpoolReader(root / "spool")
         self._position = 100
 
     def _layout(self) -> Layout:
-        return Layout(self.known.columns, self.known.key, Mode.MIRROR)
+        return Layout(self.known.columns, self.known.key, self.mode)
 
     def apply(self, changes: list[Change], source: Source) -> None:
         known, start = self.known, self._position
@@ -59,7 +67,7 @@ class DeltaTarget:
             epoch = DeltaEpoch(self.path, APPLICATION, self._layout(), state, end, slices, views=views)
         else:
             known.columns, known.key, known.origin = evolution.columns, evolution.key, evolution.origin
-            evolved = evolve_state(state, evolution, Mode.MIRROR, {})
+            evolved = evolve_state(state, evolution, self.mode, {})
             fills = evolved.fills if evolved.is_rewritten else None
             epoch = DeltaEpoch(
                 self.path, APPLICATION, self._layout(), evolved.state, end, slices, views=views, declared=evolved.actions, fills=fills
@@ -85,3 +93,77 @@ def test_S01_to_S06_a_delta_table_follows_in_the_commit_that_needs_it(plan: list
                 target = DeltaTarget(Path(directory) / str(number), source)
             names = [column.name for column in source.columns]
             assert target.rows(names) == source.table()
+
+
+class Past:
+    """What was of every row, by the numbers of its columns. A column that is added is in all of it, as it is in the rows of now."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.versions = [(key, dict(row)) for key, row in source.rows.items()]
+        self.current = {key: at for at, (key, _) in enumerate(self.versions)}
+
+    def do(self, act: Act) -> Change | None:
+        before = {column.number for column in self.source.columns}
+        change = self.source.do(act)
+        after = {column.number for column in self.source.columns}
+        for _, row in self.versions:
+            for number in before - after:
+                del row[number]
+            row.update(dict.fromkeys(after - before, 5 if act[1] % 3 == 1 else None))
+        if change is not None:
+            key = change.row[self.source.columns[0].name]
+            self.current.pop(key, None)
+            if key in self.source.rows:
+                self.current[key] = len(self.versions)
+                self.versions.append((key, dict(self.source.rows[key])))
+        return change
+
+    def expected(self, mode: Mode) -> Counter[tuple[object, ...]]:
+        live = set(self.current.values())
+        last = {key: at for at, (key, _) in enumerate(self.versions)}
+        chosen = range(len(self.versions)) if mode is Mode.HISTORY else last.values()
+        return Counter(
+            (*(self.versions[at][1][column.number] for column in self.source.columns), (at in live) is (mode is Mode.HISTORY))
+            for at in chosen
+        )
+
+
+@pytest.mark.parametrize("mode", [Mode.HISTORY, Mode.SOFT_DELETE])
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.lists(acts, max_size=5), min_size=1, max_size=4))
+@example([[("write", 1, "a"), ("add", 1, "b"), ("write", 1, "a"), ("delete", 2, "a")], [("delete", 1, "a")]])
+@example([[("write", 1, "a"), ("delete", 2, "a")], [("add", 1, "b"), ("delete", 1, "a")]])
+def test_S01_what_is_kept_of_former_times_gets_an_added_column_however_much_an_epoch_holds(mode: Mode, plan: list[list[Act]]) -> None:
+    past = Past(Source())
+    with tempfile.TemporaryDirectory() as directory:
+        target = DeltaTarget(Path(directory) / "0", past.source, mode)
+        for number, some in enumerate(plan, 1):
+            # What only the source knows, a default that differs from row to row, is never followed here.
+            plain = [(kind, which % 2 if kind == "add" else which, name) for kind, which, name in some]
+            changes = [change for act in (*plain, ("write", 50 + number, "")) if (change := past.do(act)) is not None]
+            try:
+                target.apply(changes, past.source)
+            except CopyAnew:
+                past = Past(past.source)
+                target = DeltaTarget(Path(directory) / str(number), past.source, mode)
+            names = [*(column.name for column in past.source.columns), CURRENT if mode is Mode.HISTORY else DELETED]
+            assert Counter(tuple(row[name] for name in names) for row in rows_of(target.path)) == past.expected(mode)
+
+
+class Heap(Source):
+    """Rows that only the whole of them tells apart."""
+
+    @override
+    def schema(self) -> TableSchema:
+        return replace(super().schema(), key=())
+
+
+def test_S01_a_row_that_is_told_apart_by_all_of_its_columns_is_found_by_one_that_was_just_added(tmp_path: Path) -> None:
+    heap = Heap()
+    target = DeltaTarget(tmp_path, heap)
+    heap.do(("add", 1, "b"))
+    gone = Change(heap.schema(), "delete", heap.table()[1])
+    del heap.rows[1]
+    target.apply([gone], heap)
+    assert [{name: row[name] for name in ("id", "a", "b")} for row in rows_of(target.path)] == list(heap.table().values())

@@ -14,6 +14,7 @@ from penstock.postgres.attributes import CatalogShape, MissingValue
 from penstock.schema import Attributes, Column, TableName, TableSchema
 from penstock.sinks.base import Target
 from penstock.sinks.evolution import CopyAnew, Evolution, same_views
+from penstock.sinks.layout import Mode
 from penstock.sinks.origin import Origin
 from penstock.sinks.type_changes import TypeChange, compare_types
 
@@ -71,6 +72,13 @@ def test_S01_a_value_that_is_not_known_or_cannot_be_held_is_copied(text: str | N
 def test_S01_rows_that_were_rewritten_since_hold_what_nobody_can_tell() -> None:
     with pytest.raises(CopyAnew, match="column 'c'"):
         follow(schema((1, ID), (2, A), (3, B), (4, Column("c", pa.int32(), 23)), width=4, heap="other"))
+
+
+def test_S01_a_log_of_changes_holds_them_as_they_were_and_need_not_know_what_rows_got() -> None:
+    added = schema((1, ID), (2, A), (3, B), (4, Column("c", pa.int32(), 23)), width=4, heap="other")
+    found = follow(FIRST, added, missing={"c": None}, target=replace(target_of(FIRST), mode=Mode.APPEND))
+    assert [(each.name, each.fill.as_py()) for each in found.added] == [("c", None)]
+    assert found.views[FIRST].fills == {}
 
 
 def test_S02_a_column_that_comes_back_has_its_name_and_the_old_one_makes_room() -> None:

@@ -11,6 +11,7 @@ from penstock.postgres.attributes import CatalogShape
 from penstock.schema import TableSchema
 from penstock.sinks.base import Target
 from penstock.sinks.evolution import CopyAnew, Evolution, plan_evolution
+from penstock.sinks.layout import Mode
 from penstock.sinks.origin import Origin
 
 
@@ -47,7 +48,8 @@ def plan_following(policy: SchemaPolicy, target: Target, origin: Origin, version
     if policy is SchemaPolicy.STOP:
         raise stopped
     try:
-        found = plan_evolution(target.schema, target.key, origin, versions, now, is_fixed=policy is SchemaPolicy.IGNORE)
+        is_fixed, is_log = policy is SchemaPolicy.IGNORE, target.mode is Mode.APPEND
+        found = plan_evolution(target.schema, target.key, origin, versions, now, is_fixed=is_fixed, is_log=is_log)
     except CopyAnew as reason:
         if policy is SchemaPolicy.EVOLVE:
             raise

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.change import ChangeCounts
 from penstock.schema import TableSchema
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.delta_rewrite import RewriteTask, run_rewrite
+from penstock.sinks.delta_rows import TableFiles
 from penstock.sinks.delta_step import DeltaStep
 from penstock.sinks.delta_task import EpochPart, EpochTask, run_part
 from penstock.sinks.executors import Executors
@@ -33,7 +35,11 @@ class DeltaEpoch(DeltaStep):
     views: Mapping[TableSchema, View] = field(default_factory=dict, kw_only=True)
     """How changes of each shape are read."""
     fills: Mapping[str, pa.Scalar] | None = field(default=None, kw_only=True)
-    """The files that are there are written anew, with these values in columns that they do not have; None: they stay as they are."""
+    """The files that are there are written anew, with these values in columns that they do not have; None: they stay as they are.
+
+    Rows that are kept of former times have them too, as the server has them in all that was written before: so it makes no difference how
+    much an epoch holds.
+    """
 
     @cached_property
     def counts(self) -> ChangeCounts:
@@ -57,6 +63,10 @@ class DeltaEpoch(DeltaStep):
         rewritten = None if self.fills is None else self._rewritten(parts, executors)
         return self.commit(parts, adds_only=self.adds_only and not self.declared, rewritten=rewritten)
 
+    @override
+    def table(self, *, scanned: bool) -> TableFiles:
+        return replace(super().table(scanned=scanned), fills=self.fills or {})
+
     def _rewritten(self, parts: Sequence[EpochPart], executors: Executors) -> dict[str, SnapshotFile]:
         """By the file that is there, the one that takes its place; nothing, if all rows go."""
         if any(part.emptied for part in parts):
@@ -64,7 +74,7 @@ class DeltaEpoch(DeltaStep):
         table, gone = self.table(scanned=True), self.gone_rows(parts)
         place = SnapshotPlace(str(self.path), table.names, f"anew-{self.end.value:016X}")
         one = replace(table, files=())
-        tasks = [RewriteTask(one, file, gone.get(file.path), self.fills or {}, place, index) for index, file in enumerate(table.files)]
+        tasks = [RewriteTask(one, file, gone.get(file.path), place, index) for index, file in enumerate(table.files)]
         files = executors.run(run_rewrite, tasks) if tasks else []
         return {task.file.path: file for task, file in zip(tasks, files, strict=True)}
 

@@ -52,8 +52,7 @@ def evolve_state(state: DeltaState, evolution: Evolution, mode: Mode, properties
         protocol = _with_feature(protocol, _LOCAL_TIMES)
         actions.append({"protocol": protocol})
     actions.append({"metaData": metadata.action})
-    # A log of changes holds them as they were.
-    fills = {added.name: added.fill for added in evolution.added if added.fill.is_valid and mode is not Mode.APPEND}
+    fills = {added.name: added.fill for added in evolution.added if added.fill.is_valid}
     evolved = replace(state, metadata=metadata, protocol=protocol)
     return EvolvedState(evolved, tuple(actions), fills, bool(fills or evolution.widened))
 

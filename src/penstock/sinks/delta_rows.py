@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +53,8 @@ class TableFiles:
     """The same columns with the names that the files carry."""
     key: tuple[str, ...]
     files: tuple[ScanFile, ...]
+    fills: Mapping[str, pa.Scalar] = field(default_factory=dict)
+    """What rows have in columns that are added to this version, where it is not null."""
 
     def field(self, name: str) -> pa.Field:
         """A column as the files have it."""
@@ -222,14 +224,15 @@ def _opened(table: TableFiles, path: str) -> Iterator[pq.ParquetFile]:
 
 
 def _columns(table: TableFiles, rows: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Columns as the table has them, of rows as the file has them. A column that was added after the file was written is null."""
+    """Columns as the table has them, of rows as the file has them. A column that was added later is null, or what was given to all rows."""
     found: Mapping[str, pa.ChunkedArray] = dict(zip(rows.column_names, rows.columns, strict=True))
     columns = []
     for name in names:
         there, own = table.field(name), table.schema.field(name)
         column = found.get(there.name)
         if column is None:
-            columns.append(pa.chunked_array([pa.nulls(rows.num_rows, own.type)]))
+            fill = table.fills.get(name, pa.scalar(None, own.type))
+            columns.append(pa.chunked_array([pa.repeat(fill, rows.num_rows)], own.type))
             continue
         column = column if column.type == there.type else column.cast(there.type)
         columns.append(column if there.type == own.type else pa.chunked_array([chunk.view(own.type) for chunk in column.chunks], own.type))

@@ -34,7 +34,7 @@ class AddedColumn:
     name: str
     arrow_type: pa.DataType
     fill: pa.Scalar
-    """What all rows have in it that were there before; null or not."""
+    """What all rows have in it that were there before, those that are kept of former times too; null or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,12 @@ def plan_evolution(
     now: CatalogShape,
     *,
     is_fixed: bool = False,
+    is_log: bool = False,
 ) -> Evolution:
     """From the target's `columns` to the last of `versions`, oldest first, which all are of one table; `now` was asked for after them.
 
-    `is_fixed`: the target keeps its columns and their names, and columns that are new are left out. Raises `CopyAnew`.
+    `is_fixed`: the target keeps its columns and their names, and columns that are new are left out. `is_log`: it holds changes as they
+    were, so that those from before a column was added have nothing in it. Raises `CopyAnew`.
     """
     attributes = now.schema.attributes
     if attributes is None or not now.schema.columns:
@@ -89,7 +91,8 @@ def plan_evolution(
     numbers = [each for each in found if each is not None]
     if len(numbers) < len(found):
         raise CopyAnew("columns went and others came, and the log does not tell which became which")
-    return _Plan(columns, key, origin, [_Shape(*each) for each in zip(versions, numbers, strict=True)], now, attributes, is_fixed).build()
+    shapes = [_Shape(*each) for each in zip(versions, numbers, strict=True)]
+    return _Plan(columns, key, origin, shapes, now, attributes, is_fixed, is_log).build()
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class _Plan:
     now: CatalogShape
     attributes: Attributes
     is_fixed: bool
+    is_log: bool
 
     def build(self) -> Evolution:
         self._check_key()
@@ -226,6 +230,8 @@ class _Plan:
     def _fill(self, number: int) -> pa.Scalar:
         """What the source gave to rows that were there when the column was added."""
         column = self._last[number]
+        if self.is_log:
+            return pa.scalar(None, column.arrow_type)
         current = dict(zip(self.attributes.numbers, self.now.schema.columns, strict=True)).get(number)
         unknown = CopyAnew(f"nobody can tell what the rows that were there have in column {column.name!r}, which was added")
         held = (column.type_oid, column.type_modifier, column.arrow_type)
