@@ -5,15 +5,20 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, ORDINAL, UNCHANGED, XID
 from penstock.errors import SchemaChangedError, SinkError
 from penstock.position import Position
+from penstock.sinks import slice_reader
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.slice_reader import Part, read_slices
+from penstock.sinks.values import take
 from penstock.spool import SpoolReader, SpoolWriter
 from penstock.spool.range import FileSlice
 from tests.integration.sinks.history import ODD, PLAIN, History
@@ -146,3 +151,28 @@ def test_a_layout_and_a_part_travel_to_executors() -> None:
     columns = pa.schema([pa.field(column.name, column.arrow_type) for column in ODD.columns])
     for value in (Layout(columns, ODD.key, Mode.HISTORY), Part(1, 2)):
         assert pickle.loads(pickle.dumps(value)) == value
+
+
+def test_a_part_of_an_epoch_holds_no_more_than_its_share_and_one_row_group(
+    history: History, reader: SpoolReader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (slice, *_) = slices_of(reader, history.source.fence, history.source.position)
+    rows = read_slices([slice], LAYOUT)
+    wide = take(rows, np.zeros(4_000, np.int64))
+    notes = pa.array([f"{number:08d}" * 512 for number in range(4_000)])
+    wide = wide.set_column(0, "id", pa.array(range(4_000))).set_column(wide.column_names.index("note"), "note", notes)
+    pq.write_table(wide, tmp_path / "wide.parquet", row_group_size=250, compression="none", use_dictionary=False)
+    del rows, wide, notes
+    held: list[int] = []
+    before = pa.total_allocated_bytes()
+    wanted = slice_reader._wanted
+
+    def measured(*arguments: Any) -> pa.Table:
+        held.append(pa.total_allocated_bytes() - before)
+        return wanted(*arguments)
+
+    monkeypatch.setattr(slice_reader, "_wanted", measured)
+    part = read_slices([replace(slice, path=tmp_path / "wide.parquet", after=None, upto=None)], LAYOUT, Part(1, 8))
+    assert 400 < part.num_rows < 600
+    assert len(held) == 16
+    assert max(held) < 6 << 20, "the file has 16 MB of notes"

@@ -26,6 +26,7 @@ from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
 
 _ROWS_A_TASK = 500_000
+_BYTES_A_TASK = 256 << 20
 _ADDED_ROWS_A_TASK = 100_000
 
 
@@ -98,5 +99,6 @@ class DeltaEpoch(DeltaStep):
         """Changes of a key belong together; all of them do where key changes leave values behind, or a truncate looks rows up."""
         counts = self.counts
         together = (counts.unchanged and counts.moves) or (counts.truncates and self.layout.mode is not Mode.MIRROR)
-        count = 1 if together else max(-(-counts.rows // _ROWS_A_TASK), 1)
+        size = sum(slice.file.bytes for slice in self.slices)  # as long as what is read of it: it is not compressed
+        count = 1 if together else max(-(-counts.rows // _ROWS_A_TASK), -(-size // _BYTES_A_TASK), 1)
         return [(self.slices, Part(at, count) if count > 1 else None) for at in range(count)]

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +27,8 @@ from penstock.sinks.keys import key_codes
 from penstock.sinks.lives import bools_of
 from penstock.sinks.roaring import Positions
 from penstock.sinks.values import take
+
+Numbers = npt.NDArray[np.int64]
 
 _AT_ONCE = 4
 _NOWHERE = np.empty(0, np.int64)
@@ -69,12 +71,31 @@ class FoundRows:
     file_rows: int
     """How many rows the file has, those that are gone included."""
     positions: Positions
-    asked: npt.NDArray[np.int64]
-    """For each of them which of the keys it has, by number."""
 
 
 def find_rows(table: TableFiles, keys: pa.Table, names: Sequence[str]) -> list[FoundRows]:
     """The rows whose columns `names` are equal to a row of `keys`, which are all different; of each file that has any."""
+    return [found for found, _ in _find(table, keys, names)]
+
+
+def find_counted(table: TableFiles, keys: pa.Table, names: Sequence[str], counts: Numbers) -> list[FoundRows]:
+    """Of those rows, as many as `counts` has for each of `keys`: rows that nothing tells apart, of which some go."""
+    left = counts.copy()
+    kept = []
+    for found, numbers in _find(table, keys, names):
+        order = np.argsort(numbers, kind="stable")
+        asked = numbers[order]
+        begins = np.concatenate([[True], asked[1:] != asked[:-1]])
+        rank = np.arange(asked.size) - np.maximum.accumulate(np.where(begins, np.arange(asked.size), 0))
+        chosen = np.sort(order[rank < left[asked]])
+        np.subtract.at(left, numbers[chosen], 1)
+        if chosen.size:
+            kept.append(replace(found, positions=found.positions[chosen]))
+    return kept
+
+
+def _find(table: TableFiles, keys: pa.Table, names: Sequence[str]) -> list[tuple[FoundRows, Numbers]]:
+    """And for each row which of the keys it has, by number."""
     if not keys.num_rows:
         return []
     bounded = [name for name in table.key if name in names]
@@ -83,23 +104,7 @@ def find_rows(table: TableFiles, keys: pa.Table, names: Sequence[str]) -> list[F
     files = [file for file in table.files if probes.may_be_within(tuple(file.bounds[place] for place in places))]
     wanted = _Wanted(table, keys, names)
     with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1), thread_name_prefix="penstock-scan") as threads:
-        return [found for found in threads.map(wanted.find, files) if found.positions.size]
-
-
-def only_counted(found: Sequence[FoundRows], counts: npt.NDArray[np.int64]) -> list[FoundRows]:
-    """Of the rows that have a key, as many as `counts` has for it: rows that nothing tells apart, of which some go."""
-    left = counts.copy()
-    kept = []
-    for each in found:
-        order = np.argsort(each.asked, kind="stable")
-        asked = each.asked[order]
-        begins = np.concatenate([[True], asked[1:] != asked[:-1]])
-        rank = np.arange(asked.size) - np.maximum.accumulate(np.where(begins, np.arange(asked.size), 0))
-        chosen = np.sort(order[rank < left[asked]])
-        np.subtract.at(left, each.asked[chosen], 1)
-        if chosen.size:
-            kept.append(FoundRows(each.path, each.file_rows, each.positions[chosen], each.asked[chosen]))
-    return kept
+        return [found for found in threads.map(wanted.find, files) if found[1].size]
 
 
 def read_rows(table: TableFiles, found: Sequence[FoundRows]) -> pa.Table:
@@ -150,7 +155,7 @@ class _Wanted:
         # A value that its column cannot hold is null there, and has a text in `_exact`.
         self._read = [*names, EXACT] if any(keys.column(name).null_count for name in names) else self._names
 
-    def find(self, file: ScanFile) -> FoundRows:
+    def find(self, file: ScanFile) -> tuple[FoundRows, Numbers]:
         places, asked = [_NOWHERE], [_NOWHERE]
         with _opened(self._table, file.path) as parquet:
             for group, start, _ in _groups(parquet.metadata):
@@ -162,7 +167,7 @@ class _Wanted:
             count = parquet.metadata.num_rows
         positions, numbers = np.concatenate(places), np.concatenate(asked)
         alive = np.isin(positions, _alive(self._table, file, positions), assume_unique=True)
-        return FoundRows(file.path, count, positions[alive], numbers[alive])
+        return FoundRows(file.path, count, positions[alive]), numbers[alive]
 
     def _may_be_in(self, group: pq.RowGroupMetaData) -> bool:
         """By the file's own statistics, of whole numbers alone."""
@@ -177,7 +182,7 @@ class _Wanted:
                 return False
         return True
 
-    def _meet(self, rows: pa.Table) -> tuple[Positions, npt.NDArray[np.int64]]:
+    def _meet(self, rows: pa.Table) -> tuple[Positions, Numbers]:
         """Places in `rows` that have one of the keys, and which. Most rows are ruled out by one column alone."""
         candidates = np.arange(rows.num_rows)
         for name, values in self._sets.items():

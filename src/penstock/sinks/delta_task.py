@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
 from penstock.schema import TableSchema
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
-from penstock.sinks.delta_rows import FoundRows, TableFiles, find_rows, only_counted, read_all, read_rows
+from penstock.sinks.delta_rows import FoundRows, TableFiles, find_counted, find_rows, read_all, read_rows
 from penstock.sinks.fold import COUNT, Outcome, fold
 from penstock.sinks.layout import CURRENT, Layout, Mode
 from penstock.sinks.lives import ints_of
 from penstock.sinks.row_files import write_batches
-from penstock.sinks.slice_reader import Part, read_slices
+from penstock.sinks.slice_reader import Part, read_groups, read_slices
 from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
 
@@ -44,13 +44,12 @@ class EpochPart:
 
 def run_part(task: EpochTask) -> EpochPart:
     """What an executor does."""
-    changes = read_slices(task.slices, task.layout, task.part, task.views)
     if task.adds_only:
-        rows = changes.select(task.layout.schema.names)
-        return EpochPart(False, (), _write(task, rows))
+        return EpochPart(False, (), _write(task, read_groups(task.slices, task.layout, task.views)))
+    changes = read_slices(task.slices, task.layout, task.part, task.views)
     outcome = fold(changes, task.layout, lambda keys: _look_up(task, keys))
     gone = () if outcome.emptied else tuple(_gone(task, outcome))
-    return EpochPart(outcome.emptied, gone, _write(task, outcome.rows))
+    return EpochPart(outcome.emptied, gone, _write(task, [outcome.rows]))
 
 
 def _look_up(task: EpochTask, keys: pa.Table | None) -> pa.Table:
@@ -64,13 +63,18 @@ def _gone(task: EpochTask, outcome: Outcome) -> list[FoundRows]:
     identity = task.layout.identity
     if identity or not outcome.gone.num_rows:
         return find_rows(task.table, outcome.gone, identity)
-    counts = ints_of(outcome.gone.column(COUNT))
-    return only_counted(find_rows(task.table, outcome.gone, task.layout.columns.names), counts)
+    return find_counted(task.table, outcome.gone, task.layout.columns.names, ints_of(outcome.gone.column(COUNT)))
 
 
-def _write(task: EpochTask, rows: pa.Table) -> SnapshotFile:
+def _write(task: EpochTask, rows: Iterable[pa.Table]) -> SnapshotFile:
+    batches = (batch for each in rows for batch in _completed(each, task.table.schema).to_batches())
+    return write_batches(batches, task.place, task.index)
+
+
+def _completed(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """With the columns of the table, in their order; those that somebody else added are null."""
     columns = [
         rows.column(field.name) if field.name in rows.column_names else pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
-        for field in task.table.schema
+        for field in schema
     ]
-    return write_batches(iter(pa.table(columns, schema=task.table.schema).to_batches()), task.place, task.index)
+    return pa.table(columns, schema=schema)

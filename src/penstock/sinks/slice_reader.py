@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -15,7 +16,7 @@ from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, METAD
 from penstock.errors import SchemaChangedError, SinkError
 from penstock.postgres.types.arrays import Bools, as_bools, bitmap
 from penstock.schema import TableSchema
-from penstock.sinks.keys import key_codes
+from penstock.sinks.key_hashes import key_hashes
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.lives import ints_of
 from penstock.sinks.views import View
@@ -41,22 +42,81 @@ def read_slices(
 
     `views`: how to read the files of a shape, where not by the same names.
     """
-    schema = pa.schema([*layout.columns, *(pa.field(field.name, field.type) for field in METADATA_FIELDS)])
-    read = [_read(slice, schema, views.get(slice.file.schema)) for slice in slices]
-    changes = pa.concat_tables([schema.empty_table(), *read])
-    return changes if part is None or part.count == 1 else parted(changes, layout, part)
+    schema = _schema(layout)
+    if part is None or part.count == 1:
+        read = [_wanted(_read(slice, schema, views), slice, schema, views) for slice in slices]
+    elif layout.mode is Mode.APPEND:
+        read = list(_run(slices, schema, part, views))
+    else:
+        read = [parted(rows, layout, part) for rows in read_groups(slices, layout, views)]
+    return pa.concat_tables([schema.empty_table(), *read])
 
 
-def _read(slice: FileSlice, schema: pa.Schema, view: View | None) -> pa.Table:
-    is_plain = view is None or view.is_plain
-    wanted = set(schema.names) if view is None or is_plain else {*view.names, *METADATA_NAMES}
+def read_groups(
+    slices: Sequence[FileSlice], layout: Layout, views: Mapping[TableSchema, View] = MappingProxyType({})
+) -> Iterator[pa.Table]:
+    """The same, a row group at a time: more than one need not be held."""
+    schema = _schema(layout)
+    for slice in slices:
+        yield from (_wanted(rows, slice, schema, views) for rows in _row_groups(slice, schema, views))
+
+
+def _schema(layout: Layout) -> pa.Schema:
+    return pa.schema([*layout.columns, *(pa.field(field.name, field.type) for field in METADATA_FIELDS)])
+
+
+def _run(slices: Sequence[FileSlice], schema: pa.Schema, part: Part, views: Mapping[TableSchema, View]) -> Iterator[pa.Table]:
+    """Some of the changes of an append log, one after the other; counted as they stand in the files, wanted or not."""
+    counts = [_count(slice) for slice in slices]
+    low, high = (sum(counts) * at // part.count for at in (part.index, part.index + 1))
+    start = 0
+    for slice, count in zip(slices, counts, strict=True):
+        end = start
+        for rows in _row_groups(slice, schema, views) if start < high and start + count > low else ():
+            first, last = max(low - end, 0), min(high - end, rows.num_rows)
+            if first < last:
+                yield _wanted(rows.slice(first, last - first), slice, schema, views)
+            end += rows.num_rows
+        start += count
+
+
+@contextmanager
+def _opened(slice: FileSlice) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(slice.path) as file:
-            found = file.read(columns=[name for name in file.schema_arrow.names if name in wanted])
+            yield file
     except (OSError, pa.ArrowInvalid) as error:
         raise SinkError(f"the spooled changes of {slice.file.table} cannot be read: {error}") from error
+
+
+def _count(slice: FileSlice) -> int:
+    with _opened(slice) as file:
+        return int(file.metadata.num_rows)
+
+
+def _read(slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema, View]) -> pa.Table:
+    with _opened(slice) as file:
+        return file.read(columns=_names(file, slice, schema, views))
+
+
+def _row_groups(slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema, View]) -> Iterator[pa.Table]:
+    with _opened(slice) as file:
+        names = _names(file, slice, schema, views)
+        for group in range(file.num_row_groups):
+            yield file.read_row_group(group, columns=names)
+
+
+def _names(file: pq.ParquetFile, slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema, View]) -> list[str]:
+    view = views.get(slice.file.schema)
+    wanted = set(schema.names) if view is None or view.is_plain else {*view.names, *METADATA_NAMES}
+    return [name for name in file.schema_arrow.names if name in wanted]
+
+
+def _wanted(found: pa.Table, slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema, View]) -> pa.Table:
+    """Rows of a file as the target has them, without those that are not wanted of it."""
+    view = views.get(slice.file.schema)
     constants: dict[str, object] = _constants(slice)
-    if view is not None and not is_plain:
+    if view is not None and not view.is_plain:
         found = view.renamed(found)
         constants = {**constants, **view.fills}
     columns = [_column(found, field, constants) for field in schema]
@@ -110,12 +170,13 @@ def named_changes(changes: pa.Table, names: Collection[tuple[int, int]]) -> Bool
 
 
 def parted(changes: pa.Table, layout: Layout, part: Part) -> pa.Table:
-    """One part of the changes of a whole epoch."""
+    """One part of the changes of an epoch, or of any of them; but of an append log only of all."""
     if layout.mode is Mode.APPEND:
         low, high = (changes.num_rows * at // part.count for at in (part.index, part.index + 1))
         return changes.slice(low, high - low)
-    # All parts read the same changes, so the numbers of keys are the same in each of them.
-    (codes,) = key_codes([changes], layout.key or layout.columns.names)
+    if not changes.num_rows:
+        return changes
+    hashes = key_hashes(changes, layout.key or layout.columns.names)
     truncates = pc.equal(changes.column(CHANGE_TYPE), ChangeType.TRUNCATE.value).combine_chunks()
-    mine = (codes % part.count == part.index) | as_bools(truncates)
+    mine = (hashes % np.uint64(part.count) == part.index) | as_bools(truncates)
     return changes.filter(pa.Array.from_buffers(pa.bool_(), len(mine), [None, bitmap(mine)]))
