@@ -309,6 +309,12 @@ class TableGapError(TableError):
     code = "PEN-1413"
 
 
+class MembersDifferError(TableError):
+    """Tables that are routed into one have not the same columns and key, or one of them cannot be mirrored."""
+
+    code = "PEN-1420"
+
+
 class UnrepresentableError(TableError):
     """A value is beyond the type of its column, and the pipeline is told not to go on with null and `_exact` in its place."""
 

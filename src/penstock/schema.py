@@ -72,6 +72,15 @@ class Attributes:
 
 
 @dataclass(frozen=True, slots=True)
+class Members:
+    """The tables that are routed into one, and the column that says from which of them a row is."""
+
+    source_column: str
+    schemas: tuple[TableSchema, ...]
+    """In name order."""
+
+
+@dataclass(frozen=True, slots=True)
 class TableSchema:
     """A table as of one place in the log. `key` names the columns that tell rows apart, in table order; empty if none do."""
 
@@ -81,6 +90,8 @@ class TableSchema:
     key: tuple[str, ...]
     attributes: Attributes | None = field(default=None, compare=False)
     """Where the catalog was asked: the log does not have them."""
+    members: Members | None = field(default=None, compare=False)
+    """Of a table that the source does not have, into which others are routed. `oid` is then a number made of all of them."""
 
     @property
     def column_names(self) -> tuple[str, ...]:

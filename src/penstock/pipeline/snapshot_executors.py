@@ -34,8 +34,8 @@ class SnapshotExecutors(Executors):
         """End what is being done for all of them, as far as that can be ended; `run` then raises."""
 
     @abstractmethod
-    def write_keys(self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path) -> None:
-        """Write all keys that the changes in `slices` show, each once, as Parquet files with the columns of `changed_keys`."""
+    def write_keys(self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path, constants: Sequence[str] = ()) -> None:
+        """Add all keys that the changes in `slices` show, each once, as Parquet files with the columns of `changed_keys`."""
 
 
 class SparkSnapshotExecutors(SparkExecutors, SnapshotExecutors):
@@ -53,10 +53,10 @@ class SparkSnapshotExecutors(SparkExecutors, SnapshotExecutors):
         self._spark.sparkContext.cancelJobGroup(self._group)
 
     @override
-    def write_keys(self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path) -> None:
+    def write_keys(self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path, constants: Sequence[str] = ()) -> None:
         session = self._spark.newSession()
         session.conf.set("spark.sql.session.timeZone", "UTC")  # keys are written as text on their way to the source
         try:
-            changed_keys(load_changes(session, schema, slices), schema).write.parquet(str(directory))
+            changed_keys(load_changes(session, schema, slices), schema, constants).write.mode("append").parquet(str(directory))
         except (PySparkException, Py4JJavaError) as error:
             raise error_of_ours(error, SinkError) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 from penstock.errors import SpoolFullError, SpoolGapError, TableRewrittenError
 from penstock.pipeline.snapshot_executors import SnapshotExecutors
 from penstock.position import Position
+from penstock.postgres.chunks import with_constants
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.keyed import KeyBatch, can_be_asked, read_keys
 from penstock.postgres.outline import TableOutline
@@ -67,30 +69,32 @@ def changed_between(
 
 
 def _slices(found: SpoolRange, outline: TableOutline) -> list[FileSlice]:
-    schema = outline.schema
-    slices = [slice for table in found.tables.values() for slice in table.slices if slice.file.oid == schema.oid]
+    schemas = {part.schema.oid: part.schema for part in outline.parts}
+    slices = [slice for table in found.tables.values() for slice in table.slices if slice.file.oid in schemas]
     for slice in slices:
         if slice.file.counts.truncates:
-            raise TableRewrittenError(f"table {schema.name} was emptied while it was being copied; its snapshot starts again")
-        if not _is_alike(slice.file.schema, schema):
-            raise TableRewrittenError(f"table {schema.name} was altered while it was being copied; its snapshot starts again")
+            raise TableRewrittenError(f"table {slice.file.table} was emptied while it was being copied; its snapshot starts again")
+        if not _is_alike(slice.file.schema, schemas[slice.file.oid]):
+            raise TableRewrittenError(f"table {slice.file.table} was altered while it was being copied; its snapshot starts again")
     return slices
 
 
 def _is_alike(logged: TableSchema, schema: TableSchema) -> bool:
     """Whether changes under one can be taken for changes of the other; what else the catalog knows, the outline is compared by."""
-    columns = [[(column.name, column.arrow_type) for column in each.columns] for each in (logged, schema)]
-    return logged.name == schema.name and logged.key == schema.key and columns[0] == columns[1]
+    columns = [{column.name: column.arrow_type for column in each.columns} for each in (logged, schema)]
+    return logged.name == schema.name and set(logged.key) == set(schema.key) and columns[0] == columns[1]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyTask:
-    """A file of keys, and the place for the rows under them."""
+    """A file of keys of one table, and the place for the rows under them."""
 
     index: int
     path: str
     outline: TableOutline
     place: SnapshotPlace
+    constants: tuple[tuple[str, str], ...] = ()
+    """What all these rows have in columns that the table has not."""
 
 
 def plan_rereading(executors: SnapshotExecutors, outline: TableOutline, slices: Sequence[FileSlice], directory: Path) -> list[KeyTask]:
@@ -98,11 +102,17 @@ def plan_rereading(executors: SnapshotExecutors, outline: TableOutline, slices: 
     keys, rows = directory / "keys", directory / "rows"
     shutil.rmtree(directory, ignore_errors=True)
     rows.mkdir(parents=True)
-    executors.write_keys(outline.schema, slices, keys)
     columns = pa.schema([pa.field(column.name, column.arrow_type) for column in outline.schema.columns])
     place = SnapshotPlace(str(rows), row_schema(columns), "rows")
-    files = sorted(path for path in keys.glob("*.parquet") if pq.read_metadata(path).num_rows)
-    return [KeyTask(index, str(path), outline, place) for index, path in enumerate(files)]
+    tasks: list[KeyTask] = []
+    for part in outline.parts:
+        own = [slice for slice in slices if slice.file.oid == part.schema.oid]
+        if own:
+            constants, before = outline.constants(part), set(keys.glob("*.parquet"))
+            executors.write_keys(part.schema, own, keys, [text for _, text in constants])
+            files = sorted(path for path in set(keys.glob("*.parquet")) - before if pq.read_metadata(path).num_rows)
+            tasks += [KeyTask(index, str(path), part, place, constants) for index, path in enumerate(files, len(tasks))]
+    return tasks
 
 
 def key_reader(address: SourceAddress, snapshot: str, *, refuse_inexact: bool = False) -> Callable[[KeyTask], SnapshotFile]:
@@ -112,7 +122,7 @@ def key_reader(address: SourceAddress, snapshot: str, *, refuse_inexact: bool = 
 
 def read_rows(address: SourceAddress, snapshot: str, task: KeyTask, *, refuse_inexact: bool = False) -> SnapshotFile:
     batches = read_keys(address, snapshot, task.outline, _key_batches(task), refuse_inexact=refuse_inexact)
-    return write_batches(batches, task.place, task.index)
+    return write_batches(map(partial(with_constants, constants=task.constants), batches), task.place, task.index)
 
 
 def _key_batches(task: KeyTask) -> Iterator[KeyBatch]:

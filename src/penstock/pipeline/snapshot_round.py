@@ -90,12 +90,12 @@ class SnapshotRound:
         """Raises what the tables are not to blame for."""
         self._check_slot()
         with connect(self._source.address) as connection:
-            sizes = inspect_sizes(connection, [copy.table.oid for copy in self._copies])
+            sizes = inspect_sizes(connection, [source.oid for copy in self._copies for source in copy.table.sources])
         threads: list[threading.Thread] = []
         try:
             with export_snapshot(self._source.address, self._tell_wait) as exported:
                 schedule = Schedule(
-                    [(copy, sizes.get(copy.table.oid, 0)) for copy in self._copies],
+                    [(copy, sum(sizes.get(source.oid, 0) for source in copy.table.sources)) for copy in self._copies],
                     is_stopping=self._events.is_stopping,
                     hold_seconds=self._source.hold_seconds,
                 )

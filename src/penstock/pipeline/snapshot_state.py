@@ -20,7 +20,7 @@ import json
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.position import Position
-from penstock.postgres.chunks import Chunk
+from penstock.postgres.chunks import Chunk, whole_leaves
 from penstock.postgres.outline import Leaf, TableOutline
 from penstock.schema import TableName
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
@@ -183,20 +183,12 @@ def _parse_record(document: dict[str, Any]) -> ChunkRecord:
 
 
 def _plan_document(plan: SnapshotPlan) -> dict[str, object]:
-    outline = plan.outline
     return {
         "format": FORMAT,
         "id": plan.id,
         "fence": str(plan.fence),
         "planned_at": plan.planned_at.isoformat(),
-        "schema": schema_document(outline.schema),
-        "numbers": outline.numbers,
-        "key_types": outline.key_types,
-        "row_filter": outline.row_filter,
-        "membership": outline.membership,
-        "is_partitioned": outline.is_partitioned,
-        "fingerprint": outline.fingerprint,
-        "leaves": [[leaf.oid, leaf.name.schema, leaf.name.name, leaf.filenode] for leaf in outline.leaves],
+        **_outline_document(plan.outline),
         "place": {
             "directory": plan.place.directory,
             "prefix": plan.place.prefix,
@@ -208,20 +200,25 @@ def _plan_document(plan: SnapshotPlan) -> dict[str, object]:
     }
 
 
+def _outline_document(outline: TableOutline) -> dict[str, object]:
+    return {
+        "schema": schema_document(outline.schema),
+        "numbers": outline.numbers,
+        "key_types": outline.key_types,
+        "row_filter": outline.row_filter,
+        "membership": outline.membership,
+        "is_partitioned": outline.is_partitioned,
+        "fingerprint": outline.fingerprint,
+        "leaves": [[leaf.oid, leaf.name.schema, leaf.name.name, leaf.filenode] for leaf in outline.leaves],
+        "members": [_outline_document(member) for member in outline.members],
+        "source_column": outline.source_column,
+    }
+
+
 def _parse_plan(document: dict[str, Any]) -> SnapshotPlan:
     if document["format"] != FORMAT:
         raise ValueError("written by another version")
-    leaves = [Leaf(oid, TableName(schema, name), filenode) for oid, schema, name, filenode in document["leaves"]]
-    outline = TableOutline(
-        parse_schema(document["schema"]),
-        tuple(document["numbers"]),
-        tuple(document["key_types"]),
-        document["row_filter"],
-        document["membership"],
-        document["is_partitioned"],
-        tuple(leaves),
-        document["fingerprint"],
-    )
+    outline = _parse_outline(document)
     place = document["place"]
     columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(place["columns"])))
     return SnapshotPlan(
@@ -234,9 +231,22 @@ def _parse_plan(document: dict[str, Any]) -> SnapshotPlan:
     )
 
 
-def _parse_chunks(documents: Sequence[Any], outline: TableOutline) -> tuple[Chunk, ...]:
-    leaves = {leaf.oid: leaf for leaf in outline.leaves}
-    return tuple(
-        Chunk(outline.schema, leaves[oid].name, oid, leaves[oid].filenode, first, last, heap_bytes, outline.row_filter)
-        for oid, first, last, heap_bytes in documents
+def _parse_outline(document: dict[str, Any]) -> TableOutline:
+    leaves = [Leaf(oid, TableName(schema, name), filenode) for oid, schema, name, filenode in document["leaves"]]
+    return TableOutline(
+        parse_schema(document["schema"]),
+        tuple(document["numbers"]),
+        tuple(document["key_types"]),
+        document["row_filter"],
+        document["membership"],
+        document["is_partitioned"],
+        tuple(leaves),
+        document["fingerprint"],
+        tuple(_parse_outline(member) for member in document.get("members", ())),
+        document.get("source_column", ""),
     )
+
+
+def _parse_chunks(documents: Sequence[Any], outline: TableOutline) -> tuple[Chunk, ...]:
+    heaps = whole_leaves(outline)
+    return tuple(replace(heaps[oid], first=first, last=last, heap_bytes=heap_bytes) for oid, first, last, heap_bytes in documents)

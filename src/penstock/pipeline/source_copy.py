@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.errors import SnapshotTaskError, parse_error
-from penstock.postgres.chunks import Chunk, read_chunk, snapshot_schema
+from penstock.postgres.chunks import Chunk, chunk_schema, read_chunk
 from penstock.postgres.connection import SourceAddress
 
 
@@ -36,7 +36,7 @@ def copy_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, directory: P
     """One chunk into one file, whose path is given back; None if it has no rows."""
     path = directory / f"{secrets.token_hex(8)}.parquet"
     rows = 0
-    with pq.ParquetWriter(path, snapshot_schema(chunk.schema), compression="none", use_dictionary=False, write_statistics=False) as writer:
+    with pq.ParquetWriter(path, chunk_schema(chunk), compression="none", use_dictionary=False, write_statistics=False) as writer:
         for batch in read_chunk(address, snapshot, chunk):
             writer.write_batch(batch)
             rows += batch.num_rows

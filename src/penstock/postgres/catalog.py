@@ -26,10 +26,19 @@ from penstock.schema import Attributes, Column, TableName, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:
-    """One ordinary or partitioned table; partitions are part of their root."""
+    """One ordinary or partitioned table; partitions are part of their root. Or several that are routed into one."""
 
     oid: int
     name: TableName
+    members: tuple[CatalogTable, ...] = ()
+    """The tables that are routed into this one, which the source itself does not have."""
+    source_column: str = ""
+    """In which the name of its member stands, in every row."""
+
+    @property
+    def sources(self) -> tuple[CatalogTable, ...]:
+        """The tables of the source that it consists of."""
+        return self.members or (self,)
 
 
 def inspect_tables(connection: Connection) -> list[CatalogTable]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import psycopg
 import pyarrow as pa
@@ -21,7 +22,7 @@ from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, SourceAddress, connect, pass_bytes, translate
 from penstock.postgres.copying import read_texts
 from penstock.postgres.exported import reader_name
-from penstock.postgres.outline import Leaf, MeasuredTable, inspect_leaves, inspect_row_filter, lock_patience
+from penstock.postgres.outline import Leaf, MeasuredTable, TableOutline, inspect_leaves, inspect_row_filter, lock_patience
 from penstock.postgres.queries import query
 from penstock.postgres.types.rows import DecodedRows, decode_rows
 from penstock.schema import TableName, TableSchema
@@ -49,38 +50,68 @@ class Chunk:
     heap_bytes: int
     row_filter: str | None = None
     """Which rows the publication lets into the stream, as the server writes it; the others are no part of the table to us."""
+    constants: tuple[tuple[str, str], ...] = ()
+    """Columns that the heap has not, behind those that it has, and the text that all its rows have there."""
 
 
 def plan_chunks(connection: Connection, table: CatalogTable, schema: TableSchema, chunk_bytes: int, publication: str | None) -> list[Chunk]:
     """Cut a table into chunks of about `chunk_bytes` of heap, of the rows that `publication` lets through. Call it after the snapshot."""
     row_filter = inspect_row_filter(connection, table.oid, publication)
     leaves, sizes = inspect_leaves(connection, table.oid)
-    return _cut(leaves, sizes, schema, chunk_bytes, row_filter)
+    return _cut([_whole(schema, leaf, row_filter) for leaf in leaves], sizes, chunk_bytes)
 
 
 def cut_chunks(table: MeasuredTable, chunk_bytes: int) -> list[Chunk]:
     """The same for a table that has been looked at, after the snapshot."""
-    outline = table.outline
-    return _cut(outline.leaves, table.leaf_bytes, outline.schema, chunk_bytes, outline.row_filter)
+    return _cut(list(whole_leaves(table.outline).values()), table.leaf_bytes, chunk_bytes)
 
 
-def _cut(leaves: Sequence[Leaf], sizes: Mapping[int, int], schema: TableSchema, chunk_bytes: int, row_filter: str | None) -> list[Chunk]:
+def whole_leaves(outline: TableOutline) -> dict[int, Chunk]:
+    """Every heap of a table, by OID, as one chunk."""
+    return {
+        leaf.oid: _whole(part.schema, leaf, part.row_filter, outline.constants(part)) for part in outline.parts for leaf in part.leaves
+    }
+
+
+def _whole(schema: TableSchema, leaf: Leaf, row_filter: str | None, constants: tuple[tuple[str, str], ...] = ()) -> Chunk:
+    return Chunk(schema, leaf.name, leaf.oid, leaf.filenode, 0, None, 0, row_filter, constants)
+
+
+def _cut(heaps: Sequence[Chunk], sizes: Mapping[int, int], chunk_bytes: int) -> list[Chunk]:
     """Every heap by itself, the largest first."""
     chunks = []
     step = max(1, chunk_bytes // BLOCK_BYTES)
-    for leaf in sorted(leaves, key=lambda leaf: -sizes[leaf.oid]):
-        blocks = sizes[leaf.oid] // BLOCK_BYTES
+    for heap in sorted(heaps, key=lambda heap: -sizes[heap.heap_oid]):
+        blocks = sizes[heap.heap_oid] // BLOCK_BYTES
         starts = list(range(0, max(1, blocks), step))
         for index, first in enumerate(starts):
             last = None if index == len(starts) - 1 else first + step
-            heap_bytes = (min(first + step, blocks) - first) * BLOCK_BYTES
-            chunks.append(Chunk(schema, leaf.name, leaf.oid, leaf.filenode, first, last, heap_bytes, row_filter))
+            chunks.append(replace(heap, first=first, last=last, heap_bytes=(min(first + step, blocks) - first) * BLOCK_BYTES))
     return chunks
 
 
 def snapshot_schema(schema: TableSchema) -> pa.Schema:
-    """What `read_chunk` yields: the table's own columns, then `_exact`."""
+    """A table's own columns, then `_exact`."""
     return pa.schema([*(pa.field(column.name, column.arrow_type) for column in schema.columns), pa.field(EXACT, EXACT_TYPE)])
+
+
+def chunk_schema(chunk: Chunk) -> pa.Schema:
+    """What `read_chunk` yields of this one."""
+    return _extended(snapshot_schema(chunk.schema), chunk.constants)
+
+
+def with_constants(batch: pa.RecordBatch, constants: Sequence[tuple[str, str]]) -> pa.RecordBatch:
+    """Rows with further columns, before `_exact`, that are the same in all of them."""
+    if not constants:
+        return batch
+    added = [pa.repeat(pa.scalar(text, pa.string()), batch.num_rows) for _, text in constants]
+    columns = [*batch.columns[:-1], *added, batch.columns[-1]]
+    return pa.RecordBatch.from_arrays(columns, schema=_extended(batch.schema, constants))
+
+
+def _extended(schema: pa.Schema, constants: Sequence[tuple[str, str]]) -> pa.Schema:
+    fields = list(schema)
+    return pa.schema([*fields[:-1], *(pa.field(name, pa.string()) for name, _ in constants), fields[-1]])
 
 
 def read_chunk(address: SourceAddress, snapshot: str | None, chunk: Chunk, *, refuse_inexact: bool = False) -> Generator[pa.RecordBatch]:
@@ -90,7 +121,7 @@ def read_chunk(address: SourceAddress, snapshot: str | None, chunk: Chunk, *, re
     hold is an error.
     """
     with open_snapshot(address, snapshot, chunk.heap) as connection:
-        yield from _read(connection, chunk, refuse_inexact=refuse_inexact)
+        yield from map(partial(with_constants, constants=chunk.constants), _read(connection, chunk, refuse_inexact=refuse_inexact))
 
 
 def probe_chunks(address: SourceAddress, snapshot: str, chunks: Sequence[Chunk]) -> dict[TableName, PenstockError]:

@@ -8,7 +8,7 @@ another number), its key or its row filter, or left the publication for a while,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from psycopg import sql
@@ -17,6 +17,7 @@ from penstock.postgres.catalog import CatalogTable, inspect_schema
 from penstock.postgres.connection import Connection
 from penstock.postgres.publication import inspect_memberships
 from penstock.postgres.queries import query
+from penstock.postgres.routed import joined_schema
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName, TableSchema
 
@@ -55,6 +56,18 @@ class TableOutline:
     """By OID."""
     fingerprint: str
     """Of all of this and some more, as `inspect_fingerprint` has it."""
+    members: tuple[TableOutline, ...] = ()
+    """The tables that are routed into this one, their columns in its order. Its leaves are then theirs."""
+    source_column: str = ""
+
+    @property
+    def parts(self) -> tuple[TableOutline, ...]:
+        """What is read by itself: the members, or the table."""
+        return self.members or (self,)
+
+    def constants(self, part: TableOutline) -> tuple[tuple[str, str], ...]:
+        """What all rows of a part have in columns that the part has not."""
+        return ((self.source_column, str(part.schema.name)),) if self.members else ()
 
     def difference(self, other: TableOutline) -> str | None:
         """In words, what the first of the differences is; None if there is none."""
@@ -107,6 +120,8 @@ def inspect_row_filter(connection: Connection, oid: int, publication: str | None
 
 def inspect_fingerprint(connection: Connection, table: CatalogTable, publication: str | None) -> str:
     """Stays the same for as long as the outline does. Waits for no lock, unlike the view of published tables, which opens all of them."""
+    if table.members:
+        return "/".join(inspect_fingerprint(connection, member, publication) for member in table.members)
     row: Any = connection.execute(query("catalog", "fingerprint"), {"oid": table.oid, "publication": publication}).fetchone()
     return str(row[0])
 
@@ -118,6 +133,8 @@ def inspect_outline(
 
     `LockWaitError` if somebody has the table to himself.
     """
+    if table.members:
+        return _joined(table, [inspect_outline(connection, member, policy, publication) for member in table.members])
     connection.execute(lock_patience())
     schema = inspect_schema(connection, table, policy, publication)
     rows: list[Any] = connection.execute(query("catalog", "attributes"), {"oid": table.oid}).fetchall()
@@ -134,3 +151,29 @@ def inspect_outline(
         inspect_fingerprint(connection, table, publication),
     )
     return MeasuredTable(outline, sizes)
+
+
+def _joined(table: CatalogTable, members: Sequence[MeasuredTable]) -> MeasuredTable:
+    schema = joined_schema(table.name, table.source_column, [member.outline.schema for member in members])
+    assert schema.members is not None
+    aligned = {each.name: each for each in schema.members.schemas}
+    outlines = [_aligned(member.outline, aligned[member.outline.schema.name]) for member in members]
+    leaves = sorted((leaf for outline in outlines for leaf in outline.leaves), key=lambda leaf: leaf.oid)
+    memberships = [outline.membership or "" for outline in outlines]
+    fingerprint = "/".join(outline.fingerprint for outline in outlines)
+    joined = TableOutline(
+        schema, (), (), None, "/".join(memberships), False, tuple(leaves), fingerprint, tuple(outlines), table.source_column
+    )
+    return MeasuredTable(joined, {oid: size for member in members for oid, size in member.leaf_bytes.items()})
+
+
+def _aligned(outline: TableOutline, schema: TableSchema) -> TableOutline:
+    """A member's outline, with its columns, and what goes with them, in the order that `schema` has."""
+    numbers = dict(zip(outline.schema.column_names, outline.numbers, strict=True))
+    types = dict(zip(outline.schema.key, outline.key_types, strict=True))
+    return replace(
+        outline,
+        schema=schema,
+        numbers=tuple(numbers[name] for name in schema.column_names),
+        key_types=tuple(types[name] for name in schema.key),
+    )

@@ -21,8 +21,11 @@ def text_column(index: int) -> str:
     return f"text_{index}"
 
 
-def changed_keys(changes: DataFrame, schema: TableSchema) -> DataFrame:
-    """Every key that `changes` show, each once: as it stands in the target, and as the source reads it."""
+def changed_keys(changes: DataFrame, schema: TableSchema, constants: Sequence[str] = ()) -> DataFrame:
+    """Every key that `changes` show, each once: as it stands in the target, and as the source reads it.
+
+    `constants`: what further columns of the target's key, which the source has not, are in all of them.
+    """
     columns = {column.name: column.arrow_type for column in schema.columns}
     parts = []
     for at, name in enumerate(schema.key):
@@ -33,7 +36,9 @@ def changed_keys(changes: DataFrame, schema: TableSchema) -> DataFrame:
         F.coalesce(F.col(match_text_column(at)), _written(F.col(match_column(at)), columns[name])).alias(text_column(at))
         for at, name in enumerate(schema.key)
     ]
-    return keys.select("*", *texts)
+    more = [F.lit(value).alias(match_column(at)) for at, value in enumerate(constants, len(schema.key))]
+    none = [F.lit(None).cast("string").alias(match_text_column(at)) for at, _ in enumerate(constants, len(schema.key))]
+    return keys.select("*", *texts, *more, *none)
 
 
 def _written(value: Column, arrow_type: pa.DataType) -> Column:

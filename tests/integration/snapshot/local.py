@@ -46,7 +46,7 @@ class LocalExecutors(SnapshotExecutors):
         return [function(task) for task in tasks]
 
     @override
-    def write_keys(self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path) -> None:
+    def write_keys(self, schema: TableSchema, slices: Sequence[FileSlice], directory: Path, constants: Sequence[str] = ()) -> None:
         batches = [batch for slice in slices for batch in read_changes([slice], change_schema(slice.file.schema))]
         changes = pa.Table.from_batches(batches)
         columns: dict[str, Any] = {}
@@ -58,8 +58,11 @@ class LocalExecutors(SnapshotExecutors):
         for at in range(len(schema.key)):
             written = keys[f"match_{at}"].cast(pa.string())
             keys = keys.append_column(f"text_{at}", pc.coalesce(keys[f"match_text_{at}"], written))
-        directory.mkdir()
-        pq.write_table(keys, directory / "part-0.parquet")
+        for at, value in enumerate(constants, len(schema.key)):
+            keys = keys.append_column(f"match_{at}", pa.array([value] * keys.num_rows, pa.string()))
+            keys = keys.append_column(f"match_text_{at}", pa.nulls(keys.num_rows, pa.string()))
+        directory.mkdir(exist_ok=True)
+        pq.write_table(keys, directory / f"part-{len(list(directory.iterdir()))}.parquet")
 
 
 class FileSink(Sink):
