@@ -25,6 +25,8 @@ class View:
     """Columns of the target that were added later, with what the source gave to rows that were there; not where that is null."""
     leaves_out: bool = False
     """Whether the source had columns then that are not among `names`, be they called as they may."""
+    source: str | None = None
+    """Where several tables go into one: the column, among `fills`, that says from which of them a row is. A truncate takes those alone."""
 
     @property
     def is_plain(self) -> bool:
