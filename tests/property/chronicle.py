@@ -198,9 +198,10 @@ class PlainTarget:
         self.lookups += 1
         rows = [row for row in self.rows if self.layout.mode is not Mode.HISTORY or row[CURRENT]]
         if keys is not None:
-            wanted = {self.name(row, self.layout.key) for row in keys.to_pylist()}
+            names = [name for name in self.layout.columns.names if name in keys.column_names]
+            wanted = {self.name(row, names) for row in keys.to_pylist()}
             assert len(wanted) == keys.num_rows, "no key is asked for twice"
-            rows = [row for row in rows if self.name(row, self.layout.key) in wanted]
+            rows = [row for row in rows if self.name(row, names) in wanted]
         return pa.Table.from_pylist(rows, self.layout.schema)
 
     def apply(self, outcome: Outcome) -> None:

@@ -68,9 +68,7 @@ def cut_chunks(table: MeasuredTable, chunk_bytes: int) -> list[Chunk]:
 
 def whole_leaves(outline: TableOutline) -> dict[int, Chunk]:
     """Every heap of a table, by OID, as one chunk."""
-    return {
-        leaf.oid: _whole(part.schema, leaf, part.row_filter, outline.constants(part)) for part in outline.parts for leaf in part.leaves
-    }
+    return {leaf.oid: _whole(part.schema, leaf, part.row_filter, outline.constants(part)) for part in outline.parts for leaf in part.leaves}
 
 
 def _whole(schema: TableSchema, leaf: Leaf, row_filter: str | None, constants: tuple[tuple[str, str], ...] = ()) -> Chunk:

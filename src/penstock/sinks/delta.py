@@ -350,7 +350,7 @@ class DeltaSink(DeltaTargets, Sink):
         for schema in changes.schemas:
             found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
             is_same = schema.key == target.key and found.equals(target.schema)
-            if schema.oid != target.source_oid or not (schema in changes.views or is_same):
+            if schema not in changes.views and (schema.oid != target.source_oid or not is_same):
                 raise SchemaChangedError(
                     f"table {target.table} changed its columns, its key or its identity, and the target cannot follow that yet",
                     hint=f"remove {self.path(target.table)} and run again to copy the table anew",

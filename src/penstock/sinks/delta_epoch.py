@@ -22,6 +22,7 @@ from penstock.sinks.delta_task import EpochPart, EpochTask, run_part
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Mode
 from penstock.sinks.slice_reader import Part
+from penstock.sinks.source_truncates import source_column
 from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
 
@@ -98,7 +99,8 @@ class DeltaEpoch(DeltaStep):
     def _parted(self) -> list[tuple[Sequence[FileSlice], Part | None]]:
         """Changes of a key belong together; all of them do where key changes leave values behind, or a truncate looks rows up."""
         counts = self.counts
-        together = (counts.unchanged and counts.moves) or (counts.truncates and self.layout.mode is not Mode.MIRROR)
+        looks_up = self.layout.mode is not Mode.MIRROR or source_column(self.views.values()) is not None
+        together = (counts.unchanged and counts.moves) or (counts.truncates and looks_up)
         size = sum(slice.file.bytes for slice in self.slices)  # as long as what is read of it: it is not compressed
         count = 1 if together else max(-(-counts.rows // _ROWS_A_TASK), -(-size // _BYTES_A_TASK), 1)
         return [(self.slices, Part(at, count) if count > 1 else None) for at in range(count)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 
@@ -15,6 +16,7 @@ from penstock.sinks.layout import CURRENT, Layout, Mode
 from penstock.sinks.lives import ints_of
 from penstock.sinks.row_files import write_batches
 from penstock.sinks.slice_reader import Part, read_groups, read_slices
+from penstock.sinks.source_truncates import source_column, spelled_by_source
 from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
 
@@ -46,17 +48,23 @@ def run_part(task: EpochTask) -> EpochPart:
     """What an executor does."""
     if task.adds_only:
         return EpochPart(False, (), _write(task, read_groups(task.slices, task.layout, task.views)))
-    changes = read_slices(task.slices, task.layout, task.part, task.views)
-    outcome = fold(changes, task.layout, lambda keys: _look_up(task, keys))
+    lookup = partial(_look_up, task)
+    found = read_slices(task.slices, task.layout, task.part, task.views)
+    changes = spelled_by_source(found, task.layout, source_column(task.views.values()), lookup)
+    outcome = fold(changes, task.layout, lookup)
     gone = () if outcome.emptied else tuple(_gone(task, outcome))
     return EpochPart(outcome.emptied, gone, _write(task, [outcome.rows]))
 
 
 def _look_up(task: EpochTask, keys: pa.Table | None) -> pa.Table:
     table, layout = task.table, task.layout
-    rows = read_all(table) if keys is None else read_rows(table, find_rows(table, keys, layout.key))
+    rows = read_all(table) if keys is None else read_rows(table, find_rows(table, keys, _asked(keys, layout)))
     rows = rows.select(layout.schema.names)
     return rows.filter(rows.column(CURRENT)) if layout.mode is Mode.HISTORY else rows
+
+
+def _asked(keys: pa.Table, layout: Layout) -> list[str]:
+    return [name for name in layout.columns.names if name in keys.column_names]
 
 
 def _gone(task: EpochTask, outcome: Outcome) -> list[FoundRows]:

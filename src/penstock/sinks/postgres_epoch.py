@@ -7,8 +7,8 @@ and does nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -24,12 +24,14 @@ from penstock.postgres.target_tables import (
     find_rows,
     insert_rows,
 )
-from penstock.schema import TableName
+from penstock.schema import TableName, TableSchema
 from penstock.sinks.fold import COUNT, Outcome, fold
 from penstock.sinks.layout import CURRENT, Layout, Mode
 from penstock.sinks.postgres_rows import parse_rows, stored_names, text_blocks
 from penstock.sinks.slice_reader import Part, parted, read_slices
+from penstock.sinks.source_truncates import source_column, spelled_by_source
 from penstock.sinks.values import Lookup
+from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
 
 
@@ -48,6 +50,7 @@ class EpochTask:
     parts: int
     start: Position
     end: Position
+    views: Mapping[TableSchema, View] = field(default_factory=dict)
 
 
 def apply_epoch(task: EpochTask) -> None:
@@ -58,16 +61,18 @@ def apply_epoch(task: EpochTask) -> None:
         if applied != task.start:
             raise SinkError(f"{task.place} is at {applied}, and was at {task.start} when the epoch began")
         for index, changes in enumerate(_runs(task)):
-            outcome = fold(changes, task.layout, _lookup(connection, task))
+            lookup = _lookup(connection, task)
+            spelled = spelled_by_source(changes, task.layout, source_column(task.views.values()), lookup)
+            outcome = fold(spelled, task.layout, lookup)
             write_outcome(connection, task.place, task.layout, outcome, is_first=index == 0)
         record_position(connection, task.place, task.pipeline, task.end)
 
 
 def _runs(task: EpochTask) -> Iterator[pa.Table]:
     if not task.parts:
-        yield from (read_slices([slice], task.layout) for slice in task.slices)
+        yield from (read_slices([slice], task.layout, views=task.views) for slice in task.slices)
         return
-    changes = read_slices(task.slices, task.layout)
+    changes = read_slices(task.slices, task.layout, views=task.views)
     yield from (parted(changes, task.layout, Part(index, task.parts)) for index in range(task.parts))
 
 
@@ -89,10 +94,12 @@ def write_outcome(connection: Connection, place: TableName, layout: Layout, outc
 def _lookup(connection: Connection, task: EpochTask) -> Lookup:
     """What the table has now: the transaction sees it, and nobody else writes it."""
     layout = task.layout
-    wanted = Wanted(stored_names(layout), layout.key, {CURRENT: "t"} if layout.mode is Mode.HISTORY else {})
+    current = {CURRENT: "t"} if layout.mode is Mode.HISTORY else {}
 
     def look_up(keys: pa.Table | None) -> pa.Table:
-        blocks = None if keys is None else text_blocks(keys, layout.key)
+        names = layout.key if keys is None else [name for name in layout.columns.names if name in keys.column_names]
+        wanted = Wanted(stored_names(layout), names, current)
+        blocks = None if keys is None else text_blocks(keys, names)
         return parse_rows(find_rows(connection, task.place, wanted, blocks), layout)
 
     return look_up

@@ -52,6 +52,7 @@ from penstock.sinks.postgres_rows import is_told_by_text, source_columns, target
 from penstock.sinks.postgres_snapshot import ChunkLoader, FinishTask, chunk_name, finish
 from penstock.sinks.postgres_targets import Naming, PostgresTargets
 from penstock.sinks.slices import slices_after
+from penstock.sinks.source_truncates import source_column
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -242,8 +243,9 @@ class PostgresSink(PostgresTargets, Sink):
         if slices:
             counts = sum((slice.file.counts for slice in slices), ChangeCounts())
             place = self.place(target.table)
-            parts = _parts(layout, counts, can_part=is_told_by_text(record.columns, record.key))
-            task = EpochTask(self._address, self._pipeline, place, layout, tuple(slices), parts, record.position, end)
+            by_source = counts.truncates and source_column(changes.views.values()) is not None
+            parts = _parts(layout, counts, can_part=not by_source and is_told_by_text(record.columns, record.key))
+            task = EpochTask(self._address, self._pipeline, place, layout, tuple(slices), parts, record.position, end, changes.views)
             self._executors.run(apply_epoch, [task])
         else:
             self._record_position(target.table, end)
@@ -265,7 +267,8 @@ class PostgresSink(PostgresTargets, Sink):
     def _checked_layout(self, record: AppliedRecord, changes: TableChanges) -> Layout:
         """The shape of the table, which must be that of all changes."""
         for schema in changes.schemas:
-            is_same = (schema.oid, schema.key, target_columns(schema)) == (record.source_oid, record.key, record.columns)
+            own = (schema.oid, schema.key, target_columns(schema))
+            is_same = own == (record.source_oid, record.key, record.columns) or schema in changes.views
             if not is_same or record.mode != self._mode_of(changes.table):
                 raise SchemaChangedError(
                     f"table {changes.table} changed its columns, its key, its mode or its identity, and the target cannot follow that yet",
