@@ -15,8 +15,9 @@ from pydantic.fields import FieldInfo
 
 from penstock.cli.types_page import types_page
 from penstock.errors import PenstockError, Recovery
-from penstock.pipeline.config import PipelineConfig, SourceConfig, SparkConfig, TableRule, TlsConfig, TypesConfig
+from penstock.pipeline.config import PipelineConfig, SourceConfig, SparkConfig, TlsConfig, TypesConfig
 from penstock.pipeline.sink_config import DeltaConfig, IcebergConfig, MaintenanceConfig, ParquetConfig, PostgresConfig, SinkConfig
+from penstock.pipeline.table_rules import TableRule
 from penstock.spark.options import options_page
 
 _FOLLOWS: Mapping[Recovery, str] = {

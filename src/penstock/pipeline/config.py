@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import replace
-from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +21,7 @@ from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.references import EnvReference, FileReference, Model
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
 from penstock.pipeline.sink_config import SinkConfig
+from penstock.pipeline.table_rules import TableRule
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.slot import is_slot_name
 from penstock.postgres.types.policy import TypePolicy
@@ -75,57 +74,6 @@ class SourceConfig(Model):
             return address
         pairs = {"sslmode": self.tls.mode, "sslrootcert": self.tls.root_cert, "sslcert": self.tls.cert, "sslkey": self.tls.key}
         return address.with_parameters({name: str(value) for name, value in pairs.items() if value is not None})
-
-
-class TableRule(Model):
-    """Which tables are mirrored: one by name, or all that match a pattern."""
-
-    table: str | None = Field(
-        None,
-        description="schema.table, quoted as in SQL where need be; a rule of plain text is this, or `match` if it has `*`, `?` or `[`",
-    )
-    match: str | None = Field(None, description="pattern over schema.table, with `*`, `?` and `[…]`; case counts")
-    exclude: tuple[str, ...] = Field((), description="patterns that take tables out again")
-    mode: Mode | None = Field(None, description="`mode` of these tables; of several rules that say one the last counts")
-    schema_changes: SchemaPolicy | None = Field(
-        None, description="`schema_changes` of these tables; of several rules that say it the last counts"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short_form(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            return {"match": value} if any(sign in value for sign in "*?[") else {"table": value}
-        return value
-
-    @model_validator(mode="after")
-    def _one_of(self) -> TableRule:
-        if (self.table is None) == (self.match is None):
-            raise ValueError("give either table: or match:")
-        if self.table is not None:
-            TableName.parse(self.table)
-            if self.exclude:
-                raise ValueError("exclude: goes with match:")
-        return self
-
-    def selects(self, name: TableName) -> bool:
-        if self.table is not None:
-            return _parsed(self.table) == name
-        return _matches(name, self.match or "") and not any(_matches(name, pattern) for pattern in self.exclude)
-
-
-@cache
-def _parsed(text: str) -> TableName:
-    """Of a thousand names, each is compared with each of a thousand tables."""
-    return TableName.parse(text)
-
-
-def _matches(name: TableName, pattern: str) -> bool:
-    """Schema and table each by their own part, so that `a.*` is no other schema's, whatever dots its name has."""
-    schema, dot, table = pattern.partition(".")
-    if not dot:
-        return fnmatchcase(f"{name.schema}.{name.name}", pattern)
-    return fnmatchcase(name.schema, schema) and fnmatchcase(name.name, table)
 
 
 class SparkConfig(Model):
