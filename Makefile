@@ -80,6 +80,11 @@ bench-tables: install ## How long a start takes with 1,000 tables
 bench-add-table: install ## Lag of a running pipeline while a table of a million rows is added to it; five minutes
 	$(BIN)/python -m benchmarks.add_table
 
+# The first run fetches Debezium's jars. One part alone: make bench-apply BENCH_ARGS='--only inserts'.
+.PHONY: bench-apply
+bench-apply: install ## From the WAL through Spark into Delta and Iceberg, beside pg_recvlogical and Debezium; twenty minutes
+	$(BIN)/python -m benchmarks.apply $(BENCH_ARGS)
+
 .PHONY: bench-large
 bench-large: install ## Memory of a capture while one transaction brings 10 million rows; five minutes
 	$(BIN)/python -m benchmarks.large_transaction

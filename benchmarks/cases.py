@@ -35,3 +35,10 @@ CASES: Sequence[Case] = (
     Case("mix", "inserts, updates and deletes in 5 tables", 300_000, "mix", "change_mix"),
     Case("wide", "inserts, 60 columns", 80_000, "wide", "insert_wide"),
 )
+
+BACKLOGS: Sequence[Case] = (
+    Case("inserts", "inserts, 10 columns", 1_000_000, "orders", "insert_orders"),
+    Case("mixed", "inserts, updates and deletes over 1 M keys", 1_000_000, "orders", "mix_orders", seed="insert_orders"),
+    Case("updates", "updates over 1 M keys", 200_000, "orders", "scatter_orders", seed="insert_orders"),
+)
+"""What a pipeline drains. The table that they meet has a million rows, where it is not empty."""
