@@ -358,6 +358,18 @@ class ChangeHeldError(TableError):
 _HELD = "replay the letters of the table once they can be applied, or write the whole row anew in the source"
 
 
+class TransformError(TableError):
+    """A transform does not fit its table: a column is not there, its type cannot become what is asked for, or the key would be lost."""
+
+    code = "PEN-1416"
+
+
+class RowRefusedError(TableError):
+    """Rows cannot be transformed, and the pipeline is told to stop their table; the message says why, and never which values."""
+
+    code = "PEN-1415"
+
+
 # --- spool ---------------------------------------------------------------------------------------------------------------------
 
 

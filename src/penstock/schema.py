@@ -69,6 +69,10 @@ class Attributes:
     """The greatest number that was given out by then, to whatever column."""
     heap: str
     """Changes when the rows are rewritten or emptied, and when a partition comes or goes."""
+    source: tuple[Column, ...] | None = None
+    """The columns that are numbered, where those of the table are made of them by a transform."""
+    made_by: str = ""
+    """Which transform it was."""
 
 
 @dataclass(frozen=True, slots=True)

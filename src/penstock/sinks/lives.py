@@ -54,7 +54,7 @@ class Lives:
         self.codes = codes
         self.is_insert = is_kind(changes, ChangeType.INSERT)
         self.is_delete = is_kind(changes, ChangeType.DELETE)
-        self._unchanged = _unchanged_rows(changes.column(UNCHANGED))
+        self._unchanged = unchanged_rows(changes.column(UNCHANGED))
         self._order, begins = self._sorted()
         self._place = np.empty(len(codes), np.int64)
         self._place[self._order] = np.arange(len(codes))
@@ -120,7 +120,7 @@ def differs(values: Rows) -> Bools:
     return differs
 
 
-def _unchanged_rows(column: pa.ChunkedArray) -> dict[str, Rows]:
+def unchanged_rows(column: pa.ChunkedArray) -> dict[str, Rows]:
     """By name of column, the rows in which `_unchanged` names it."""
     if column.null_count == len(column):
         return {}

@@ -36,25 +36,32 @@ class Origin:
     width: int
     heap: str
     """See `Attributes`."""
+    made_by: str = ""
+    """The transform that made the target's columns of these, which then are none of its own; empty if there was none."""
 
     @classmethod
     def of(cls, schema: TableSchema) -> Self | None:
         """Of a target that has all columns under their own names. None: the catalog was not asked for their numbers."""
         attributes = schema.attributes
-        if attributes is None or len(attributes.numbers) != len(schema.columns) or not attributes.width:
+        if attributes is None or not attributes.width:
             return None
-        columns = {number: OriginColumn.of(column, column.name) for number, column in zip(attributes.numbers, schema.columns, strict=True)}
-        return cls(columns, attributes.width, attributes.heap)
+        columns = schema.columns if attributes.source is None else attributes.source
+        if len(attributes.numbers) != len(columns):
+            return None
+        named = [OriginColumn.of(column, column.name if attributes.source is None else None) for column in columns]
+        return cls(dict(zip(attributes.numbers, named, strict=True)), attributes.width, attributes.heap, attributes.made_by)
 
     @classmethod
     def parse(cls, text: str) -> Self:
         found: dict[str, Any] = json.loads(text)
         columns = {int(number): OriginColumn(*column) for number, column in found["columns"].items()}
-        return cls(columns, int(found["width"]), str(found["heap"]))
+        return cls(columns, int(found["width"]), str(found["heap"]), str(found.get("made_by", "")))
 
     def __str__(self) -> str:
         columns = {str(number): [each.name, each.type_oid, each.type_modifier, each.target] for number, each in self.columns.items()}
-        return json.dumps({"width": self.width, "heap": self.heap, "columns": columns}, separators=(",", ":"), ensure_ascii=False)
+        document = {"width": self.width, "heap": self.heap, "columns": columns}
+        made_by = {"made_by": self.made_by} if self.made_by else {}
+        return json.dumps({**document, **made_by}, separators=(",", ":"), ensure_ascii=False)
 
     @property
     def numbering(self) -> Numbering:

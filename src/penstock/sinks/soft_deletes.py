@@ -13,7 +13,7 @@ from penstock.change import COMMIT_TIMESTAMP
 from penstock.postgres.types.arrays import as_arrow, bitmap
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import DELETED, DELETED_AT, Layout
-from penstock.sinks.lives import Lives, firsts_and_lasts
+from penstock.sinks.lives import Lives, Rows, firsts_and_lasts
 from penstock.sinks.truncates import spelled_out
 from penstock.sinks.values import Lookup, Stored, Values, key_table, required
 
@@ -24,12 +24,32 @@ def fold_soft_deletes(changes: pa.Table, layout: Layout, lookup: Lookup) -> tupl
     (codes,) = key_codes([changes], layout.key)
     lives = Lives(changes, codes)
     values = Values.plan(layout, lives, np.sort(firsts_and_lasts(codes)[1]))
-    stored = Stored.find(changes, values.asked, layout, lookup)
+    former = Values.plan(layout, lives, _ends(values, codes))
+    stored = Stored.find(changes, np.union1d(values.asked, former.asked), layout, lookup)
     missing = values.lacking & (stored.met[values.bases] < 0)
     required(~missing | lives.is_delete[values.rows])
-    # What is not there need not be flagged.
-    values = values.only(~missing)
-    return key_table(changes, values.rows, layout.key), _flagged(values, stored)
+    # What is not there need not be flagged; but what was there before it, under its key, is gone since then.
+    flagged = [
+        values.only(~missing),
+        former.only(np.isin(codes[former.rows], codes[values.rows[missing]]) & (stored.met[former.bases] >= 0)),
+    ]
+    return (
+        pa.concat_tables([key_table(changes, each.rows, layout.key) for each in flagged]),
+        pa.concat_tables([_flagged(each, stored) for each in flagged]),
+    )
+
+
+def _ends(values: Values, codes: Rows) -> Rows:
+    """Where the rows end that the target has under keys of which a later row came from elsewhere, lacks values, and is gone too.
+
+    The target has nothing of such a row if a filter left it out where it was.
+    """
+    deletes = np.flatnonzero(values.lives.is_delete)
+    first = np.full(int(codes.max()) + 1 if len(codes) else 0, -1)
+    first[codes[deletes[::-1]]] = deletes[::-1]
+    later = values.rows[values.lacking & values.lives.is_delete[values.rows]]
+    ends = first[codes[later]]
+    return ends[ends != later]
 
 
 def _flagged(values: Values, stored: Stored) -> pa.Table:

@@ -39,14 +39,14 @@ class View:
         own = {self.names[name]: changes.column(name) for name in changes.column_names if name in self.names and name not in metadata}
         known = {name: changes.column(name) for name in metadata}
         if UNCHANGED in known:
-            known[UNCHANGED] = _renamed_lists(known[UNCHANGED], self.names)
+            known[UNCHANGED] = renamed_lists(known[UNCHANGED], self.names)
         if EXACT in known:
             texts = {target: found for name, target in self.names.items() if (found := exact_texts(known[EXACT], name)) is not None}
             known[EXACT] = build_exact(texts, changes.num_rows)
         return pa.table({**own, **known})
 
 
-def _renamed_lists(column: pa.ChunkedArray, names: Mapping[str, str]) -> pa.Array | pa.ChunkedArray:
+def renamed_lists(column: pa.ChunkedArray, names: Mapping[str, str]) -> pa.Array | pa.ChunkedArray:
     """Lists of names; what is left empty is null, as if it had never been."""
     if column.null_count == len(column):
         return column
