@@ -21,12 +21,13 @@ from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.references import EnvReference, FileReference, Model
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
 from penstock.pipeline.sink_config import SinkConfig
-from penstock.pipeline.table_rules import TableRule
+from penstock.pipeline.table_rules import TableRule, build_transform
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.slot import is_slot_name
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.sinks.layout import Mode
+from penstock.transforms.transform import Transform
 
 _PIPELINE = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _KEY = re.compile(r"\w{1,40}")
@@ -144,6 +145,9 @@ class PipelineConfig(Model):
         "columns are added and widened, anything else stops the table; `ignore`, the target keeps its columns, new ones are left out and "
         "dropped ones become null; `stop`, any change stops the table",
     )
+    hash_key: EnvReference | FileReference | None = Field(
+        None, description="the secret under which columns are hashed, {env: NAME} or {file: PATH}"
+    )
     types: TypesConfig = TypesConfig()
     spark: SparkConfig = SparkConfig()
     _removed: frozenset[TableName] = PrivateAttr(frozenset())
@@ -159,6 +163,12 @@ class PipelineConfig(Model):
         other = [mode for mode in (self.mode, *(rule.mode for rule in self.tables)) if mode not in (None, *self.sink.modes)]
         if other:
             raise ValueError(f"this sink keeps tables as {' or '.join(self.sink.modes)}, not as {other[0]}")
+        return self
+
+    @model_validator(mode="after")
+    def _has_hash_key(self) -> PipelineConfig:
+        if self.hash_key is None and any(rule.columns is not None and rule.columns.hash for rule in self.tables):
+            raise ValueError("columns are hashed, and hash_key is not given: add hash_key: {env: NAME}, a long random text")
         return self
 
     @field_validator("pipeline")
@@ -227,7 +237,12 @@ class PipelineConfig(Model):
 
     def schema_rule(self, name: TableName) -> SchemaRule:
         said = (rule.schema_changes for rule in reversed(self.tables) if rule.schema_changes is not None and rule.selects(name))
-        return SchemaRule(next(said, self.schema_changes), is_mirror=self.mode_of(name) is Mode.MIRROR)
+        return SchemaRule(next(said, self.schema_changes), self.mode_of(name) is Mode.MIRROR, self.transform_of(name))
+
+    def transform_of(self, name: TableName) -> Transform | None:
+        """What is done to the table's rows on their way; None: nothing."""
+        rule = next((rule for rule in reversed(self.tables) if rule.transforms and rule.selects(name)), None)
+        return None if rule is None else build_transform(rule, self.hash_key, needs_key=self.mode_of(name) is not Mode.APPEND)
 
     def with_tables(self, added: Iterable[TableName], removed: Iterable[TableName]) -> PipelineConfig:
         """As if the file named some tables more, and others not."""

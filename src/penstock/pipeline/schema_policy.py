@@ -13,6 +13,7 @@ from penstock.sinks.base import Target
 from penstock.sinks.evolution import CopyAnew, Evolution, plan_evolution
 from penstock.sinks.layout import Mode
 from penstock.sinks.origin import Origin
+from penstock.transforms.transform import Transform
 
 
 class SchemaPolicy(StrEnum):
@@ -32,6 +33,8 @@ class SchemaRule:
 
     policy: SchemaPolicy = SchemaPolicy.EVOLVE
     is_mirror: bool = True
+    transform: Transform | None = None
+    """What is done to the rows on their way into the target."""
 
     @property
     def renews(self) -> bool:

@@ -8,10 +8,12 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from penstock.pipeline.references import Model
+from penstock.pipeline.references import EnvReference, FileReference, Model
 from penstock.pipeline.schema_policy import SchemaPolicy
+from penstock.pipeline.transform_config import ColumnsConfig
 from penstock.schema import TableName
 from penstock.sinks.layout import Mode
+from penstock.transforms.transform import Transform
 
 
 class TableRule(Model):
@@ -26,6 +28,12 @@ class TableRule(Model):
     mode: Mode | None = Field(None, description="`mode` of these tables; of several rules that say one the last counts")
     schema_changes: SchemaPolicy | None = Field(
         None, description="`schema_changes` of these tables; of several rules that say it the last counts"
+    )
+    columns: ColumnsConfig | None = Field(
+        None, description="columns to drop, rename, hash, mask or cast; of several rules that say `columns` or `where` the last counts"
+    )
+    where: str | None = Field(
+        None, description="a condition in Spark SQL over the source's columns: the target has just the rows that meet it"
     )
 
     @model_validator(mode="before")
@@ -45,10 +53,22 @@ class TableRule(Model):
                 raise ValueError("exclude: goes with match:")
         return self
 
+    @property
+    def transforms(self) -> bool:
+        """Whether it says what is done to rows."""
+        return self.columns is not None or self.where is not None
+
     def selects(self, name: TableName) -> bool:
         if self.table is not None:
             return _parsed(self.table) == name
         return _matches(name, self.match or "") and not any(_matches(name, pattern) for pattern in self.exclude)
+
+
+def build_transform(rule: TableRule, hash_key: EnvReference | FileReference | None, *, needs_key: bool) -> Transform:
+    """The secret is resolved here."""
+    columns = rule.columns or ColumnsConfig()
+    key = hash_key.resolve() if hash_key is not None and columns.hash else None
+    return columns.build(rule.where, key, needs_key=needs_key)
 
 
 @cache
