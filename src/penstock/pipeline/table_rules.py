@@ -66,7 +66,7 @@ class TableRule(Model):
 
 def build_transform(rule: TableRule, hash_key: EnvReference | FileReference | None, *, needs_key: bool) -> Transform:
     """The secret is resolved here."""
-    columns = rule.columns or ColumnsConfig()
+    columns = rule.columns or ColumnsConfig.model_validate({})
     key = hash_key.resolve() if hash_key is not None and columns.hash else None
     return columns.build(rule.where, key, needs_key=needs_key)
 

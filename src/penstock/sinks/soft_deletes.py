@@ -49,7 +49,7 @@ def _ends(values: Values, codes: Rows) -> Rows:
     first[codes[deletes[::-1]]] = deletes[::-1]
     later = values.rows[values.lacking & values.lives.is_delete[values.rows]]
     ends = first[codes[later]]
-    return ends[ends != later]
+    return np.compress(ends != later, ends)
 
 
 def _flagged(values: Values, stored: Stored) -> pa.Table:

@@ -1,0 +1,270 @@
+"""What single transforms make of values, and what they refuse."""
+
+from __future__ import annotations
+
+import pickle
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.change import EXACT, EXACT_TYPE
+from penstock.errors import ConfigError, TransformError
+from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.types.resolver import TypeResolver
+from penstock.schema import Column, TableName, TableSchema
+from penstock.secret import Secret
+from penstock.transforms.applying import transform_rows
+from penstock.transforms.casting import cast_values, parse_cast
+from penstock.transforms.condition import NotSimple, Values
+from penstock.transforms.condition_text import parse_condition
+from penstock.transforms.hashing import hash_texts, hash_values
+from penstock.transforms.masking import Mask
+from penstock.transforms.outcome import REASON
+from penstock.transforms.transform import Transform
+
+KEY = Secret("a key for tests")
+COLUMNS = {
+    "n": pa.array([1, 5, None, -3, 5], pa.int32()),
+    "big": pa.array([2**60, 1, 2, 3, None], pa.int64()),
+    "d": pa.array([Decimal("1.50"), Decimal("5.00"), None, Decimal("0.01"), Decimal("-1.00")], pa.decimal128(10, 2)),
+    "f": pa.array([float("nan"), 1.5, None, -0.0, float("inf")], pa.float64()),
+    "s": pa.array(["EU", "a%b", None, "line\nbreak", "Ü"], pa.string()),
+    "b": pa.array([True, False, None, True, False]),
+    "day": pa.array([date(2024, 1, 1), date(2024, 12, 31), None, date(1, 1, 1), date(2025, 1, 1)]),
+    "at": pa.array([datetime(2024, 1, 1, 12, tzinfo=UTC), None, None, None, None], pa.timestamp("us", "UTC")),
+    "list": pa.array([[1], [], None, [None], [2]], pa.list_(pa.int32())),
+    "Odd name": pa.array([1, 2, 3, 4, 5]),
+}
+TYPES = {name: values.type for name, values in COLUMNS.items()}
+
+# As Spark 4.1 answers them; tests/integration/pipeline/test_transforms.py asks it.
+ANSWERS = {
+    "n = 5": "ftnft",
+    "n <> 5": "tfntf",
+    "5 < n OR n < 0": "ffntf",
+    "n < 5.5": "ttntt",
+    "d > 1": "ttnff",
+    "d = 1.5": "tfnff",
+    "d >= n": "ttntf",
+    "big > 1152921504606846975": "tfffn",
+    "f > 1000000.0": "tfnft",
+    "f = f": "ttntt",
+    "f < 0.5": "ffntf",
+    "f = 0": "ffntf",
+    "s = 'EU'": "tfnff",
+    's = "EU"': "tfnff",
+    "s < 'a'": "tfnff",
+    "s LIKE 'E_'": "tfnff",
+    "s LIKE '%break'": "ffntf",
+    "s LIKE '_'": "ffnft",
+    "s NOT LIKE '%U'": "ftntt",
+    "b": "tfntf",
+    "NOT b": "ftnft",
+    "b AND n = 1": "tfnff",
+    "b OR n = 5": "ttntt",
+    "b IS TRUE": "tfftf",
+    "b IS NOT FALSE": "tfttf",
+    "n IS NULL": "fftff",
+    "list IS NOT NULL": "ttftt",
+    "n IN (1, 2, -3)": "tfntf",
+    "s NOT IN ('EU', 'Ü')": "ftntf",
+    "n BETWEEN 1 AND 5": "ttnft",
+    "n NOT BETWEEN 1 AND 5 AND b": "ffntf",
+    "n <=> 5": "ftfft",
+    "day >= '2024-12-31'": "ftnft",
+    "day = DATE '2024-01-01'": "tfnff",
+    "at > TIMESTAMP '2024-01-01 11:59:59'": "tnnnn",
+    "at = '2024-01-01 12:00:00'": "tnnnn",
+    "`odd NAME` > 2": "fftTt".lower(),
+    "CAST(n AS string) = '5'": "ftnft",
+    "(n = 1 OR n = 5) AND NOT (s = 'EU')": "ftnft",
+}
+
+
+@pytest.mark.parametrize("text", ANSWERS)
+def test_a_condition_means_what_it_means_in_spark(text: str) -> None:
+    found = parse_condition(text, TYPES).judge(Values(COLUMNS, {}, 5))
+    assert "".join("t" if yes else "f" if no else "n" for yes, no in zip(found.yes, found.no, strict=True)) == ANSWERS[text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["upper(s) = 'EU'", "n + 1 = 2", "s = 'it''s'", r"s = 'a\nb'", "n = '5'", "n = (SELECT 1)", "CASE WHEN b THEN b END", "s = 5", "n",
+     "n = 1 n", "s RLIKE 'a'", "list = list", "CAST(s AS bigint) = 1", "n = NULL", "day = '31.12.2024'", "d > f",
+     "s LIKE 'a' ESCAPE 'b'", "(n) = 1"],
+)  # fmt: skip
+def test_what_only_spark_can_say_is_not_guessed(text: str) -> None:
+    with pytest.raises(NotSimple):
+        parse_condition(text, TYPES)
+
+
+def test_a_column_that_is_not_there_is_named() -> None:
+    with pytest.raises(ConfigError, match="no column 'region'"):
+        parse_condition("region = 'EU'", TYPES)
+
+
+def test_a_missing_value_matters_only_where_the_answer_depends_on_it() -> None:
+    missing = {"s": np.array([True, True, True, False, True])}
+    for text, expected in {
+        "n = 5 AND s = 'x'": "f??f?",
+        "n = 5 OR s = 'x'": "?t?ft",
+        "s IS NULL": "???f?",
+        "NOT (s = 'x' AND n = 1)": "?t?tt",
+    }.items():
+        found = parse_condition(text, TYPES).judge(Values(COLUMNS, missing, 5))
+        answers = ["?" if lost else "t" if yes else "f" for yes, lost in zip(found.yes, found.missing, strict=True)]
+        assert "".join(answers) == expected, text
+
+
+def test_K13_a_hash_is_keyed_and_the_same_for_equal_values_of_every_type() -> None:
+    one, other = hash_values(pa.array(["a", None, "a"]), KEY), hash_values(pa.array(["a"]), Secret("another"))
+    assert one[0] == one[2]
+    assert one[1].as_py() is None
+    assert one[0] != other[0]
+    assert len(one[0].as_py()) == 64
+    five = hash_values(pa.array(["5"]), KEY)[0]
+    numbers = [pa.array([5], pa.int16()), pa.array([5]), pa.array([Decimal("5.000")]), pa.array([5.0])]
+    assert all(hash_values(values, KEY)[0] == five for values in numbers)
+    assert hash_texts(pa.array(["5.00", None]), KEY, pa.decimal128(38, 18)).to_pylist() == [five.as_py(), None]
+
+
+def test_K13_arrays_are_hashed_and_masked_element_by_element() -> None:
+    values = pa.array([["ab", None], [], None, ["ab"]]).slice(0, 4)
+    hashed = hash_values(values, KEY).to_pylist()
+    assert hashed[0][0] == hashed[3][0] == hash_values(pa.array(["ab"]), KEY)[0].as_py()
+    assert (hashed[0][1], hashed[1], hashed[2]) == (None, [], None)
+    assert Mask(1)(values).to_pylist() == [["a***", None], [], None, ["a***"]]
+
+
+def test_a_mask_tells_nothing_of_short_texts_nor_of_lengths() -> None:
+    values = pa.array(["4111111111111111", "1234", "12345", None, "äöüßx", ""])
+    assert Mask(0, 4)(values).to_pylist() == ["***1111", "***", "***2345", None, "***öüßx", "***"]
+    assert Mask()(values).to_pylist() == ["***", "***", "***", None, "***", "***"]
+
+
+def test_a_cast_never_rounds_or_cuts() -> None:
+    def held(values: pa.Array, name: str) -> list[object]:
+        found, failed = cast_values(values, parse_cast(name))
+        return ["failed" if lost else value for value, lost in zip(found.to_pylist(), failed, strict=True)]
+
+    assert held(pa.array(["1", " 2 ", "x", None, "1.5"]), "int") == [1, 2, "failed", None, "failed"]
+    assert held(pa.array(["1.50", "1.555", "NaN", "1e2"]), "decimal(5,2)") == [Decimal("1.50"), "failed", "failed", Decimal("100.00")]
+    assert held(pa.array([Decimal("1.50"), Decimal("2.00")]), "int") == ["failed", 2]
+    assert held(pa.array([2**40, 5]), "int") == ["failed", 5]
+    assert held(pa.array(["yes", "F", "2"]), "boolean") == [True, False, "failed"]
+    assert held(pa.array([Decimal("0.0000000001")], pa.decimal128(38, 18)), "string") == ["0.000000000100000000"]
+    assert held(pa.array(["2024-01-02 03:04:05", "2024-01-02T03:04:05+02:00"]), "timestamp") == [
+        datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC),
+        datetime(2024, 1, 2, 1, 4, 5, tzinfo=UTC),
+    ]
+
+
+TABLE = TableSchema(
+    16400,
+    TableName("public", "people"),
+    (
+        Column("id", pa.int64(), 20),
+        Column("email", pa.string(), 25),
+        Column("pay", pa.decimal128(38, 18), 1700),
+        Column("tags", pa.list_(pa.string()), 1009),
+    ),
+    ("id",),
+)
+ROWS = pa.table(
+    {
+        "id": [1, 2, 3],
+        "email": ["a@x", "bb@y", None],
+        "pay": pa.array([Decimal(5), None, None], pa.decimal128(38, 18)),
+        "tags": pa.array([["q"], None, []], pa.list_(pa.string())),
+        EXACT: pa.array([None, [("pay", "1e90")], None], EXACT_TYPE),
+    }
+)
+
+
+@pytest.mark.parametrize(
+    ("transform", "reason"),
+    [
+        (Transform(drop=("mail",)), "no column 'mail'"),
+        (Transform(hash=("Email",), key=KEY), "no column 'Email'"),
+        (Transform(drop=("id",)), "part of the key"),
+        (Transform(mask={"id": Mask()}), "only texts can be masked"),
+        (Transform(cast={"id": "string"}, mask={"id": Mask(1)}), "part of the key"),
+        (Transform(cast={"id": "int"}), "part of the key"),
+        (Transform(rename={"email": "ID"}), "would both be called"),
+        (Transform(rename={"email": "_exact"}), "a name that every change has"),
+        (Transform(cast={"tags": "string"}), "cannot be cast"),
+        (Transform(where="upper(email) = 'X'"), "the function upper"),
+        (Transform(where="mail = 'X'"), "no column 'mail'"),
+        (Transform(drop=("id", "email", "pay", "tags"), needs_key=False), "no column is left"),
+    ],
+    ids=str,
+)
+def test_a_transform_that_does_not_fit_is_refused_with_the_reason(transform: Transform, reason: str) -> None:
+    with pytest.raises(TransformError, match=reason):
+        transform.schema(TABLE)
+
+
+def test_what_is_hashed_or_masked_stands_nowhere_in_the_clear() -> None:
+    fitted = Transform(hash=("pay",), mask={"email": Mask(1)}, key=KEY).fit(TABLE)
+    kept = transform_rows(fitted, ROWS).kept
+    assert kept.column("email").to_pylist() == ["a***", "b***", None]
+    assert kept.column("pay").to_pylist() == [
+        hash_values(pa.array(["5"]), KEY)[0].as_py(),
+        hash_values(pa.array(["1e90"]), KEY)[0].as_py(),
+        None,
+    ]
+    assert kept.column(EXACT).null_count == 3
+    assert KEY.reveal() not in repr(fitted)
+
+
+def test_a_filter_over_a_value_beyond_its_type_refuses_the_row() -> None:
+    outcome = transform_rows(Transform(where="pay > 3").fit(TABLE), ROWS)
+    assert outcome.kept.column("id").to_pylist() == [1]
+    assert outcome.refused.column("id").to_pylist() == [2]
+    assert "REPLICA IDENTITY FULL" in outcome.refused.column(REASON)[0].as_py()
+
+
+def test_a_row_that_cannot_be_cast_is_refused_and_its_value_not_told() -> None:
+    outcome = transform_rows(Transform(cast={"pay": "int"}, where="id <> 1").fit(TABLE), ROWS)
+    assert outcome.kept.column("id").to_pylist() == [3]
+    assert outcome.reasons == {"column 'pay' holds a value that cannot be cast to int": 1}
+
+
+def test_in_a_log_of_changes_the_key_may_go() -> None:
+    assert Transform(drop=("id",), needs_key=False).schema(TABLE).key == ()
+    assert Transform(hash=("id",), rename={"id": "who"}, key=KEY).schema(TABLE).key == ("who",)
+
+
+def test_the_sources_own_text_is_transformed_as_its_values_would_be() -> None:
+    """On the way to another Postgres nothing has a type."""
+    resolver = TypeResolver(TypePolicy(form="text"))
+    columns = [("id", 20), ("ok", 16), ("pay", 1700), ("day", 1082), ("tags", 1009)]
+    table = TableSchema(1, TableName("a", "b"), tuple(resolver.column(name, oid, -1) for name, oid in columns), ("id",))
+    rows = pa.table(
+        {
+            "id": ["7", "8", "9"],
+            "ok": ["t", "f", None],
+            "pay": ["1.50", "NaN", "20"],
+            "day": ["2024-01-01", "infinity", None],
+            "tags": ['{a,"b c"}', None, "{}"],
+            EXACT: pa.nulls(3, EXACT_TYPE),
+        }
+    )
+    fitted = Transform(hash=("pay", "tags"), cast={"ok": "string", "id": "string"}, where="id >= 7 AND ok IS NOT NULL", key=KEY).fit(table)
+    kept = transform_rows(fitted, rows).kept.to_pylist()
+    assert [row["ok"] for row in kept] == ["true", "false"]
+    assert [row["pay"] for row in kept] == [hash_values(pa.array([text]), KEY)[0].as_py() for text in ("1.5", "NaN")]
+    first, second = hash_values(pa.array(["a", "b c"]), KEY).to_pylist()
+    assert kept[0]["tags"] == f'{{"{first}","{second}"}}'
+    assert [column.type_oid for column in fitted.schema.columns] == [25, 25, 25, 1082, 1009]
+
+
+def test_a_transform_travels_and_has_a_fingerprint_of_its_own() -> None:
+    one = Transform(hash=("email",), where="id > 5", key=KEY)
+    fitted = pickle.loads(pickle.dumps(one.fit(TABLE)))
+    assert fitted.schema == one.schema(TABLE)
+    others = [Transform(hash=("email",), key=KEY), Transform(hash=("email",), where="id > 5", key=Secret("x")), Transform()]
+    assert len({each.fingerprint for each in [one, *others]}) == 4
