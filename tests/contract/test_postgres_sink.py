@@ -25,7 +25,7 @@ from penstock.errors import (
 )
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
-from penstock.postgres.target_tables import probe_target
+from penstock.postgres.target_ddl import probe_target
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.base import ChangedRows
 from penstock.sinks.executors import In, Out
@@ -220,6 +220,38 @@ def test_a_table_that_is_copied_anew_keeps_what_hangs_on_it(harness: PostgresHar
     harness.copy()
     assert harness.database.query("SELECT count(*) FROM copy_public.notes") == [(9,)]
     assert harness.database.query("SELECT to_regclass('copy_public.by_note') IS NOT NULL") == [(True,)]
+
+
+def test_a_table_that_is_copied_anew_is_read_all_the_while_and_only_rows_that_differ_are_written(harness: PostgresHarness) -> None:
+    harness.copy()
+    harness.database.execute("UPDATE copy_public.items SET size = '1.5' WHERE id = 1; DELETE FROM copy_public.items WHERE id = 2")
+    harness.database.execute("INSERT INTO copy_public.items VALUES (50, 'not there', NULL)")
+    places = "SELECT id, ctid::text FROM copy_public.items WHERE id BETWEEN 3 AND 9 ORDER BY id"
+    kept = harness.database.query(places)
+    with harness.database.connect() as reader:
+        before = reader.execute("SELECT count(*) FROM copy_public.items").fetchone()  # and holds on to it until its end
+        harness.sink.disown(ITEMS)
+        harness.copy()
+        assert reader.execute("SELECT count(*) FROM copy_public.items").fetchone() == before
+    assert harness.rows() == harness.source.sorted_rows()
+    assert harness.database.query(places) == kept
+
+
+def test_a_snapshot_whose_end_was_not_learned_is_finished_by_the_next_attempt(harness: PostgresHarness, tmp_path: Path) -> None:
+    rows = harness.source.sorted_rows()
+    file, _ = harness.write(harness.begin(), 0, rows)
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    changed = ChangedRows(str(keys), ())
+    harness.executors.is_silent = True
+    with pytest.raises(ConnectionLostError):
+        harness.sink.repair_snapshot(harness.table, [file], changed, harness.fence)
+    assert harness.target().applied == harness.fence
+    harness.executors.is_silent = False
+    harness.sink.repair_snapshot(harness.table, [file], changed, harness.fence)
+    assert (harness.rows(), harness.target().applied) == (rows, harness.fence)
+    with pytest.raises(TableRewrittenError):  # that was it
+        harness.sink.repair_snapshot(harness.table, [file], changed, harness.fence)
 
 
 def test_nothing_is_left_in_the_schema_of_ours_but_the_record(harness: PostgresHarness) -> None:

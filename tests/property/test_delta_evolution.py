@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
@@ -62,7 +63,7 @@ class DeltaTarget:
         end = Position.of(self._position)
         slices = self._reader.read(Position.of(start), end).tables[NAME].slices
         state = state_of(self.path)
-        views, evolution = known.follow(list(dict.fromkeys(each.file.schema for each in slices)), source.shape())
+        views, evolution = known.follow([version for version, _ in groupby(each.file.schema for each in slices)], source.shape())
         if evolution is None:
             epoch = DeltaEpoch(self.path, APPLICATION, self._layout(), state, end, slices, views=views)
         else:

@@ -13,7 +13,7 @@ from penstock.errors import EnvironmentUnfitError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.findings import Step
 from penstock.pipeline.sink_config import PostgresConfig
-from penstock.postgres.target_tables import probe_target
+from penstock.postgres.target_ddl import probe_target
 from penstock.spool.storage import remove_tree, replace_bytes
 
 _LEAST_FREE_BYTES = 256 << 20

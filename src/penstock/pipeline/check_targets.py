@@ -26,6 +26,9 @@ def check_continuing(step: Step, config: PipelineConfig, address: SourceAddress,
     except (ImportError, OSError, EnvironmentUnfitError):  # for the step that tries the target to say
         step.is_skipped = True
         return
+    with step.catching():
+        for problem in targets.find_problems(selection.tables):
+            step.problem(problem)
     if is_new:
         step.detail = "nothing has been copied yet"
         return

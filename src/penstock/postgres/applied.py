@@ -11,19 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
-
-from penstock.errors import PenstockError, SinkError, SinkRefusedError, SourceError
+from penstock.errors import SinkError
 from penstock.position import Position
-from penstock.postgres.connection import Connection, SourceAddress, connect, translate
+from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.queries import query
+from penstock.postgres.target_errors import target_errors
 from penstock.schema import TableName
 
 OWN_SCHEMA = "penstock"
 
 _PATIENCE = "SET LOCAL lock_timeout = '60s'"
-_PASSING_CLASSES = frozenset({"25", "40"})  # a transaction that was ended, or that met another one
-_TELLING_CLASSES = frozenset({"22", "23"})  # their messages hold values of rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,32 +45,11 @@ class AppliedRecord:
     """What a row of the table stands for, in the sink's words."""
     position: Position | None
     staging: str | None
-    """Names the table beside it into which it is being copied."""
-
-
-@contextmanager
-def target_errors(doing: str) -> Iterator[None]:
-    """Turn the driver's errors into ours. No message holds what stood in a row."""
-    try:
-        yield
-    except psycopg.Error as error:
-        raise _translated(error, doing) from None
-
-
-def _translated(error: psycopg.Error, doing: str) -> PenstockError:
-    state = error.sqlstate or ""
-    if state[:2] in _PASSING_CLASSES or state == "55P03":
-        return SinkError(f"{doing}: {type(error).__name__} (SQLSTATE {state})")
-    if state[:2] in _TELLING_CLASSES:
-        column = f", column {error.diag.column_name!r}" if error.diag.column_name else ""
-        hint = "see the server's log for the row, mend the target's table or the source's value, and copy the table anew"
-        return SinkRefusedError(f"{doing}: {type(error).__name__} (SQLSTATE {state}{column})", hint=hint)
-    found = translate(error, doing)
-    if isinstance(found, SourceError):
-        return SinkRefusedError(
-            f"{doing}: {error.diag.message_primary or type(error).__name__} (SQLSTATE {state})", hint=error.diag.message_hint
-        )
-    return found
+    """Names the table beside it into which it is being copied; or, with a position, was last."""
+    origin: str | None = None
+    """From which columns of the source its own are, in the sink's words; None: nobody wrote it down."""
+    is_replaced: bool = False
+    """Whether what stands there is not the table that was put there, but somebody's of the same name."""
 
 
 @contextmanager
@@ -96,11 +72,18 @@ def is_prepared(connection: Connection) -> bool:
 
 
 def ensure_prepared(connection: Connection) -> None:
-    """Make the tables of the schema `penstock`, if they are not there: asking for one that is there needs a privilege too."""
-    if not is_prepared(connection):
+    """Make the tables of the schema `penstock`, or bring those of an earlier version up to date. First thing in a transaction.
+
+    Only if need be: asking for one that is there needs a privilege too.
+    """
+    if not _is_current(connection):
         take_turns(connection)
-        if not is_prepared(connection):
+        if not _is_current(connection):
             connection.execute(query("target", "prepare"))
+
+
+def _is_current(connection: Connection) -> bool:
+    return is_prepared(connection) and bool(_one(connection, "is_current")[0])
 
 
 def take_turns(connection: Connection) -> None:
@@ -113,7 +96,7 @@ def load_record(connection: Connection, place: TableName) -> tuple[AppliedRecord
     if not is_prepared(connection):
         return None, is_there(connection, place)
     row: Any = _one(connection, "load", place)
-    pipeline, schema, table, oid, columns, key, mode, position, staging, exists = row
+    pipeline, schema, table, oid, columns, key, mode, position, staging, origin, is_replaced, exists = row
     if pipeline is None:
         return None, bool(exists)
     record = AppliedRecord(
@@ -125,6 +108,8 @@ def load_record(connection: Connection, place: TableName) -> tuple[AppliedRecord
         mode,
         None if position is None else Position.parse(position),
         staging,
+        origin,
+        is_replaced,
     )
     return record, bool(exists)
 
@@ -135,29 +120,45 @@ def is_there(connection: Connection, place: TableName) -> bool:
 
 def lock_position(connection: Connection, place: TableName, pipeline: str) -> Position | None:
     """How far the table is, which stays so until the transaction ends. None too if it is not this pipeline's."""
-    row: Any = connection.execute(query("target", "lock"), _names(place)).fetchone()
-    return None if row is None or row[0] != pipeline or row[1] is None else Position.parse(row[1])
+    row: Any = connection.execute(query("target", "lock"), _names(place) | {"pipeline": pipeline}).fetchone()
+    return None if row is None or row[0] is None else Position.parse(row[0])
 
 
 def record_begun(connection: Connection, place: TableName, record: AppliedRecord) -> None:
     """The table is being copied, into `record.staging`; it counts as no copy until that is finished."""
-    columns = [[column.name, column.type_oid, column.type_modifier] for column in record.columns]
     arguments = {
         "pipeline": record.pipeline,
         "source_schema": record.source.schema,
         "source_table": record.source.name,
         "source_oid": record.source_oid,
-        "columns": json.dumps(columns),
-        "key": json.dumps(list(record.key)),
         "mode": record.mode,
         "staging": record.staging,
     }
-    connection.execute(query("target", "begin"), _names(place) | arguments)
+    connection.execute(query("target", "begin"), _names(place) | arguments | _shape(record))
+
+
+def record_evolved(connection: Connection, place: TableName, record: AppliedRecord) -> None:
+    """The table has the columns, the key and the origin of `record` from now on."""
+    connection.execute(query("target", "evolve"), _names(place) | _shape(record))
+
+
+def _shape(record: AppliedRecord) -> dict[str, object]:
+    columns = [[column.name, column.type_oid, column.type_modifier] for column in record.columns]
+    return {"columns": json.dumps(columns), "key": json.dumps(list(record.key)), "origin": record.origin}
 
 
 def record_position(connection: Connection, place: TableName, pipeline: str, position: Position | None) -> None:
+    _record(connection, "record", place, pipeline, position)
+
+
+def record_settled(connection: Connection, place: TableName, pipeline: str, position: Position) -> None:
+    """The table that is at `place` now has been put there by this transaction, and holds its source up to `position`."""
+    _record(connection, "settle", place, pipeline, position)
+
+
+def _record(connection: Connection, name: str, place: TableName, pipeline: str, position: Position | None) -> None:
     text = None if position is None else str(position)
-    done = connection.execute(query("target", "record"), _names(place) | {"pipeline": pipeline, "position": text})
+    done = connection.execute(query("target", name), _names(place) | {"pipeline": pipeline, "position": text})
     if done.rowcount != 1:
         raise SinkError(f"the target no longer knows {place} as a table of pipeline {pipeline!r}")
 

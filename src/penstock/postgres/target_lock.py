@@ -10,9 +10,10 @@ from typing import Any
 import psycopg
 
 from penstock.errors import PipelineBusyError
-from penstock.postgres.applied import target_connection, target_errors
+from penstock.postgres.applied import target_connection
 from penstock.postgres.connection import Connection, SourceAddress
 from penstock.postgres.queries import query
+from penstock.postgres.target_errors import target_errors
 
 
 class TargetLock:

@@ -7,7 +7,7 @@ as the data. All methods run in the driver; `apply` of different tables may run 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.change import ChangeCounts
+from penstock.errors import PenstockError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.layout import Mode
@@ -119,6 +120,11 @@ class Targets(ABC):
     @abstractmethod
     def tells_apart(self, one: TableName, other: TableName) -> bool:
         """Whether these two tables, whose names differ only in case, have a place each. Asked at start, before anything is written."""
+
+    def find_problems(self, tables: Collection[TableName]) -> list[PenstockError]:
+        """What would keep a run from writing to these; for a check, which tries besides whether the target can be written to at all."""
+        del tables
+        return []
 
 
 class Sink(Targets):

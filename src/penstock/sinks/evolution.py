@@ -268,8 +268,10 @@ class _Plan:
         """What a column that was there once is called in the target; None if the target has nothing that could hold it."""
         if number in self._last or number not in self._dropped:
             return self._targets.get(number)
-        name = self._dropped[number]
-        return self._renamed.get(name, name) if self.before.field(name).type == column.arrow_type else None
+        name, known = self._dropped[number], self.origin.columns[number]
+        # Where values are text, only the declarations tell types apart.
+        is_same = (known.type_oid, known.type_modifier) == (column.type_oid, column.type_modifier)
+        return self._renamed.get(name, name) if is_same and self.before.field(name).type == column.arrow_type else None
 
 
 def _free(name: str, taken: Collection[str]) -> str:

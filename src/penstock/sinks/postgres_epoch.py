@@ -2,33 +2,27 @@
 
 Everything happens on one connection, so there is nothing to stage but the keys of rows that go: deleted first, then the new rows are copied
 right into the table. The position is locked at the beginning and written at the end. An attempt that comes late finds that it has moved,
-and does nothing.
+and does nothing. If the table's columns change for these changes, they do so first, in the same transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 from penstock.errors import SinkError
 from penstock.position import Position
-from penstock.postgres.applied import lock_position, record_position, target_transaction
+from penstock.postgres.applied import AppliedRecord, lock_position, record_evolved, record_position, target_transaction
 from penstock.postgres.connection import Connection, SourceAddress
-from penstock.postgres.target_tables import (
-    Wanted,
-    delete_counted,
-    delete_keys,
-    empty_table,
-    find_rows,
-    insert_rows,
-)
+from penstock.postgres.target_ddl import Alteration, alter_columns, empty_table
+from penstock.postgres.target_tables import Wanted, delete_counted, delete_keys, find_rows, insert_rows
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.fold import COUNT, Outcome, fold
 from penstock.sinks.layout import CURRENT, Layout, Mode
 from penstock.sinks.postgres_rows import parse_rows, stored_names, text_blocks
-from penstock.sinks.slice_reader import Part, parted, read_slices
+from penstock.sinks.slice_reader import Part, read_slices
 from penstock.sinks.source_truncates import source_column, spelled_by_source
 from penstock.sinks.values import Lookup
 from penstock.sinks.views import View
@@ -47,10 +41,12 @@ class EpochTask:
     place: TableName
     layout: Layout
     slices: tuple[FileSlice, ...]
+    views: Mapping[TableSchema, View]
     parts: int
     start: Position
     end: Position
-    views: Mapping[TableSchema, View] = field(default_factory=dict)
+    evolved: tuple[AppliedRecord, Alteration] | None
+    """What the table becomes, and how; `layout` is that of the table as it is then."""
 
 
 def apply_epoch(task: EpochTask) -> None:
@@ -60,6 +56,10 @@ def apply_epoch(task: EpochTask) -> None:
             return  # another attempt at this was first
         if applied != task.start:
             raise SinkError(f"{task.place} is at {applied}, and was at {task.start} when the epoch began")
+        if task.evolved is not None:
+            record, alteration = task.evolved
+            alter_columns(connection, task.place, alteration)
+            record_evolved(connection, task.place, record)
         for index, changes in enumerate(_runs(task)):
             lookup = _lookup(connection, task)
             spelled = spelled_by_source(changes, task.layout, source_column(task.views.values()), lookup)
@@ -72,8 +72,7 @@ def _runs(task: EpochTask) -> Iterator[pa.Table]:
     if not task.parts:
         yield from (read_slices([slice], task.layout, views=task.views) for slice in task.slices)
         return
-    changes = read_slices(task.slices, task.layout, views=task.views)
-    yield from (parted(changes, task.layout, Part(index, task.parts)) for index in range(task.parts))
+    yield from (read_slices(task.slices, task.layout, Part(index, task.parts), task.views) for index in range(task.parts))
 
 
 def write_outcome(connection: Connection, place: TableName, layout: Layout, outcome: Outcome, *, is_first: bool = True) -> None:

@@ -37,11 +37,11 @@ _ADDED = {
 
 def target_columns(schema: TableSchema) -> tuple[TargetColumn, ...]:
     """The source's columns with the same types; what is not built in is text: enums, domains, and whatever an extension brings along."""
-    return tuple(_target_column(column) for column in schema.columns)
+    return tuple(target_column(column.name, column.type_oid, column.type_modifier) for column in schema.columns)
 
 
-def _target_column(column: Column) -> TargetColumn:
-    return TargetColumn(column.name, column.type_oid, column.type_modifier) if column.type_oid in _SAME else TargetColumn(column.name)
+def target_column(name: str, type_oid: int, type_modifier: int) -> TargetColumn:
+    return TargetColumn(name, type_oid, type_modifier) if type_oid in _SAME else TargetColumn(name)
 
 
 def is_told_by_text(columns: Iterable[TargetColumn], key: Collection[str]) -> bool:
@@ -87,10 +87,6 @@ def parse_rows(blocks: Iterable[Sequence[pa.StringArray]], layout: Layout) -> pa
         columns = [_typed(found[field.name], field) if field.name != EXACT else pa.nulls(len(block[0]), field.type) for field in schema]
         batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
     return pa.Table.from_batches(batches, schema)
-
-
-def _nulls(block: Sequence[pa.Array], arrow_type: pa.DataType) -> pa.Array:
-    return pa.nulls(len(block[0]), arrow_type)
 
 
 def _texts(values: pa.Array) -> pa.Array:

@@ -15,13 +15,14 @@ import shutil
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
-from penstock.errors import SchemaChangedError, SinkError, TargetRewoundError
+from penstock.errors import SchemaChangedError, SinkError, TableRewrittenError, TargetRewoundError
 from penstock.position import Position
 from penstock.postgres.applied import (
     OWN_SCHEMA,
@@ -36,17 +37,21 @@ from penstock.postgres.applied import (
     owned_tables,
     record_begun,
     record_position,
+    record_settled,
     record_shape_of,
     target_transaction,
 )
 from penstock.postgres.connection import Connection, SourceAddress
+from penstock.postgres.target_ddl import create_table, drop_table, put_in_place, staging_table
 from penstock.postgres.target_lock import TargetLock
-from penstock.postgres.target_tables import create_table, drop_table, put_in_place, staging_table
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.origin import Origin
 from penstock.sinks.postgres_epoch import EpochTask, apply_epoch
+from penstock.sinks.postgres_evolution import evolved_record, is_written_alike, plan_alteration
 from penstock.sinks.postgres_read import TableSource, read_table
 from penstock.sinks.postgres_rows import is_told_by_text, source_columns, target_columns
 from penstock.sinks.postgres_snapshot import ChunkLoader, FinishTask, chunk_name, finish
@@ -87,6 +92,7 @@ class PostgresSink(PostgresTargets, Sink):
         self._mode_of = mode_of
         self._lock = lock or TargetLock(address, pipeline)
         self._reached: dict[TableName, Position] = {}
+        self._finishing: dict[TableName, str] = {}
 
     @property
     @override
@@ -116,7 +122,9 @@ class PostgresSink(PostgresTargets, Sink):
         former = self.find_record(schema.name)
         token = secrets.token_hex(8)
         columns = target_columns(schema)
-        begun = AppliedRecord(self._pipeline, schema.name, schema.oid, columns, schema.key, layout.mode, None, token)
+        origin = Origin.of(schema)
+        known = None if origin is None else str(origin)
+        begun = AppliedRecord(self._pipeline, schema.name, schema.oid, columns, schema.key, layout.mode, None, token, known)
         with target_transaction(self._address, f"creating {self.describe(schema.name)}") as connection:
             ensure_prepared(connection)
             _drop_staging(connection, former)
@@ -142,16 +150,25 @@ class PostgresSink(PostgresTargets, Sink):
         self._lock.ensure()
         finish(self._finish_task(schema, files, fence, None))
         self._check_reached(schema.name, fence)
+        self._finishing.pop(schema.name, None)
 
     @override
     def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
         self._lock.ensure()
         self._executors.run(finish, [self._finish_task(schema, files, fence, changed)])
         self._check_reached(schema.name, fence)
+        self._finishing.pop(schema.name, None)
 
     def _finish_task(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position, changed: ChangedRows | None) -> FinishTask:
+        """An attempt of this sink whose answer was lost may have done it: that of a repeated one is the same."""
+        name, place = schema.name, self.place(schema.name)
+        record = self.find_record(name)
+        token = None if record is None else record.staging
+        if record is None or token is None or (record.position is not None and self._finishing.get(name) != token):
+            raise TableRewrittenError(f"{place} has been filled or removed by somebody else meanwhile; the snapshot starts again")
+        self._finishing[name] = token
         chunks = {file.name: file.rows for file in files}
-        return FinishTask(self._address, self._pipeline, self.place(schema.name), self._layout(schema), chunks, fence, changed)
+        return FinishTask(self._address, self._pipeline, place, self._layout(schema), token, chunks, fence, changed)
 
     # tables that go and come ------------------------------------------------------------------------------------------------------
 
@@ -183,10 +200,11 @@ class PostgresSink(PostgresTargets, Sink):
         identity = Layout(source_columns(found.columns), found.key, Mode(found.mode)).identity
         place, other = self.place(table), shadow.place(table)
         with target_transaction(self._address, f"replacing {self.describe(table)}") as connection:
+            ensure_prepared(connection)
             lock_position(connection, place, self._pipeline)
             put_in_place(connection, other, place, identity)
             record_shape_of(connection, place, other)
-            record_position(connection, place, self._pipeline, position)
+            record_settled(connection, place, self._pipeline, position)
         self._remember(table, None)
         self._check_reached(table, position)
 
@@ -235,21 +253,40 @@ class PostgresSink(PostgresTargets, Sink):
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         self._lock.ensure()
         record = self._checked_record(target)
-        layout = self._checked_layout(record, changes)
         assert record.position is not None
         if record.position >= end:
             return
+        self._check_shape(record, target, changes)
         slices = slices_after(changes.slices, record.position)
-        if slices:
-            counts = sum((slice.file.counts for slice in slices), ChangeCounts())
-            place = self.place(target.table)
-            by_source = counts.truncates and source_column(changes.views.values()) is not None
-            parts = _parts(layout, counts, can_part=not by_source and is_told_by_text(record.columns, record.key))
-            task = EpochTask(self._address, self._pipeline, place, layout, tuple(slices), parts, record.position, end, changes.views)
-            self._executors.run(apply_epoch, [task])
+        if slices or changes.evolution is not None:
+            self._executors.run(apply_epoch, [self._epoch_task(record, replace(changes, slices=slices), record.position, end)])
         else:
             self._record_position(target.table, end)
         self._check_reached(target.table, end)
+
+    @override
+    def can_evolve(self, target: Target, evolution: Evolution) -> bool:
+        record = self.find_record(target.table)
+        return record is not None and _is_known_as(record, target) and is_written_alike(record, evolution)
+
+    def _epoch_task(self, record: AppliedRecord, changes: TableChanges, start: Position, end: Position) -> EpochTask:
+        evolution = changes.evolution
+        becomes = record if evolution is None else evolved_record(record, evolution)
+        layout = Layout(source_columns(becomes.columns), becomes.key, Mode(becomes.mode))
+        counts = sum((slice.file.counts for slice in changes.slices), ChangeCounts())
+        by_source = counts.truncates and source_column(changes.views.values()) is not None
+        return EpochTask(
+            self._address,
+            self._pipeline,
+            self.place(changes.table),
+            layout,
+            tuple(changes.slices),
+            changes.views,
+            _parts(layout, counts, can_part=not by_source and is_told_by_text(becomes.columns, becomes.key)),
+            start,
+            end,
+            None if evolution is None else (becomes, plan_alteration(record, evolution)),
+        )
 
     def _checked_record(self, target: Target) -> AppliedRecord:
         """How the table stands, by its own word: it must not be less far than it was."""
@@ -264,17 +301,18 @@ class PostgresSink(PostgresTargets, Sink):
             )
         return record
 
-    def _checked_layout(self, record: AppliedRecord, changes: TableChanges) -> Layout:
-        """The shape of the table, which must be that of all changes."""
-        for schema in changes.schemas:
-            own = (schema.oid, schema.key, target_columns(schema))
-            is_same = own == (record.source_oid, record.key, record.columns) or schema in changes.views
-            if not is_same or record.mode != self._mode_of(changes.table):
-                raise SchemaChangedError(
-                    f"table {changes.table} changed its columns, its key, its mode or its identity, and the target cannot follow that yet",
-                    hint=f"drop {self.describe(changes.table)} and run again to copy the table anew",
-                )
-        return Layout(source_columns(record.columns), record.key, Mode(record.mode))
+    def _check_shape(self, record: AppliedRecord, target: Target, changes: TableChanges) -> None:
+        """Whoever found out how the changes are to be read must know the table as it is; nobody did: they must have its own shape."""
+        if changes.views:
+            is_same = _is_known_as(record, target) and changes.views.keys() >= set(changes.schemas)
+        else:
+            known = (record.source_oid, record.key, record.columns)
+            is_same = all((schema.oid, schema.key, target_columns(schema)) == known for schema in changes.schemas)
+        if not is_same or record.mode != self._mode_of(changes.table):
+            raise SchemaChangedError(
+                f"table {changes.table} changed its columns, its key, its mode or its identity, and the target cannot follow that",
+                hint=f"penstock tables resync {changes.table}, or drop {self.describe(changes.table)} and run again to copy the table anew",
+            )
 
     def _layout(self, schema: TableSchema) -> Layout:
         for column in schema.columns:
@@ -296,6 +334,11 @@ class PostgresSink(PostgresTargets, Sink):
             self._reached.pop(table, None)
         else:
             self._reached[table] = position
+
+
+def _is_known_as(record: AppliedRecord, target: Target) -> bool:
+    origin = None if record.origin is None else Origin.parse(record.origin)
+    return (record.source_oid, record.key, origin) == (target.source_oid, target.key, target.origin)
 
 
 def _drop_staging(connection: Connection, record: AppliedRecord | None) -> None:

@@ -12,9 +12,18 @@ import pyarrow.parquet as pq
 
 from penstock.errors import TableRewrittenError
 from penstock.position import Position
-from penstock.postgres.applied import forget_chunks, load_chunks, load_record, lock_position, record_position, target_transaction
+from penstock.postgres.applied import (
+    ensure_prepared,
+    forget_chunks,
+    load_chunks,
+    load_record,
+    lock_position,
+    record_settled,
+    target_transaction,
+)
 from penstock.postgres.connection import Connection, SourceAddress
-from penstock.postgres.target_tables import ChunkPlace, add_constants, delete_keys, insert_rows, load_chunk, put_in_place, staging_table
+from penstock.postgres.target_ddl import add_columns, put_in_place, staging_table
+from penstock.postgres.target_tables import ChunkPlace, delete_keys, insert_rows, load_chunk
 from penstock.schema import TableName
 from penstock.sinks.base import ChangedRows, SnapshotFile, SnapshotPlace
 from penstock.sinks.collapse import match_column, value_column
@@ -43,12 +52,13 @@ def chunk_name(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FinishTask:
-    """A staging table that holds `chunks`, to be put in the place of its table, at `fence`."""
+    """The staging table `token`, which holds `chunks`, to be put in the place of its table, at `fence`."""
 
     address: SourceAddress
     pipeline: str
     place: TableName
     layout: Layout
+    token: str
     chunks: Mapping[str, int]
     """By their names, the rows that each has."""
     fence: Position
@@ -56,28 +66,34 @@ class FinishTask:
 
 
 def finish(task: FinishTask) -> None:
+    """Of several attempts, the answer to the first of which was lost perhaps, one does it."""
     with target_transaction(task.address, f"finishing the snapshot of {task.place}") as connection:
-        token = _checked(connection, task)
-        staging = staging_table(token)
+        ensure_prepared(connection)
+        if _is_done(connection, task):
+            return
+        staging = staging_table(task.token)
         if task.changed is not None:
             _repair(connection, staging, task.layout, task.changed)
         values = task.layout.snapshot_values(task.fence, datetime.now(UTC))
-        add_constants(connection, staging, added_columns(task.layout), constant_texts(task.layout, values))
+        add_columns(connection, staging, added_columns(task.layout), constant_texts(task.layout, values))
         put_in_place(connection, staging, task.place, task.layout.identity)
-        forget_chunks(connection, token)
-        record_position(connection, task.place, task.pipeline, task.fence)
+        forget_chunks(connection, task.token)
+        record_settled(connection, task.place, task.pipeline, task.fence)
 
 
-def _checked(connection: Connection, task: FinishTask) -> str:
-    """The name of the staging table, if all is there that is to be in it, and nothing else; and the table still waits for it."""
+def _is_done(connection: Connection, task: FinishTask) -> bool:
+    """If not, the table still waits for what is staged, and all is there that is to be in it, and nothing else."""
     position = lock_position(connection, task.place, task.pipeline)
     record, _ = load_record(connection, task.place)
-    if record is None or record.pipeline != task.pipeline or record.staging is None or position is not None:
+    is_this = record is not None and record.staging == task.token and record.pipeline == task.pipeline and not record.is_replaced
+    if is_this and position == task.fence:
+        return True
+    if not is_this or position is not None:
         raise TableRewrittenError(f"{task.place} has been filled or removed by somebody else meanwhile; the snapshot starts again")
-    found = {chunk_name(number): rows for number, rows in load_chunks(connection, record.staging).items()}
+    found = {chunk_name(number): rows for number, rows in load_chunks(connection, task.token).items()}
     if found != dict(task.chunks):
         raise TableRewrittenError(f"the rows that were copied for {task.place} are not the ones that are there; the snapshot starts again")
-    return record.staging
+    return False
 
 
 def _repair(connection: Connection, staging: TableName, layout: Layout, changed: ChangedRows) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from typing_extensions import override
 
-from penstock.errors import ConfigError, TargetForeignError
+from penstock.errors import ConfigError, PenstockError, TargetForeignError
 from penstock.postgres.applied import OWN_SCHEMA, AppliedRecord, load_record, target_connection
 from penstock.postgres.connection import Connection, SourceAddress
+from penstock.postgres.target_privileges import lacking_privileges
 from penstock.schema import TableName
 from penstock.sinks.base import Target, Targets
+from penstock.sinks.layout import Mode
+from penstock.sinks.origin import Origin
 from penstock.sinks.postgres_rows import source_columns
 
 _LONGEST_NAME_BYTES = 63
@@ -31,6 +34,11 @@ class Naming:
         if self.shadow is not None:
             return TableName(OWN_SCHEMA, f"shadow_{self.shadow}")
         schema = self.schemas.get(table.schema, self.prefix + table.schema)
+        if schema == OWN_SCHEMA:
+            raise ConfigError(
+                f"{table} would go to the schema {OWN_SCHEMA} of the target, which is where positions are kept",
+                hint=f"name another one for it, under sink.postgres: `schemas: {{{table.schema}: copied_{table.schema}}}`",
+            )
         if len(schema.encode()) > _LONGEST_NAME_BYTES:
             raise ConfigError(f"the name of schema {schema} is longer than Postgres allows", hint="shorten sink.postgres.schema_prefix")
         return TableName(schema, table.name)
@@ -60,7 +68,13 @@ class PostgresTargets(Targets):
         record = self.find_record(table)
         if record is None:
             return None
-        return Target(table, record.source_oid, record.key, source_columns(record.columns), record.position)
+        origin = None if record.origin is None else Origin.parse(record.origin)
+        return Target(table, record.source_oid, record.key, source_columns(record.columns), record.position, Mode(record.mode), origin)
+
+    @override
+    def find_problems(self, tables: Collection[TableName]) -> list[PenstockError]:
+        with self._connected(f"looking at {self._address.describe()}") as connection:
+            return [*lacking_privileges(connection, [self.place(table) for table in tables])]
 
     def find_record(self, table: TableName) -> AppliedRecord | None:
         """What the target knows of the table; None if there is nothing. What this pipeline did not copy from there is refused."""
@@ -68,7 +82,7 @@ class PostgresTargets(Targets):
             record, is_there = load_record(connection, self.place(table))
         if record is None and not is_there:
             return None
-        if record is None or record.pipeline != self._pipeline or record.source != table:
+        if record is None or record.pipeline != self._pipeline or record.source != table or record.is_replaced:
             raise TargetForeignError(
                 f"{self.describe(table)} was written by {_writer(record, self._pipeline)}",
                 hint="choose another schema under sink.postgres, or drop that table",
@@ -82,6 +96,6 @@ class PostgresTargets(Targets):
 
 
 def _writer(record: AppliedRecord | None, pipeline: str) -> str:
-    if record is None:
+    if record is None or record.is_replaced:
         return "something that is not Penstock"
     return f"pipeline {record.pipeline!r}" if record.pipeline != pipeline else f"this pipeline, as the copy of {record.source}"

@@ -34,11 +34,11 @@ def compare_types(before: tuple[int, int, pa.DataType], after: Column, *, is_rew
     oid, modifier, arrow_type = before
     if (oid, modifier, arrow_type) == (after.type_oid, after.type_modifier, after.arrow_type):
         return TypeChange.NONE
+    if _is_wider_number(oid, after.type_oid):
+        return TypeChange.WIDER
     if arrow_type == after.arrow_type:
         alike = oid == after.type_oid or {oid, after.type_oid} <= _TEXTS
         return TypeChange.NONE if alike and not is_rewritten else TypeChange.OTHER
-    if _is_wider_number(oid, after.type_oid):
-        return TypeChange.WIDER
     if oid == after.type_oid == _NUMERIC and _is_wider_decimal(arrow_type, after.arrow_type) and not is_rewritten:
         return TypeChange.WIDER
     return TypeChange.OTHER

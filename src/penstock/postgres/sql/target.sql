@@ -3,9 +3,15 @@
 -- name: is_prepared
 SELECT pg_catalog.to_regclass('penstock.applied') IS NOT NULL AND pg_catalog.to_regclass('penstock.chunks') IS NOT NULL
 
+-- name: is_current
+-- Whether nothing is missing of what this version keeps.
+SELECT count(*) = 2 FROM pg_catalog.pg_attribute
+WHERE attrelid = pg_catalog.to_regclass('penstock.applied') AND attname IN ('relation', 'origin') AND NOT attisdropped
+
 -- name: prepare
 -- One row for each table: whose it is, what it was made from, and how far it is. A null position: it counts as no copy.
--- `staging` names the table beside it into which a snapshot that is not finished goes.
+-- `staging` names the table beside it into which a snapshot that is not finished goes; the last one, until the first epoch after it.
+-- `relation` is the table itself, whatever it is called: 0 if there was none yet, null if an earlier version did not write it down.
 CREATE SCHEMA IF NOT EXISTS penstock;
 CREATE TABLE IF NOT EXISTS penstock.applied (
     "schema" text NOT NULL,
@@ -21,6 +27,7 @@ CREATE TABLE IF NOT EXISTS penstock.applied (
     staging text,
     PRIMARY KEY ("schema", "table")
 ) WITH (fillfactor = 50);
+ALTER TABLE penstock.applied ADD COLUMN IF NOT EXISTS relation pg_catalog.regclass, ADD COLUMN IF NOT EXISTS origin text;
 CREATE TABLE IF NOT EXISTS penstock.chunks (
     staging text NOT NULL,
     number integer NOT NULL,
@@ -35,9 +42,28 @@ SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('penstock', 
 -- name: has_schema
 SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %(schema)s)
 
+-- name: lacking
+-- What the role may not do that a run does: a schema that it may not put tables into, or all that are not there if it may not make one;
+-- a table of the pipeline's that is not the role's.
+SELECT w."schema", n.oid IS NOT NULL, NULL::text FROM unnest(%(schemas)s::text[]) AS w ("schema")
+LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = w."schema"
+WHERE CASE WHEN n.oid IS NULL THEN NOT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')
+    ELSE NOT (pg_catalog.has_schema_privilege(n.oid, 'CREATE') AND pg_catalog.has_schema_privilege(n.oid, 'USAGE')) END
+UNION ALL
+SELECT n.nspname, true, c.relname FROM unnest(%(table_schemas)s::text[], %(tables)s::text[]) AS w ("schema", "table")
+JOIN pg_catalog.pg_namespace n ON n.nspname = w."schema"
+JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w."table"
+WHERE NOT pg_catalog.pg_has_role(c.relowner, 'USAGE')
+ORDER BY 1, 3
+
+-- name: whoami
+SELECT pg_catalog.current_database(), CURRENT_USER
+
 -- name: load
--- How a table stands; also where nothing is known of it, or nothing is there.
-SELECT a.pipeline, a.source_schema, a.source_table, a.source_oid, a."columns", a."key", a.mode, a."position"::text, a.staging, c.oid IS NOT NULL
+-- How a table stands; also where nothing is known of it, or nothing is there. What an earlier version did not keep is null.
+SELECT a.pipeline, a.source_schema, a.source_table, a.source_oid, a."columns", a."key", a.mode, a."position"::text, a.staging,
+    pg_catalog.to_jsonb(a) ->> 'origin', coalesce(pg_catalog.to_jsonb(a) ->> 'relation' <> c.oid::pg_catalog.regclass::text, false),
+    c.oid IS NOT NULL
 FROM (SELECT %(schema)s::text AS "schema", %(table)s::text AS "table") w
 LEFT JOIN penstock.applied a USING ("schema", "table")
 LEFT JOIN (pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace)
@@ -50,26 +76,48 @@ SELECT EXISTS (
 )
 
 -- name: lock
--- Whoever else writes to this table waits here, or is waited for.
-SELECT pipeline, "position"::text FROM penstock.applied WHERE "schema" = %(schema)s AND "table" = %(table)s FOR UPDATE
+-- Whoever else writes to this table waits here, or is waited for. No row: there is no such table of this pipeline.
+SELECT a."position"::text FROM penstock.applied a
+WHERE a."schema" = %(schema)s AND a."table" = %(table)s AND a.pipeline = %(pipeline)s AND NOT EXISTS (
+    SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = a."schema" AND c.relname = a."table" AND pg_catalog.to_jsonb(a) ->> 'relation' <> c.oid::pg_catalog.regclass::text
+)
+FOR UPDATE
 
 -- name: begin
-INSERT INTO penstock.applied ("schema", "table", pipeline, source_schema, source_table, source_oid, "columns", "key", mode, staging)
-VALUES (%(schema)s, %(table)s, %(pipeline)s, %(source_schema)s, %(source_table)s, %(source_oid)s, %(columns)s::jsonb, %(key)s::jsonb, %(mode)s,
-    %(staging)s)
+INSERT INTO penstock.applied AS a
+    ("schema", "table", pipeline, source_schema, source_table, source_oid, "columns", "key", mode, staging, origin, relation)
+SELECT w."schema", w."table", %(pipeline)s, %(source_schema)s, %(source_table)s, %(source_oid)s, %(columns)s::jsonb, %(key)s::jsonb, %(mode)s,
+    %(staging)s, %(origin)s, coalesce((
+        SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = w."schema" AND c.relname = w."table"
+    ), 0)::pg_catalog.regclass
+FROM (SELECT %(schema)s::text AS "schema", %(table)s::text AS "table") w
 ON CONFLICT ("schema", "table") DO UPDATE SET
     source_schema = excluded.source_schema, source_table = excluded.source_table, source_oid = excluded.source_oid,
-    "columns" = excluded."columns", "key" = excluded."key", mode = excluded.mode, staging = excluded.staging, "position" = NULL
+    "columns" = excluded."columns", "key" = excluded."key", mode = excluded.mode, staging = excluded.staging, origin = excluded.origin,
+    relation = CASE WHEN excluded.relation = 0::pg_catalog.regclass THEN excluded.relation ELSE coalesce(a.relation, excluded.relation) END,
+    "position" = NULL
 
 -- name: describe
 -- Take over from another table what it was made from.
-UPDATE penstock.applied a SET source_oid = b.source_oid, "columns" = b."columns", "key" = b."key", mode = b.mode
+UPDATE penstock.applied a SET source_oid = b.source_oid, "columns" = b."columns", "key" = b."key", mode = b.mode, origin = b.origin
 FROM penstock.applied b
 WHERE a."schema" = %(schema)s AND a."table" = %(table)s AND b."schema" = %(from_schema)s AND b."table" = %(from_table)s
+
+-- name: evolve
+UPDATE penstock.applied SET "columns" = %(columns)s::jsonb, "key" = %(key)s::jsonb, origin = %(origin)s
+WHERE "schema" = %(schema)s AND "table" = %(table)s
 
 -- name: record
 UPDATE penstock.applied SET "position" = %(position)s::pg_catalog.pg_lsn, staging = NULL
 WHERE "schema" = %(schema)s AND "table" = %(table)s AND pipeline = %(pipeline)s
+
+-- name: settle
+-- What stands there from now on is ours, filled up to the position.
+UPDATE penstock.applied a SET "position" = %(position)s::pg_catalog.pg_lsn, relation = c.oid
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE a."schema" = %(schema)s AND a."table" = %(table)s AND a.pipeline = %(pipeline)s AND n.nspname = a."schema" AND c.relname = a."table"
 
 -- name: forget
 DELETE FROM penstock.applied WHERE "schema" = %(schema)s AND "table" = %(table)s AND pipeline = %(pipeline)s
@@ -149,6 +197,15 @@ DELETE FROM {table} WHERE ctid = ANY (ARRAY(
         FROM {table} AS t JOIN {keys} AS k ON ROW({columns_t})::text = ROW({columns_k})::text
     ) f WHERE f.number <= f.wanted
 ))
+
+-- name: take_out_others
+-- Those that are not written alike, value by value, under the same key.
+DELETE FROM {table} AS t WHERE NOT EXISTS (
+    SELECT 1 FROM {filled} AS f WHERE {match} AND ROW({columns_t})::text = ROW({columns_f})::text
+)
+
+-- name: put_in_missing
+INSERT INTO {table} ({columns}) SELECT {columns_f} FROM {filled} AS f WHERE NOT EXISTS (SELECT 1 FROM {table} AS t WHERE {match})
 
 -- name: find_rows
 SELECT {columns} FROM {table} AS t WHERE {wanted}

@@ -1,0 +1,68 @@
+"""Errors of a target's server as ours. No message holds what stood in a row.
+
+The server's own words are quoted only where they can be about nothing but names and settings. Where they come from (`CONTEXT`) is never
+quoted: for a COPY that is the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+
+from penstock.errors import PenstockError, PrivilegeError, SinkError, SinkRefusedError, SourceError
+from penstock.postgres.connection import classify
+
+_PASSING = frozenset({"25", "40"})  # a transaction that was ended, or that met another one
+_OF_VALUES = frozenset({"22", "23"})
+_OF_NAMES = frozenset({"08", "0A", "28", "2B", "3D", "3F", "42", "53", "54", "55", "57", "58"})
+"""Classes of messages about the catalog, or about the server."""
+
+_RAISE = "exec_stmt_raise"  # what a trigger says of a row, whatever class it chooses for that
+
+# What depends on a table or a column is told in the detail.
+_WITH_DETAIL = frozenset({"2BP01", "0A000"})
+
+
+@contextmanager
+def target_errors(doing: str) -> Iterator[None]:
+    """Turn the driver's errors into ours."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise _translated(error, doing) from None
+
+
+def _translated(error: psycopg.Error, doing: str) -> PenstockError:
+    state = error.sqlstate or ""
+    if state[:2] in _PASSING or state == "55P03":
+        return SinkError(f"{doing}: {type(error).__name__} (SQLSTATE {state})")
+    if state[:2] in _OF_VALUES:
+        column = f", column {error.diag.column_name!r}" if error.diag.column_name else ""
+        hint = "see the server's log for the row, mend the target's table or the source's value, and copy the table anew"
+        return SinkRefusedError(f"{doing}: {type(error).__name__} (SQLSTATE {state}{column})", hint=hint)
+    words = _words(error, state)
+    if state == "42501":
+        hint = "grant that to the role in sink.postgres.dsn; what it is to alter or to drop must belong to it"
+        return PrivilegeError(f"{doing}: {words}", hint=hint)
+    found = classify(state, words, doing)
+    return SinkRefusedError(f"{doing}: {words} (SQLSTATE {state})", hint=_hint(error, state)) if isinstance(found, SourceError) else found
+
+
+def _words(error: psycopg.Error, state: str) -> str:
+    if not state:  # the driver's own, or libpq's: nothing that the server said of a row
+        return str(error)
+    if state[:2] not in _OF_NAMES or error.diag.source_function == _RAISE:
+        return type(error).__name__
+    said = error.diag.message_primary or type(error).__name__
+    detail = error.diag.message_detail if state in _WITH_DETAIL else None
+    return said if detail is None else f"{said}: {'; '.join(detail.splitlines())}"
+
+
+def _hint(error: psycopg.Error, state: str) -> str:
+    if error.diag.source_function == _RAISE or state[:2] not in _OF_NAMES:
+        return "see the server's log: something in the target, a trigger of its table perhaps, refused the rows"
+    if state in _WITH_DETAIL:
+        return "drop what the message names, restart the pipeline, and make it anew once the table has followed"
+    return error.diag.message_hint or "mend what the message names, and restart the pipeline"
