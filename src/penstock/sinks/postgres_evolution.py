@@ -13,7 +13,6 @@ from penstock.postgres.applied import AppliedRecord, TargetColumn
 from penstock.postgres.target_ddl import Alteration
 from penstock.postgres.types.builtin import BUILTIN_TYPES
 from penstock.sinks.evolution import Evolution
-from penstock.sinks.layout import Mode
 from penstock.sinks.origin import Origin
 from penstock.sinks.postgres_rows import target_column
 
@@ -37,13 +36,11 @@ def plan_alteration(record: AppliedRecord, evolution: Evolution) -> Alteration:
     """From what `record` says of the table."""
     columns = {column.name: column for column in evolved_record(record, evolution).columns}
     kept = [replace(column, name=evolution.renamed.get(column.name, column.name)) for column in record.columns]
-    # A log of changes holds them as they were.
-    fills = [None if record.mode == Mode.APPEND else added.fill.as_py() for added in evolution.added]
     return Alteration(
         dict(evolution.renamed),
         tuple(columns[column.name] for column in kept if columns[column.name] != column),
         tuple(columns[added.name] for added in evolution.added),
-        tuple(fills),
+        tuple(added.fill.as_py() for added in evolution.added),
     )
 
 
