@@ -38,13 +38,16 @@ def print_tables(config: Path, *, as_json: bool) -> None:
     with connect(loaded.source.address()) as connection:
         selection = select_tables(connection, loaded)
     names = sorted({*selection.tables, *selection.refused, *states, *orders.removed})
-    rows = [(str(name), states.get(name, "pending" if name not in orders.removed else ""), _ordered(name, orders)) for name in names]
+    rows = [(name, states.get(name, "pending" if name not in orders.removed else ""), _ordered(name, orders)) for name in names]
+    members = {name: [str(member.name) for member in table.members] for name, table in selection.tables.items() if table.members}
     if as_json:
-        typer.echo(json.dumps([{"table": name, "state": state or None, "ordered": ordered} for name, state, ordered in rows], indent=2))
+        documents = [{"table": str(name), "state": state or None, "ordered": ordered} for name, state, ordered in rows]
+        whole = [{**each, **({"members": members[name]} if name in members else {})} for each, name in zip(documents, names, strict=True)]
+        typer.echo(json.dumps(whole, indent=2))
         return
     shown = Table("table", "state", "ordered", box=None)
     for name, state, ordered in rows:
-        shown.add_row(name, state, ", ".join(ordered))
+        shown.add_row(f"{name} ← {', '.join(members[name])}" if name in members else str(name), state, ", ".join(ordered))
     Console().print(shown)
 
 
@@ -52,8 +55,13 @@ def order(path: Path, names: list[str], what: str) -> None:
     """Write the order down. A table that the source or the pipeline does not have is refused where that would be a mistake."""
     config = load_config(path)
     tables = [_parse(name) for name in names]
-    selects = with_orders(config).selects
-    strange = [name for name in tables if not selects(name)] if what in _OF_WHAT_IS_SELECTED else []
+    ordered = with_orders(config)
+    strange = [name for name in tables if not ordered.has(name)] if what in _OF_WHAT_IS_SELECTED else []
+    members = {name: route.into for name in strange if ordered.selects(name) and (route := ordered.route_of(name)) is not None}
+    if members and what != "remove":
+        name, into = next(iter(members.items()))
+        raise NoTablesError(f"{name} is routed into {into}, and is no table of the pipeline by itself", hint=f"say it of {into}")
+    strange = [name for name in strange if name not in members]
     if strange:
         hint = "check schema and spelling; `penstock tables list` shows them, and `penstock tables add` takes one in"
         raise NoTablesError(f"the pipeline has no table {', '.join(map(str, strange))}", hint=hint)
@@ -72,7 +80,7 @@ def _parse(text: str) -> TableName:
 
 def _check_exist(config: PipelineConfig, tables: Iterable[TableName]) -> None:
     with connect(config.source.address()) as connection:
-        known = {table.name for table in inspect_tables(connection)}
+        known = {table.name for table in inspect_tables(connection)} | {rule.route.into for rule in config.tables if rule.route is not None}
     unknown = [name for name in tables if name not in known]
     if unknown:
         raise NoTablesError(f"the source has no table {', '.join(map(str, unknown))}", hint="check schema and spelling; case counts")

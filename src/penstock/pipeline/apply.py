@@ -21,6 +21,7 @@ from penstock.errors import ConnectionLostError, PenstockError, Recovery, Schema
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.following import Follower
 from penstock.pipeline.observer import EpochReport, PipelineObserver
+from penstock.pipeline.routing import gather
 from penstock.pipeline.shadows import Shadows
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
@@ -282,11 +283,12 @@ class EpochApplier:
     def _plan(self, ranges: Mapping[Position, SpoolRange]) -> list[TableChanges]:
         """What each table has to take in, read from where that table stands; the largest first."""
         work = []
+        routed = {} if self._follower is None else self._follower.routed
         for name, status in self.statuses.items():
             if status.is_applied and status.applied is not None and status.applied in ranges:
-                found = ranges[status.applied].tables.get(name)
+                found = gather(self._targets[name], ranges[status.applied], routed)
                 if found is not None:
-                    work.append(TableChanges(name, found.slices, found.counts))
+                    work.append(found)
         return sorted(work, key=lambda changes: -changes.counts.rows)
 
     def _fail_renamed(self, ranges: Mapping[Position, SpoolRange]) -> None:

@@ -39,7 +39,7 @@ def plan_capture(config: PipelineConfig) -> CaptureSettings:
         return config.capture_settings()
     if EpochLog(config.sink.root, config.pipeline).last() is not None:
         raise slot_missing(config)
-    wanted = [name for name in selection.tables if name not in selection.refused]
+    wanted = [table.name for table in selection.sources]
     report = inspect_coverage(address, config.publication, wanted)
     blocked = {name for blocker in report.blockers for name in blocker.tables}
     return config.capture_settings(tables=[name for name in wanted if name not in blocked] or wanted)

@@ -156,13 +156,14 @@ class _SourceCheck:
             step.warn("ignored", f"{listed} {verb} ignored: {what}, whose changes do not enter the log", "exclude by pattern", names)
 
     def _warn_of_idle_patterns(self, step: Step, selection: Selection) -> None:
+        known = [source for table in selection.tables.values() for source in table.sources]
         for rule in self._config.tables:
-            if rule.match is not None and selection.tables and not any(rule.selects(name) for name in selection.tables):
+            if rule.match is not None and selection.tables and not any(rule.selects(table.name) for table in known):
                 step.warn("no-match", f"pattern {rule.match} matches no table", "check tables: in the configuration; case counts")
 
     def _publication(self, step: Step, selection: Selection) -> None:
         name = step.detail = self._config.publication
-        wanted = [table for table in selection.tables if table not in selection.refused]
+        wanted = [table.name for table in selection.sources]
         if not wanted:
             step.is_skipped = True
             return
@@ -179,8 +180,9 @@ class _SourceCheck:
 
     def _reading(self, step: Step, selection: Selection) -> None:
         snapshot = self._snapshot
-        wanted = [table for name, table in selection.tables.items() if name not in selection.refused]
-        unreadable = inspect_unreadable(self._connection, {table.oid: selection.schemas[table.name].column_names for table in wanted})
+        wanted = selection.sources
+        schemas = {schema.oid: schema for schema in selection.source_schemas}
+        unreadable = inspect_unreadable(self._connection, {table.oid: schemas[table.oid].column_names for table in wanted})
         for blocker in reading_blockers(unreadable, self._role):
             if blocker.what not in self._told:
                 step.problem(blocker)
@@ -190,7 +192,7 @@ class _SourceCheck:
         refused = {each.table for each in unreadable}
         chunks = []
         for table in wanted:
-            planned = plan_chunks(self._connection, table, selection.schemas[table.name], _ONE_CHUNK_BYTES, self._config.publication)
+            planned = plan_chunks(self._connection, table, schemas[table.oid], _ONE_CHUNK_BYTES, self._config.publication)
             chunks += [replace(planned[0], last=1)] if planned and planned[0].heap not in refused else []
         for heap, failure in probe_chunks(self._address, snapshot.name, chunks).items():
             step.problem(failure, heap)

@@ -39,8 +39,12 @@ def check_continuing(step: Step, config: PipelineConfig, address: SourceAddress,
         slot = inspect_slot(connection, config.slot)
         check_origin(address, config, tables, last, system=identify_system(address), slot=slot)
         if slot is not None:
-            published = inspect_memberships(connection, config.publication, tables.sources)
-            fail_unpublished(tables, [name for name in tables.filled if name not in published], targets.describe)
+            published = inspect_memberships(connection, config.publication, tables.owners)
+            fail_unpublished(
+                tables,
+                [source for name in tables.filled for source in tables.sources_of(name) if source not in published],
+                targets.describe,
+            )
             fail_rejoined(tables, load_memberships(config.state), published, targets.describe)
             check_log(connection, config, tables, targets.describe)
     for name, status in tables.statuses.items():

@@ -19,6 +19,7 @@ from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.references import EnvReference, FileReference, Model
+from penstock.pipeline.routes import Route, check_routes
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
 from penstock.pipeline.sink_config import SinkConfig
 from penstock.pipeline.table_rules import TableRule, build_transform
@@ -173,6 +174,11 @@ class PipelineConfig(Model):
             raise ValueError("columns are hashed, and hash_key is not given: add hash_key: {env: NAME}, a long random text")
         return self
 
+    @model_validator(mode="after")
+    def _has_routes(self) -> PipelineConfig:
+        check_routes(rule.route for rule in self.tables)
+        return self
+
     @field_validator("pipeline")
     @classmethod
     def _plain_name(cls, value: str) -> str:
@@ -231,24 +237,46 @@ class PipelineConfig(Model):
         return [name for name in named if name not in self._removed]
 
     def selects(self, name: TableName) -> bool:
-        return name not in self._removed and any(rule.selects(name) for rule in self.tables)
+        """Whether this table of the source is wanted, be it for itself or to go into another."""
+        route = self.route_of(name)
+        return name not in self._removed and not (route and route.into in self._removed) and any(rule.selects(name) for rule in self.tables)
+
+    def route_of(self, name: TableName) -> Route | None:
+        """Where this table of the source goes, if not into one of its own name."""
+        if not self.is_routing:
+            return None
+        return next((rule.route for rule in reversed(self.tables) if rule.into is not None and rule.selects(name)), None)
+
+    @property
+    def is_routing(self) -> bool:
+        return any(rule.into is not None for rule in self.tables)
+
+    def has(self, name: TableName) -> bool:
+        """Whether the pipeline has, or would have, a table of this name: one of the source's, or one into which others go."""
+        is_target = any(route is not None and route.into == name for route in (rule.route for rule in self.tables))
+        return (is_target and name not in self._removed) or (self.selects(name) and self.route_of(name) is None)
+
+    def rules_of(self, name: TableName) -> list[TableRule]:
+        """The rules about a table of the pipeline; what the last of them says counts."""
+        routed = [rule for rule in self.tables if rule.route is not None and rule.route.into == name]
+        return routed or [rule for rule in self.tables if rule.selects(name)]
 
     def mode_of(self, name: TableName) -> Mode:
-        said = next((rule.mode for rule in reversed(self.tables) if rule.mode is not None and rule.selects(name)), self.mode)
+        said = next((rule.mode for rule in reversed(self.rules_of(name)) if rule.mode is not None), self.mode)
         return said or self.sink.modes[0]
 
     def schema_rule(self, name: TableName) -> SchemaRule:
-        said = (rule.schema_changes for rule in reversed(self.tables) if rule.schema_changes is not None and rule.selects(name))
+        said = (rule.schema_changes for rule in reversed(self.rules_of(name)) if rule.schema_changes is not None)
         return SchemaRule(next(said, self.schema_changes), self.mode_of(name) is Mode.MIRROR, self.transform_of(name))
 
     def transform_of(self, name: TableName) -> Transform | None:
         """What is done to the table's rows on their way; None: nothing."""
-        rule = next((rule for rule in reversed(self.tables) if rule.transforms and rule.selects(name)), None)
+        rule = next((rule for rule in reversed(self.rules_of(name)) if rule.transforms), None)
         return None if rule is None else build_transform(rule, self.hash_key, needs_key=self.mode_of(name) is not Mode.APPEND)
 
     def with_tables(self, added: Iterable[TableName], removed: Iterable[TableName]) -> PipelineConfig:
         """As if the file named some tables more, and others not."""
-        rules = [TableRule.model_validate({"table": str(name)}) for name in added if not self.selects(name)]
+        rules = [TableRule.model_validate({"table": str(name)}) for name in added if not self.has(name) and not self.selects(name)]
         changed = self.model_copy(update={"tables": (*self.tables, *rules)})
         changed._removed = frozenset(removed)  # noqa: SLF001 of this very class
         return changed

@@ -14,9 +14,11 @@ import pyarrow.parquet as pq
 
 from penstock.change import XID
 from penstock.errors import ConnectionLostError, SchemaChangedError, SpoolCorruptError
+from penstock.pipeline.routing import routed_views
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule, plan_following
 from penstock.postgres.attributes import CatalogShape
 from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.routed import is_routed
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import CopyAnew, same_views
@@ -34,11 +36,14 @@ class Follower:
         self._rule_of = rule_of
         self._inspect = inspect
         self._suspects: set[TableName] = set()
+        self.routed: dict[int, TableSchema] = {}
+        """Tables into which others go, as the catalog has had them, by their numbers."""
         self._heaps: dict[tuple[TableName, int], str] = {}
 
     def notice(self, targets: Mapping[TableName, Target], schemas: Mapping[TableName, TableSchema]) -> dict[TableName, str]:
         """Take in what the catalog has now. Gives the tables that have to be copied anew, though no change ever shows why."""
         anew: dict[TableName, str] = {}
+        self.routed |= {schema.oid: schema for schema in schemas.values() if schema.members is not None}
         for name, target in targets.items():
             schema = schemas.get(name)
             if schema is None:
@@ -62,6 +67,8 @@ class Follower:
     def follow(self, sink: Sink, target: Target, changes: TableChanges) -> TableChanges:
         """How `changes` are to be read, and what the target becomes with them. `CopyAnew`, or what the policy says to it."""
         rule = self._rule_of(target.table)
+        if is_routed(target.source_oid):
+            return self._follow_members(rule, target, changes)
         versions = changes.schemas
         if any(version.oid != target.source_oid for version in versions):
             raise _refused(rule, target, MADE_ANEW)
@@ -88,11 +95,17 @@ class Follower:
             raise _refused(rule, target, "its target cannot be altered in place")
         return replace(changes, views=evolution.views, evolution=evolution)
 
+    def _follow_members(self, rule: SchemaRule, target: Target, changes: TableChanges) -> TableChanges:
+        try:
+            return replace(changes, views=routed_views(target, changes, self.routed))
+        except CopyAnew as reason:
+            raise _refused(rule, target, str(reason)) from reason
+
 
 def why_anew(schema: TableSchema, target: Target) -> str | None:
     """Why a target is no copy of the table that the catalog has now, though the log may never show it."""
     if schema.oid != target.source_oid:
-        return MADE_ANEW
+        return MADE_ANEW if schema.members is None else "the tables that are routed into it came, went or changed"
     origin = target.origin
     if origin is not None and origin.is_shape_of(schema) and not origin.is_same(schema):
         return "a column was dropped and made again with the same name"

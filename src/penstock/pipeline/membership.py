@@ -45,14 +45,16 @@ def fail_rejoined(
     What has failed keeps its old entry, so that it fails again if this run ends before anybody has written that down.
     """
     for name in tables.filled:
-        if name in recorded and not _is_same(recorded[name], found.get(name)):
-            error = TargetRewoundError(
-                f"table {name} was taken out of the publication and put in again, so changes of it may be missing",
-                hint=f"remove {describe(name)} and run again to copy the table anew",
-            )
-            tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)
+        for source in tables.sources_of(name):
+            if source in recorded and not _is_same(recorded[source], found.get(source)):
+                error = TargetRewoundError(
+                    f"table {source} was taken out of the publication and put in again, so changes of it may be missing",
+                    hint=f"remove {describe(name)} and run again to copy the table anew",
+                )
+                tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)
     capturable = set(tables.capturable)
-    kept = {name: token for name, token in recorded.items() if name in tables.statuses and name not in capturable}
+    known = {source for name in tables.statuses for source in tables.sources_of(name)}
+    kept = {name: token for name, token in recorded.items() if name in known and name not in capturable}
     return kept | {name: token for name, token in found.items() if name in capturable}
 
 

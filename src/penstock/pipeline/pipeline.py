@@ -242,7 +242,7 @@ class Pipeline:
     def _check_membership(self, tables: Tables) -> None:
         """A table that left the publication and came back looks as if it had always been there."""
         with connect(self._address) as connection:
-            found = inspect_memberships(connection, self._config.publication, tables.sources)
+            found = inspect_memberships(connection, self._config.publication, tables.owners)
         recorded = load_memberships(self._config.state)
         save_memberships(self._config.state, fail_rejoined(tables, recorded, found, self._sink.describe))
 

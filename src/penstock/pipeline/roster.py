@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from penstock.capture.provision import ensure_capture, inspect_coverage
-from penstock.errors import PenstockError, Recovery
+from penstock.errors import MembersDifferError, PenstockError, Recovery
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.background import BackgroundSnapshots
 from penstock.pipeline.config import PipelineConfig
@@ -52,6 +52,8 @@ class Roster:
     """Reads the configuration's file again; None if there is none."""
     _orders: TableOrders | None = None
     _leaving: set[TableName] = field(default_factory=set)
+    _sources: dict[TableName, tuple[TableName, ...]] = field(default_factory=dict)
+    """Of which tables of the source each one consists."""
     _glanced_at: float = 0.0
     _looked_at: float = 0.0
     _told: str | None = None
@@ -93,15 +95,22 @@ class Roster:
     def _look(self, orders: TableOrders) -> None:
         with connect(self.config.source.address()) as connection:
             selection = select_tables(connection, self.config)
-        selects = self.config.with_tables(orders.added, orders.removed).selects
-        self._remove([name for name in self.applier.statuses if not selects(name)])
+        has = self.config.with_tables(orders.added, orders.removed).has
+        self._remove([name for name in self.applier.statuses if not has(name)])
+        self._sources |= {name: tuple(source.name for source in table.sources) for name, table in selection.tables.items()}
         known = self.applier.statuses
         new = {name for name in (*selection.tables, *selection.refused) if name not in known and not self.snapshots.is_copying(name)}
         if new:
             self._add(_part(selection, new), orders)
         self._pause(orders)
         self.applier.notice(selection.schemas)
-        self._resync([name for name in orders.resync if selects(name)], selection)
+        self._resync({name for name in orders.resync if has(name)} | self._alike_again(selection), selection)
+
+    def _alike_again(self, selection: Selection) -> set[TableName]:
+        """Tables that failed because those that go into them differed, and can be copied by now."""
+        statuses = self.applier.statuses
+        failed = {name for name, status in statuses.items() if MembersDifferError.code in (status.reason or "")}
+        return {name for name in failed & selection.tables.keys() - selection.refused.keys() if self.config.schema_rule(name).renews}
 
     def part_with(self, known: Iterable[TableName]) -> None:
         """Tables of the last epoch that are selected no more: they were removed while nobody ran, or a run ended in the middle of it."""
@@ -120,7 +129,8 @@ class Roster:
         self.sink.disown(name)
         if self.config.owns_publication:
             with connect(self.config.source.address()) as connection:
-                drop_table(connection, self.config.publication, name)
+                for source in self._sources.pop(name, (name,)):
+                    drop_table(connection, self.config.publication, source)
         self._leaving.discard(name)
         _log.info("table removed", extra={"table": str(name)})
         self.observer.table_left(name)
@@ -135,14 +145,14 @@ class Roster:
                 _, added = ensure_capture(address, config.slot, config.publication, tables.capturable, failover=config.source.failover)
                 fail_unpublished(tables, added, self.sink.describe)
                 with connect(address) as connection:
-                    found = inspect_memberships(connection, config.publication, tables.sources)
+                    found = inspect_memberships(connection, config.publication, tables.owners)
                     check_log(connection, config, tables, self.sink.describe, is_alone=False)
                 recorded = load_memberships(config.state)
                 save_memberships(config.state, {**recorded, **fail_rejoined(tables, recorded, found, self.sink.describe)})
         except PenstockError as error:
             if error.recovery is not Recovery.OPERATOR:
                 raise
-            for name in tables.capturable:
+            for name in tables.going:
                 tables.statuses[name] = TableStatus.failed(error, None)
         self._admit(tables, orders)
 
@@ -187,9 +197,10 @@ class Roster:
     def _renew(self, table: CatalogTable) -> None:
         """What is wrong with a table may be that it is not published; its copy would be stale from the first moment."""
         config, address = self.config, self.config.source.address()
-        ensure_capture(address, config.slot, config.publication, [table.name], failover=config.source.failover)
+        sources = [source.name for source in table.sources]
+        ensure_capture(address, config.slot, config.publication, sources, failover=config.source.failover)
         with connect(address) as connection:
-            self.renew(table, inspect_memberships(connection, config.publication, [table.name]))
+            self.renew(table, inspect_memberships(connection, config.publication, sources))
 
     def _resume(self, name: TableName, status: TableStatus) -> None:
         """A table that was paused before it was copied is as new."""

@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.following import Follower
 from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.routing import gather
 from penstock.pipeline.states import TableStatus
 from penstock.position import Position
 from penstock.schema import TableName
-from penstock.sinks.base import Sink, TableChanges, Target
+from penstock.sinks.base import Sink, Target
 from penstock.sinks.evolution import CopyAnew
 from penstock.spool.reader import SpoolReader
 
@@ -116,9 +117,8 @@ class Shadows:
         sink, applied = self._sinks[name], shadow.applied
         assert applied is not None
         if applied < end:
-            found = reader.read(applied, end).tables.get(name)
-            if found is not None:
-                changes = TableChanges(name, found.slices, found.counts)
+            changes = gather(shadow, reader.read(applied, end), {} if self._follower is None else self._follower.routed)
+            if changes is not None:
                 sink.apply(shadow, changes if self._follower is None else self._follower.follow(sink, shadow, changes), end)
         self._main.replace(name, sink, max(applied, end))
         target = self._main.load_target(name)

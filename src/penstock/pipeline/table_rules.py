@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from penstock.pipeline.references import EnvReference, FileReference, Model
+from penstock.pipeline.routes import SOURCE_COLUMN, Route
 from penstock.pipeline.schema_policy import SchemaPolicy
 from penstock.pipeline.transform_config import ColumnsConfig
 from penstock.schema import TableName
@@ -35,6 +36,13 @@ class TableRule(Model):
     where: str | None = Field(
         None, description="a condition in Spark SQL over the source's columns: the target has just the rows that meet it"
     )
+    into: str | None = Field(
+        None,
+        description="one table of the target, schema.table, into which all these tables go; of several rules that say it the last counts",
+    )
+    source_column: str | None = Field(
+        None, min_length=1, description=f"with `into`: the column that says from which table a row is; default: `{SOURCE_COLUMN}`"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -51,12 +59,20 @@ class TableRule(Model):
             TableName.parse(self.table)
             if self.exclude:
                 raise ValueError("exclude: goes with match:")
+        if self.into is not None:
+            TableName.parse(self.into)
+        elif self.source_column is not None:
+            raise ValueError("source_column: goes with into:")
         return self
 
     @property
     def transforms(self) -> bool:
         """Whether it says what is done to rows."""
         return self.columns is not None or self.where is not None
+
+    @property
+    def route(self) -> Route | None:
+        return None if self.into is None else Route(_parsed(self.into), self.source_column or SOURCE_COLUMN)
 
     def selects(self, name: TableName) -> bool:
         if self.table is not None:

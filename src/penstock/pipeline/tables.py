@@ -26,6 +26,7 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.following import why_anew
 from penstock.pipeline.orders import TableOrders, with_orders
+from penstock.pipeline.routing import route_tables
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
@@ -57,9 +58,23 @@ class Tables:
     """Those whose target is to be copied anew, whatever else is the matter with it; and why."""
 
     @property
+    def going(self) -> list[TableName]:
+        """Those that have not failed."""
+        return [name for name, status in self.statuses.items() if status.state is not TableState.FAILED]
+
+    @property
     def capturable(self) -> list[TableName]:
         """What the publication must hold."""
-        return [name for name, status in self.statuses.items() if status.state is not TableState.FAILED]
+        return [source for name in self.going for source in self.sources_of(name)]
+
+    def sources_of(self, name: TableName) -> tuple[TableName, ...]:
+        """The tables of the source that a table of the pipeline consists of."""
+        return tuple(source.name for source in self.sources[name].sources) if name in self.sources else (name,)
+
+    @property
+    def owners(self) -> dict[TableName, TableName]:
+        """By table of the source, the table of the pipeline that it is, or is part of."""
+        return {source: name for name in {**self.sources, **self.statuses} for source in self.sources_of(name)}
 
     @property
     def pending(self) -> list[CatalogTable]:
@@ -83,6 +98,16 @@ class Selection:
     schemas: dict[TableName, TableSchema]
     refused: dict[TableName, PenstockError]
 
+    @property
+    def sources(self) -> list[CatalogTable]:
+        """The tables of the source that these are made of, without those that are refused."""
+        return [source for name, table in self.tables.items() if name not in self.refused for source in table.sources]
+
+    @property
+    def source_schemas(self) -> list[TableSchema]:
+        """The shapes of the tables of the source."""
+        return [each for schema in self.schemas.values() for each in ((schema,) if schema.members is None else schema.members.schemas)]
+
 
 def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
     """Look at the source. A table that is named and is not there is refused; one that no pattern matches is not missed.
@@ -95,7 +120,8 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
     faults = inspect_key_faults(connection, selection.schemas.values())
     whole = inspect_whole_rows(connection, [schema.oid for schema in selection.schemas.values() if not schema.key])
     for name, schema in selection.schemas.items():
-        mode = config.mode_of(name)
+        route = config.route_of(name)
+        mode = config.mode_of(name if route is None else route.into)
         needs_key = mode is not Mode.APPEND and not (mode is Mode.MIRROR and schema.oid in whole)
         try:
             check_mirrorable(schema, faults.get(name, KeyFault.MISSING) if needs_key else None)
@@ -105,6 +131,9 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
     unknown = [name for name in config.named_tables if name not in tables]
     for blocker in relation_blockers(None, inspect_relations(connection, "", unknown) if unknown else ()):
         selection.refused.setdefault(blocker.tables[0], blocked([blocker]))
+    if config.is_routing:
+        check = lambda schema: check_names(schema, config.mode_of(schema.name))  # noqa: E731
+        route_tables(selection.tables, selection.schemas, selection.refused, config.route_of, check)
     return selection
 
 
@@ -191,7 +220,9 @@ def fail_blocked(tables: Tables, report: CoverageReport) -> None:
     reasons = {name: blocker for blocker in reversed(report.blockers) for name in blocker.tables}
     if reasons.keys() >= set(tables.capturable):
         raise blocked(report.blockers)
-    for name, blocker in reasons.items():
+    owners = tables.owners
+    for source, blocker in reasons.items():
+        name = owners.get(source, source)
         tables.statuses[name] = TableStatus.failed(blocked([blocker]), tables.statuses[name].applied)
 
 
@@ -203,10 +234,12 @@ def pause_ordered(tables: Tables, orders: TableOrders) -> None:
 
 def fail_unpublished(tables: Tables, added: Iterable[TableName], describe: Callable[[TableName], str]) -> None:
     """Tables that were filled before and have not been published since: their changes in between are in no log."""
-    for name in added:
+    owners = tables.owners
+    for source in added:
+        name = owners.get(source, source)
         if name in tables.filled:
             error = TargetRewoundError(
-                f"table {name} was not in the publication any more, so changes of it are missing",
+                f"table {source} was not in the publication any more, so changes of it are missing",
                 hint=f"remove {describe(name)} and run again to copy the table anew",
             )
             tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)

@@ -26,12 +26,14 @@ from penstock.pipeline.scratch import scratch_directory
 from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.source_copy import copy_source
 from penstock.pipeline.states import TableState
+from penstock.pipeline.tables import select_tables
 from penstock.pipeline.verdicts import TableVerdict, VerifyReport
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_schema, inspect_tables
-from penstock.postgres.chunks import Chunk, plan_chunks
+from penstock.postgres.chunks import Chunk, cut_chunks, plan_chunks
 from penstock.postgres.connection import connect
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
+from penstock.postgres.outline import inspect_outline
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, Target
 from penstock.sinks.layout import CURRENT, DELETED, Mode
@@ -47,8 +49,8 @@ def verify_tables(
 ) -> VerifyReport:
     """Compare the tables `names`, or all that the configuration selects, whether the pipeline runs or not."""
     started = time.monotonic()
-    selects = with_orders(config).selects
-    foreign = [name for name in names if not selects(name)]
+    has = with_orders(config).has
+    foreign = [name for name in names if not has(name)]
     if foreign:
         raise NoTablesError(f"the configuration does not select {foreign[0]}", hint="check --table, and tables: in the configuration")
     verdicts: dict[TableName, TableVerdict] = {}
@@ -137,9 +139,11 @@ class SideBySide:
         return open_sink(self.config, self.spark)
 
     def inspect(self) -> dict[TableName, CatalogTable]:
-        """The source's tables that the configuration selects, in name order."""
+        """The tables of the pipeline that the source has, in name order."""
         selects = with_orders(self.config).selects
         with connect(self.config.source.address()) as connection:
+            if self.config.is_routing:
+                return dict(sorted(select_tables(connection, self.config).tables.items()))
             return {table.name: table for table in inspect_tables(connection) if selects(table.name)}
 
     def compare(self, table: CatalogTable, snapshot: ExportedSnapshot, version: int | None) -> Comparison:
@@ -162,6 +166,9 @@ class SideBySide:
     def _plan(self, table: CatalogTable) -> tuple[TableSchema, list[Chunk]]:
         config = self.config
         with connect(config.source.address()) as connection:
+            if table.members:
+                found = inspect_outline(connection, table, config.type_policy, config.publication)
+                return found.outline.schema, cut_chunks(found, config.snapshot_chunk_bytes)
             schema = inspect_schema(connection, table, config.type_policy, config.publication)
             return schema, plan_chunks(connection, table, schema, config.snapshot_chunk_bytes, config.publication)
 
