@@ -1,0 +1,69 @@
+"""Shards that go into one table, from the copy to the stream and back, into Delta and into Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.pipeline.states import TableState
+from penstock.schema import TableName
+from tests.fix_pipeline import Mirror, MirrorFactory
+from tests.fix_postgres import Database, PostgresServer
+
+SHARD = """
+    CREATE SCHEMA {0};
+    CREATE TABLE {0}.orders (id int PRIMARY KEY, note text, big text);
+    ALTER TABLE {0}.orders ALTER big SET STORAGE EXTERNAL;
+    INSERT INTO {0}.orders SELECT g, '{0} ' || g, repeat(md5('{0}' || g), 100) FROM generate_series(1, 5) g
+"""
+RULES = [{"match": "shard_*.orders", "into": "lake.orders"}]
+
+
+@pytest.fixture
+def target(postgres_server: PostgresServer) -> Iterator[Database]:
+    created = postgres_server.create_database()
+    yield created
+    created.close()
+    postgres_server.drop_database(created.name)
+
+
+def _held(made: Mirror, sink: str, target: Database) -> set[tuple[Any, ...]]:
+    if sink == "delta":
+        return {(row["_source"], row["id"], row["note"]) for row in made.rows("lake.orders")}
+    return set(target.query("SELECT _source, id, note FROM lake.orders"))
+
+
+def _there(database: Database, *shards: str) -> set[tuple[Any, ...]]:
+    return {(f"{shard}.orders", *row) for shard in shards for row in database.query(f"SELECT id, note FROM {shard}.orders")}
+
+
+@pytest.mark.parametrize("sink", ["delta", "postgres"])
+def test_K11_the_same_keys_in_different_shards_are_different_rows_of_one_table(
+    database: Database, target: Database, mirror: MirrorFactory, sink: str
+) -> None:
+    for shard in ("shard_1", "shard_2"):
+        database.execute(SHARD.format(shard))
+    made = mirror(tables=RULES, sink={"delta": {"path": "lake"}} if sink == "delta" else {"postgres": {"dsn": target.dsn}})
+    assert made.run_once().tables.keys() == {"lake.orders"}
+    made.assert_equal("lake.orders")
+    assert _held(made, sink, target) == _there(database, "shard_1", "shard_2")
+
+    # A truncate takes one shard's rows alone, and a key change, its untouched values too, stays in its shard.
+    database.execute("UPDATE shard_1.orders SET note = 'gone soon' WHERE id = 2; UPDATE shard_2.orders SET id = 30 WHERE id = 3")
+    database.execute("DELETE FROM shard_2.orders WHERE id = 1; TRUNCATE shard_1.orders; INSERT INTO shard_1.orders VALUES (2)")
+    made.run_once()
+    made.assert_equal("lake.orders")
+    assert _held(made, sink, target) == _there(database, "shard_1", "shard_2")
+
+    # A shard that comes later joins: the table is copied anew by itself. Changes go on meanwhile.
+    database.execute(SHARD.format("shard_3"))
+    database.execute("UPDATE shard_2.orders SET note = 'later' WHERE id = 2")
+    assert made.run_once().tables["lake.orders"].state is TableState.STREAMING
+    made.assert_equal("lake.orders")
+    database.execute("DELETE FROM shard_3.orders WHERE id = 1; INSERT INTO shard_1.orders VALUES (1, 'again')")
+    made.run_once()
+    made.assert_equal("lake.orders")
+    assert _held(made, sink, target) == _there(database, "shard_1", "shard_2", "shard_3")
+    assert made.orders().resync == frozenset[TableName]()
