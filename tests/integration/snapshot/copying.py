@@ -34,6 +34,7 @@ from penstock.sinks.base import Sink
 from tests.fix_captured import Captured
 
 PIPELINE = "copying"
+SOURCE = "_source"
 Texts = dict[str, list[str | None]]
 """By column, what each row has."""
 RowsOf = Callable[[TableName], list[dict[str, Any]]]
@@ -97,13 +98,15 @@ class Copying:
         policy: TypePolicy = TypePolicy.DEFAULT,
         publication: str | None = "p",
         is_stopping: Callable[[], bool] = lambda: False,
+        into: TableName | None = None,
     ) -> tuple[Watcher, dict[TableName, PenstockError]]:
-        """Copy tables of schema public, to the end, or until so many chunks have been read."""
+        """Copy tables of schema public, all `into` one if that is given, to the end, or until so many chunks have been read."""
         watcher = watcher or Watcher()
         with connect(self.address) as connection:
             found = {table.name: table for table in inspect_tables(connection)}
         self._tables = [found[TableName("public", name)] for name in tables]
-        waiting = [table for table in self._tables if not self._is_finished(table.name)]
+        wanted = self._tables if into is None else [CatalogTable(1 << 62, into, tuple(self._tables), SOURCE)]
+        waiting = [table for table in wanted if not self._is_finished(table.name)]
         coordinator = SnapshotCoordinator(
             self.executors,
             self.address,
@@ -137,6 +140,20 @@ class Copying:
                 schema = inspect_schema(connection, table, policy, publication)
             assert _sorted(self.rows(name)) == _sorted(_decoded(self.held[target.applied][name], schema)), name
             assert self.store.load(name) is None, "nothing is left of a snapshot that is finished"
+
+    def assert_joined(self, into: TableName, *tables: str) -> None:
+        """One table equals what the source held of all `tables`, at the position that the target says."""
+        target = self.sink.load_target(into)
+        assert target is not None
+        assert target.applied is not None
+        held = []
+        with connect(self.address) as connection:
+            for table in inspect_tables(connection):
+                if table.name.name in tables:
+                    rows = _decoded(self.held[target.applied][table.name], inspect_schema(connection, table, publication="p"))
+                    held += [{**row, SOURCE: str(table.name)} for row in rows]
+        assert _sorted(self.rows(into)) == _sorted(held)
+        assert self.store.load(into) is None, "nothing is left of a snapshot that is finished"
 
     def _is_finished(self, name: TableName) -> bool:
         target = self.sink.load_target(name)
