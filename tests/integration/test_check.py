@@ -431,3 +431,26 @@ def test_the_command_prints_for_people_and_for_programs(shop: Database, tmp_path
     text = console.export_text()
     assert "PEN-1402" in text
     assert 'fix: ALTER TABLE "public"."keyless" ADD PRIMARY KEY' in text
+
+
+def test_K11_tables_that_are_routed_into_one_are_checked_as_what_they_make_together(shop: Database, check: Checker) -> None:
+    for schema in ("s1", "s2"):
+        shop.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.orders (id int PRIMARY KEY, v text)")
+    rules: list[Any] = ["public.items", {"match": "s*.orders", "into": "lake.orders"}]
+    report = check(tables=rules)
+    assert report.problems == []
+    details = {step.name: step.detail for step in report.steps}
+    assert details["tables"] == "2 selected"
+    assert details["reading"] == "the first block of 3 tables"
+
+    shop.execute("ALTER TABLE s2.orders ADD more int, ALTER v TYPE varchar(9)")
+    (problem,) = check(tables=rules).problems
+    assert problem.code == "PEN-1420"
+    assert problem.tables == (TableName("lake", "orders"),)
+    assert (
+        "s2.orders has a column 'more', and s1.orders has not; column 'v' has another type in s2.orders than in s1.orders" in problem.what
+    )
+
+    shop.execute("DROP TABLE s2.orders; CREATE TABLE s2.orders (id int)")
+    (problem,) = check(tables=rules).problems
+    assert "s2.orders, which is routed into lake.orders, cannot be mirrored: table s2.orders has no primary key" in problem.what

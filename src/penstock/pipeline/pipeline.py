@@ -317,7 +317,7 @@ class Pipeline:
                     renewals[-1].start([table])
 
             roster = Roster(self._config, self._sink, applier, snapshots, renew, shadows.abandon, self._observer, self._reload)
-            roster.part_with(applier.last.tables if applier.last is not None else ())
+            roster.part_with(applier.last.tables if applier.last is not None else (), tables.sources)
             self._roster = roster
             roster.keep()
             copying = True

@@ -97,7 +97,7 @@ class Roster:
             selection = select_tables(connection, self.config)
         has = self.config.with_tables(orders.added, orders.removed).has
         self._remove([name for name in self.applier.statuses if not has(name)])
-        self._sources |= {name: tuple(source.name for source in table.sources) for name, table in selection.tables.items()}
+        self._learn(selection.tables)
         known = self.applier.statuses
         new = {name for name in (*selection.tables, *selection.refused) if name not in known and not self.snapshots.is_copying(name)}
         if new:
@@ -112,8 +112,15 @@ class Roster:
         failed = {name for name, status in statuses.items() if MembersDifferError.code in (status.reason or "")}
         return {name for name in failed & selection.tables.keys() - selection.refused.keys() if self.config.schema_rule(name).renews}
 
-    def part_with(self, known: Iterable[TableName]) -> None:
-        """Tables of the last epoch that are selected no more: they were removed while nobody ran, or a run ended in the middle of it."""
+    def _learn(self, tables: Mapping[TableName, CatalogTable]) -> None:
+        self._sources |= {name: tuple(source.name for source in table.sources) for name, table in tables.items()}
+
+    def part_with(self, known: Iterable[TableName], tables: Mapping[TableName, CatalogTable]) -> None:
+        """Tables of the last epoch that are selected no more: they were removed while nobody ran, or a run ended in the middle of it.
+
+        `tables` are those that there are.
+        """
+        self._learn(tables)
         for name in known:
             if name not in self.applier.statuses:
                 self._part(name)
@@ -127,9 +134,11 @@ class Roster:
     def _part(self, name: TableName) -> None:
         self.abandon(name)
         self.sink.disown(name)
+        sources = set(self._sources.pop(name, (name,)))
+        needed = {source for each in self._sources.values() for source in each}  # a table may go from one that leaves into another
         if self.config.owns_publication:
             with connect(self.config.source.address()) as connection:
-                for source in self._sources.pop(name, (name,)):
+                for source in sources - needed:
                     drop_table(connection, self.config.publication, source)
         self._leaving.discard(name)
         _log.info("table removed", extra={"table": str(name)})

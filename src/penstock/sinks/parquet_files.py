@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from penstock.change import EXACT, METADATA_NAMES
 from penstock.position import Position
+from penstock.schema import TableSchema
 from penstock.sinks.base import ChangedRows, SnapshotFile, SnapshotPlace
 from penstock.sinks.collapse import match_column, match_text_column
 from penstock.sinks.fold import fold
@@ -21,6 +22,7 @@ from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.row_files import write_batches
 from penstock.sinks.slice_reader import read_slices
 from penstock.sinks.values import build_exact
+from penstock.sinks.views import View
 from penstock.spool import storage
 from penstock.spool.range import FileSlice
 
@@ -34,6 +36,7 @@ class EpochTask:
     directory: str
     layout: Layout
     slices: tuple[FileSlice, ...]
+    views: Mapping[TableSchema, View] = field(default_factory=dict)
 
 
 def write_epoch(task: EpochTask) -> SnapshotFile:
@@ -43,7 +46,7 @@ def write_epoch(task: EpochTask) -> SnapshotFile:
 def _changes(task: EpochTask) -> Iterator[pa.RecordBatch]:
     """A file at a time: nothing has to be known of the others."""
     for slice in task.slices:
-        yield from fold(read_slices([slice], task.layout), task.layout, _look_up).rows.to_batches()
+        yield from fold(read_slices([slice], task.layout, views=task.views), task.layout, _look_up).rows.to_batches()
 
 
 def _look_up(_: pa.Table | None) -> pa.Table:

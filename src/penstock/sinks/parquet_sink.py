@@ -188,7 +188,7 @@ class ParquetSink(ParquetTargets, Sink):
         found = load_table(path)
         assert found is not None
         for schema in changes.schemas:
-            if not found.is_of(schema):
+            if schema not in changes.views and not found.is_of(schema):
                 raise SchemaChangedError(
                     f"table {target.table} changed its columns, its key or its identity, and the target cannot follow that yet",
                     hint=f"remove {path} and run again to copy the table anew",
@@ -196,7 +196,7 @@ class ParquetSink(ParquetTargets, Sink):
         if applied < end:
             slices = tuple(slices_after(changes.slices, applied))
             layout = _layout(found)
-            self._add(path, end, (lambda directory: EpochTask(directory, layout, slices)) if slices else None)
+            self._add(path, end, (lambda directory: EpochTask(directory, layout, slices, changes.views)) if slices else None)
             self._remember(target.table, end)
 
     def _add(self, path: Path, end: Position, task: Callable[[str], EpochTask] | None) -> None:
