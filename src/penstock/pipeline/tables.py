@@ -126,6 +126,11 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
         try:
             check_mirrorable(schema, faults.get(name, KeyFault.MISSING) if needs_key else None)
             check_names(schema, mode)
+            if route is not None and config.transform_of(name) is not None:
+                raise UnsupportedTableError(
+                    f"table {name} is routed into {route.into}, and a rule transforms its columns or rows: it cannot be both",
+                    hint="take columns: and where: out of the rules that select it, or into:",
+                )
         except TableError as error:
             selection.refused[name] = error
     unknown = [name for name in config.named_tables if name not in tables]
