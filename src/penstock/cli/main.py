@@ -1,4 +1,4 @@
-"""`penstock`: check, run, capture, status, tables, verify, demo.
+"""`penstock`: check, run, capture, status, tables, dead-letters, verify, demo.
 
 Exit codes: 0 ok, 1 runtime, 2 configuration, 3 source or machine, 4 source and target differ, 130 interrupted.
 """
@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from penstock.cli.dead_letters import app as letters_app
 from penstock.cli.tables import app as tables_app
 from penstock.errors import PenstockError
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 
 app.add_typer(tables_app, name="tables")
+app.add_typer(letters_app, name="dead-letters")
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="the pipeline's YAML file", show_default=False)]
 

@@ -54,7 +54,7 @@ def print_tables(config: Path, *, as_json: bool) -> None:
 def order(path: Path, names: list[str], what: str) -> None:
     """Write the order down. A table that the source or the pipeline does not have is refused where that would be a mistake."""
     config = load_config(path)
-    tables = [_parse(name) for name in names]
+    tables = [parse_table(name) for name in names]
     ordered = with_orders(config)
     strange = [name for name in tables if not ordered.has(name)] if what in _OF_WHAT_IS_SELECTED else []
     members = {name: route.into for name in strange if ordered.selects(name) and (route := ordered.route_of(name)) is not None}
@@ -71,7 +71,7 @@ def order(path: Path, names: list[str], what: str) -> None:
     typer.echo(f"ordered: {', '.join(map(str, tables))}; see `penstock tables list`")
 
 
-def _parse(text: str) -> TableName:
+def parse_table(text: str) -> TableName:
     try:
         return TableName.parse(text)
     except ValueError as error:

@@ -17,9 +17,11 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
+from penstock.change import ChangeCounts
 from penstock.errors import ConnectionLostError, PenstockError, Recovery, SchemaChangedError, SpoolGapError, TargetRewoundError
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.following import Follower
+from penstock.pipeline.letter_box import LetterBox
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.routing import gather
 from penstock.pipeline.shadows import Shadows
@@ -61,9 +63,10 @@ class EpochApplier:
         types: TypePolicy = TypePolicy.DEFAULT,
         shadows: Shadows | None = None,
         follower: Follower | None = None,
+        letters: LetterBox | None = None,
         on_anew: Callable[[TableName, str], None] = lambda _name, _reason: None,
     ) -> None:
-        """Without `follower`, what is not of the target's shape is for the sink to refuse.
+        """Without `follower`, what is not of the target's shape is for the sink to refuse; without `letters`, a refused row stops it.
 
         `on_anew` is told of tables that have to be copied anew, and why; they are left as they are until a shadow takes their place.
         """
@@ -76,6 +79,7 @@ class EpochApplier:
         self._types = types
         self._shadows = shadows
         self._follower = follower
+        self._letters = letters
         self._on_anew = on_anew
         self._anew: dict[TableName, str] = {}
         self._targets: dict[TableName, Target] = {}
@@ -103,6 +107,8 @@ class EpochApplier:
         self._holds.update(begun)
         self._targets = dict(targets)
         self.statuses = dict(statuses)
+        if self._letters is not None:
+            self._letters.begin(self._targets)
         # A target that was put back needs ground that was released before: begin with what all of them hold.
         hold(self._reader.root, self._consumer, self._needed())
 
@@ -113,6 +119,8 @@ class EpochApplier:
         """
         self._holds.setdefault(name, self.position)
         self._set({name: TableStatus(TableState.PENDING)})
+        if self._letters is not None:
+            self._letters.void(name)
 
     def hold(self, name: TableName, fence: Position) -> None:
         """The table is being copied: what comes after its first fence is kept. One that was removed meanwhile is nobody's."""
@@ -132,6 +140,13 @@ class EpochApplier:
     def resume(self, name: TableName) -> None:
         """With the next epoch, bring a paused table to where the others are."""
         self._requests.append(lambda: self._change(name, TableState.CATCHING_UP))
+
+    def replay(self, names: Iterable[TableName]) -> bool:
+        """With the next epoch, apply the letters of these tables; whether there are some to wait for."""
+        if self._letters is not None:
+            for name in names:
+                self._letters.order_replay(name)
+        return self.is_replaying
 
     def leave(self, name: TableName, then: Callable[[], None] = lambda: None) -> None:
         """The table is no longer one of the pipeline's. `then` is done when no epoch touches it any more, before the next one begins."""
@@ -289,6 +304,8 @@ class EpochApplier:
                 found = gather(self._targets[name], ranges[status.applied], routed)
                 if found is not None:
                     work.append(found)
+                elif self._letters is not None and self._letters.is_due(name):
+                    work.append(TableChanges(name, (), ChangeCounts()))
         return sorted(work, key=lambda changes: -changes.counts.rows)
 
     def _fail_renamed(self, ranges: Mapping[Position, SpoolRange]) -> None:
@@ -306,12 +323,7 @@ class EpochApplier:
         """One table; gives back what that table cannot do. What time can mend is tried again, then fails the epoch."""
         for attempt in range(_ATTEMPTS):
             try:
-                check_values(changes.table, changes.slices, refuse_inexact=self._types.refuses_inexact)
-                target = self._targets[changes.table]
-                followed = changes if self._follower is None else self._follower.follow(self._sink, target, changes)
-                self._sink.apply(target, followed, end)
-                if followed.evolution is not None:
-                    self._reload(changes.table)
+                self._bring(changes, end)
             except CopyAnew as reason:
                 return reason
             except PenstockError as error:
@@ -324,6 +336,22 @@ class EpochApplier:
                 self._set({changes.table: TableStatus(TableState.STREAMING, end, end)})
                 break
         return None
+
+    def _bring(self, changes: TableChanges, end: Position) -> None:
+        """Bring one table to `end`."""
+        target, follower, letters = self._targets[changes.table], self._follower, self._letters
+        if letters is None:
+            check_values(changes.table, changes.slices, refuse_inexact=self._types.refuses_inexact)
+        else:
+            changes = letters.with_letters(target, changes, end, lambda slice: follower is None or follower.is_followed(target, slice))
+        followed = changes if follower is None else follower.follow(self._sink, target, changes)
+        if letters is None:
+            self._sink.apply(target, followed, end)
+        else:
+            self._sink.apply(target, letters.screen(self._sink, target, followed, end), end)
+            letters.applied(changes.table)
+        if followed.evolution is not None:
+            self._reload(changes.table)
 
     def _reload(self, name: TableName) -> None:
         target = self._sink.load_target(name)
@@ -370,6 +398,11 @@ class EpochApplier:
         """Whether every table has been through an epoch of this run, or is not to."""
         settled = (TableState.STREAMING, TableState.PAUSED, TableState.FAILED)
         return all(status.state in settled for status in self.statuses.values())
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether letters of a table that goes on are still to be applied."""
+        return self._letters is not None and any(self._letters.is_due(name) for name in self._live())
 
     @property
     def is_copying(self) -> bool:

@@ -19,6 +19,7 @@ from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.references import EnvReference, FileReference, Model
+from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.routes import Route, check_routes
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
 from penstock.pipeline.sink_config import SinkConfig
@@ -149,6 +150,10 @@ class PipelineConfig(Model):
     hash_key: EnvReference | FileReference | None = Field(
         None, description="the secret under which columns are hashed, {env: NAME} or {file: PATH}"
     )
+    refused: RefusedPolicy = Field(
+        RefusedPolicy.STOP,
+        description="when a row cannot be applied: `stop`, its table stops; `dead_letters`, it is put aside, to be read and replayed",
+    )
     types: TypesConfig = TypesConfig()
     spark: SparkConfig = SparkConfig()
     _removed: frozenset[TableName] = PrivateAttr(frozenset())
@@ -275,6 +280,10 @@ class PipelineConfig(Model):
         """What is done to the table's rows on their way; None: nothing."""
         rule = next((rule for rule in reversed(self.rules_of(name)) if rule.transforms), None)
         return None if rule is None else build_transform(rule, self.hash_key, needs_key=self.mode_of(name) is not Mode.APPEND)
+
+    def refused_policy(self, name: TableName) -> RefusedPolicy:
+        said = (rule.refused for rule in reversed(self.rules_of(name)) if rule.refused is not None)
+        return next(said, self.refused)
 
     def with_tables(self, added: Iterable[TableName], removed: Iterable[TableName]) -> PipelineConfig:
         """As if the file named some tables more, and others not."""

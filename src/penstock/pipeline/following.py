@@ -101,6 +101,19 @@ class Follower:
         except CopyAnew as reason:
             raise _refused(rule, target, str(reason)) from reason
 
+    def is_followed(self, target: Target, slice: FileSlice) -> bool:
+        """Whether changes that were captured long ago have the shape that the target has."""
+        schema = slice.file.schema
+        if is_routed(target.source_oid):
+            try:
+                routed_views(target, TableChanges(target.table, (slice,), slice.file.counts), self.routed)
+            except CopyAnew:
+                return False
+            return True
+        if schema.oid != target.source_oid:
+            return False
+        return _is_plain(target, schema) if target.origin is None else same_views(target.origin, target.key, [schema]) is not None
+
 
 def why_anew(schema: TableSchema, target: Target) -> str | None:
     """Why a target is no copy of the table that the catalog has now, though the log may never show it."""

@@ -1,4 +1,4 @@
-"""What a person has ordered about single tables: add, remove, pause, resume, resync.
+"""What a person has ordered about single tables: add, remove, pause, resume, resync, replay.
 
 Orders are a small document in the state directory. The command line writes it, whether the pipeline runs or not; the pipeline looks at it
 every second, and makes it so. It holds what is wanted, not what was said: ordering twice is ordering once.
@@ -19,17 +19,19 @@ from penstock.spool import storage
 
 FILE = "tables.json"
 _LOCK = "tables.lock"
-_FIELDS = ("added", "removed", "paused", "resync")
+_FIELDS = ("added", "removed", "paused", "resync", "replay")
 
 
 @dataclass(frozen=True, slots=True)
 class TableOrders:
-    """`added` and `removed` go beyond, and against, the configuration. `resync` empties itself as the tables are renewed."""
+    """`added` and `removed` go beyond, and against, the configuration. `resync` and `replay` empty themselves as that is done."""
 
     added: frozenset[TableName] = frozenset()
     removed: frozenset[TableName] = frozenset()
     paused: frozenset[TableName] = frozenset()
     resync: frozenset[TableName] = frozenset()
+    replay: frozenset[TableName] = frozenset()
+    """Tables whose dead letters are to be applied."""
 
     def add(self, names: Iterable[TableName]) -> TableOrders:
         wanted = frozenset(names)
@@ -37,7 +39,9 @@ class TableOrders:
 
     def remove(self, names: Iterable[TableName]) -> TableOrders:
         unwanted = frozenset(names)
-        return TableOrders(self.added - unwanted, self.removed | unwanted, self.paused - unwanted, self.resync - unwanted)
+        return TableOrders(
+            self.added - unwanted, self.removed | unwanted, self.paused - unwanted, self.resync - unwanted, self.replay - unwanted
+        )
 
     def pause(self, names: Iterable[TableName]) -> TableOrders:
         return replace(self, paused=self.paused | frozenset(names))
@@ -52,6 +56,12 @@ class TableOrders:
         """The order to resync has been carried out."""
         return replace(self, resync=self.resync - {name})
 
+    def replay_letters(self, names: Iterable[TableName]) -> TableOrders:
+        return replace(self, replay=self.replay | frozenset(names))
+
+    def replayed(self, name: TableName) -> TableOrders:
+        return replace(self, replay=self.replay - {name})
+
 
 def load_orders(state: Path) -> TableOrders:
     """As they stand; none before the first."""
@@ -63,7 +73,7 @@ def load_orders(state: Path) -> TableOrders:
         return TableOrders()
     try:
         document = json.loads(data)
-        return TableOrders(*(frozenset(map(TableName.parse, document[field])) for field in _FIELDS))
+        return TableOrders(*(frozenset(map(TableName.parse, document.get(field, ()))) for field in _FIELDS))
     except (ValueError, KeyError, TypeError) as error:
         raise SpoolCorruptError(f"{state / FILE} cannot be understood", hint="remove the file, and give the orders again") from error
 

@@ -33,9 +33,12 @@ from penstock.pipeline.companion import CaptureCompanion
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.following import Follower
+from penstock.pipeline.letter_box import LetterBox
+from penstock.pipeline.letter_store import LetterStore
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import change_orders, load_orders
+from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.roster import Roster
 from penstock.pipeline.schema_policy import SchemaRule
 from penstock.pipeline.shadows import Shadows
@@ -56,6 +59,7 @@ from penstock.postgres.slot import check_server, current_position, inspect_serve
 from penstock.postgres.timeline import SystemIdentity, identify_system
 from penstock.schema import TableName
 from penstock.sinks.base import SHADOWS, Sink
+from penstock.sinks.executors import SparkExecutors
 from penstock.sinks.layout import Mode
 from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
@@ -173,7 +177,8 @@ class Pipeline:
         self._sink.drop_shadows()
         shutil.rmtree(self._shadow_root, ignore_errors=True)
         follower = Follower(self._rule, self._inspect)
-        shadows = Shadows(self._sink, self._observer, self._renewed, follower)
+        letters = self._letter_box()
+        shadows = Shadows(self._sink, self._observer, self._renewed, follower, letters)
         applier = EpochApplier(
             self._sink,
             EpochLog(self._root, self._config.pipeline),
@@ -184,6 +189,7 @@ class Pipeline:
             types=self._config.type_policy,
             shadows=shadows,
             follower=follower,
+            letters=letters,
             on_anew=self._order_anew,
         )
         tables = self._prepare(applier, system)
@@ -259,6 +265,18 @@ class Pipeline:
         self._observer.interrupted(f"{name} is copied anew: {reason}", 0.0)
         _log.warning("table is copied anew", extra={"table": str(name), "reason": reason})
         change_orders(self._config.state, lambda orders: orders.renew([name]))
+
+    def _letter_box(self) -> LetterBox:
+        def policy(name: TableName) -> RefusedPolicy:
+            return self._config.refused_policy(name)
+
+        def replayed(name: TableName) -> None:
+            change_orders(self._config.state, lambda orders: orders.replayed(name))
+
+        store = LetterStore(self._root, self._config.pipeline)
+        refuse_inexact = self._config.type_policy.refuses_inexact
+        executors = SparkExecutors(self._spark)
+        return LetterBox(store, executors, policy_of=policy, mode_of=self._mode_of, refuse_inexact=refuse_inexact, on_replayed=replayed)
 
     def _rule(self, name: TableName) -> SchemaRule:
         """By the configuration as it is by then."""
@@ -364,7 +382,7 @@ class Pipeline:
 
 
 def _is_reached(goal: Position | None, applier: EpochApplier, shadows: Shadows) -> bool:
-    return goal is not None and applier.position >= goal and applier.is_level and not shadows.is_busy
+    return goal is not None and applier.position >= goal and applier.is_level and not shadows.is_busy and not applier.is_replaying
 
 
 def _stop_all(snapshots: BackgroundSnapshots, renewals: list[BackgroundSnapshots]) -> None:

@@ -26,6 +26,7 @@ from penstock.pipeline.tables import Selection, Tables, fail_blocked, fail_unpub
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import connect
 from penstock.postgres.publication import drop_table, inspect_memberships
+from penstock.postgres.slot import nudge
 from penstock.schema import TableName
 from penstock.sinks.base import Sink
 
@@ -105,6 +106,9 @@ class Roster:
         self._pause(orders)
         self.applier.notice(selection.schemas)
         self._resync({name for name in orders.resync if has(name)} | self._alike_again(selection), selection)
+        if self.applier.replay(orders.replay):
+            with connect(self.config.source.address()) as connection:
+                nudge(connection)
 
     def _alike_again(self, selection: Selection) -> set[TableName]:
         """Tables that failed because those that go into them differed, and can be copied by now."""

@@ -10,7 +10,7 @@ without key is known by all its values: its delete takes back the letter, if the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -71,10 +71,18 @@ def refused_values(table: TableName, changes: pa.Table, *, refuse_inexact: bool,
     return found
 
 
-def screen(changes: pa.Table, letters: pa.Table, layout: Layout, refusals: Mapping[Name, Refusal], *, replays: bool = False) -> Screened:
+def screen(
+    changes: pa.Table,
+    letters: pa.Table,
+    layout: Layout,
+    refusals: Mapping[Name, Refusal],
+    *,
+    replays: bool = False,
+    source: str | None = None,
+) -> Screened:
     """`changes` and the open `letters`, both as `read_slices` gives them, in order; `refusals` may name changes of both.
 
-    With `replays` the letters are to be applied, before the changes.
+    With `replays` the letters are to be applied, before the changes. Where several tables go into one, the column `source` tells them apart.
     """
     both = pa.concat_tables([letters, changes])
     if layout.mode is Mode.APPEND:
@@ -82,6 +90,8 @@ def screen(changes: pa.Table, letters: pa.Table, layout: Layout, refusals: Mappi
     (codes,) = key_codes([both], layout.key or layout.columns.names)
     rows = _concerned(both, codes, letters.num_rows, refusals)
     sieve = _Sieve(both, codes, letters.num_rows, refusals, is_keyed=bool(layout.key), replays=replays)
+    if source is not None:
+        sieve.sources = both.column(source).to_pylist()
     for row, name in _names(both, rows):
         sieve.take(row, name)
     return sieve.screened
@@ -138,12 +148,16 @@ class _Sieve:
         self, both: pa.Table, codes: Rows, letters: int, refusals: Mapping[Name, Refusal], *, is_keyed: bool, replays: bool
     ) -> None:
         self.screened = Screened()
+        self.sources: Sequence[object] | None = None
+        """Of each row, from which table it is, where that is not the same for all."""
         self._codes = codes
         self._letters = letters
         self._refusals = refusals
         self._is_keyed = is_keyed
         self._replays = replays
         self._open: dict[int, list[Name]] = {}
+        self._last: dict[int, int] = {}
+        """By key, a row that has a letter."""
         self._is_delete, self._is_insert, self._is_truncate = (
             is_kind(both, kind) for kind in (ChangeType.DELETE, ChangeType.INSERT, ChangeType.TRUNCATE)
         )
@@ -154,16 +168,18 @@ class _Sieve:
     def take(self, row: int, name: Name) -> None:
         code = int(self._codes[row])
         if self._is_truncate[row]:
-            for names in self._open.values():
-                self._supersede(names, name)
-            self._open.clear()
+            for emptied in [each for each in self._open if self._is_of_one(row, each)]:
+                self._supersede(self._open.pop(emptied), name)
         elif self._is_delete[row]:
             self._take_delete(row, code, name)
         elif row < self._letters and not self._replays:
             self.screened.left_out.add(name)
-            self._open.setdefault(code, []).append(name)
+            self._hold_back(row, code, name)
         else:
             self._take_row(row, code, name)
+
+    def _is_of_one(self, row: int, code: int) -> bool:
+        return self.sources is None or self.sources[row] == self.sources[self._last[code]]
 
     def _take_delete(self, row: int, code: int, name: Name) -> None:
         if self._is_keyed:
@@ -180,11 +196,15 @@ class _Sieve:
             self._supersede(self._open.pop(code, []), name)
         if refusal is not None:
             self.screened.left_out.add(name)
-            self._open.setdefault(code, []).append(name)
+            self._hold_back(row, code, name)
             if row >= self._letters:
                 self.screened.refused[name] = refusal
         elif row < self._letters:
             self.screened.replayed.add(name)
+
+    def _hold_back(self, row: int, code: int, name: Name) -> None:
+        self._open.setdefault(code, []).append(name)
+        self._last[code] = row
 
     def _hold(self, row: int, code: int) -> Refusal | None:
         """Values that did not travel are those of a row that the target may not have."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from penstock.change import ChangeCounts
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.following import Follower
+from penstock.pipeline.letter_box import LetterBox
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.routing import gather
 from penstock.pipeline.states import TableStatus
@@ -26,11 +28,17 @@ class Shadows:
     """The tables that are being copied anew. Holds and arrivals come from the copying threads, `swap` from the epoch."""
 
     def __init__(
-        self, main: Sink, observer: PipelineObserver, on_done: Callable[[TableName, bool], None], follower: Follower | None = None
+        self,
+        main: Sink,
+        observer: PipelineObserver,
+        on_done: Callable[[TableName, bool], None],
+        follower: Follower | None = None,
+        letters: LetterBox | None = None,
     ) -> None:
         """`on_done` is told that a table is renewed, once that is recorded, or (False) that it will not be."""
         self._main = main
         self._follower = follower
+        self._letters = letters
         self._sinks: dict[TableName, Sink] = {}
         self._observer = observer
         self._on_done = on_done
@@ -116,11 +124,18 @@ class Shadows:
     def _swap(self, name: TableName, shadow: Target, reader: SpoolReader, end: Position) -> Target:
         sink, applied = self._sinks[name], shadow.applied
         assert applied is not None
-        if applied < end:
-            changes = gather(shadow, reader.read(applied, end), {} if self._follower is None else self._follower.routed)
-            if changes is not None:
-                sink.apply(shadow, changes if self._follower is None else self._follower.follow(sink, shadow, changes), end)
+        routed = {} if self._follower is None else self._follower.routed
+        found = gather(shadow, reader.read(applied, end), routed) if applied < end else None
+        changes = TableChanges(name, (), ChangeCounts()) if found is None else found
+        if found is not None and self._follower is not None:
+            changes = self._follower.follow(sink, shadow, changes)
+        if self._letters is not None:
+            changes = self._letters.renew(self._main, shadow, changes, max(applied, end))
+        if found is not None:
+            sink.apply(shadow, changes, end)
         self._main.replace(name, sink, max(applied, end))
+        if self._letters is not None:
+            self._letters.applied(name)
         target = self._main.load_target(name)
         assert target is not None
         return target

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from penstock.pipeline.references import EnvReference, FileReference, Model
+from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.routes import SOURCE_COLUMN, Route
 from penstock.pipeline.schema_policy import SchemaPolicy
 from penstock.pipeline.transform_config import ColumnsConfig
@@ -43,6 +44,7 @@ class TableRule(Model):
     source_column: str | None = Field(
         None, min_length=1, description=f"with `into`: the column that says from which table a row is; default: `{SOURCE_COLUMN}`"
     )
+    refused: RefusedPolicy | None = Field(None, description="`refused` of these tables; of several rules that say it the last counts")
 
     @model_validator(mode="before")
     @classmethod

@@ -133,6 +133,11 @@ def current_position(connection: Connection) -> Position:
     return Position.parse(row[0])
 
 
+def nudge(connection: Connection) -> None:
+    """Let the log go on, so that a position comes which is later than all before it, in a database where nothing happens."""
+    connection.execute(query("replication", "nudge"))
+
+
 def is_slot_name(name: str) -> bool:
     """The server's own rule, to be known before the server is asked."""
     return _NAME.fullmatch(name) is not None

@@ -61,3 +61,7 @@ SELECT NULL, p.gid, p.database::text, 'prepared', extract(epoch FROM pg_catalog.
 FROM pg_catalog.pg_prepared_xacts p
 WHERE 0 = ANY (pg_catalog.pg_blocking_pids(%(pid)s))
 ORDER BY age DESC NULLS LAST
+
+-- name: nudge
+-- Outside of any transaction: it is in the log at once, and nobody has asked for messages of this prefix.
+SELECT pg_catalog.pg_logical_emit_message(false, 'penstock.nudge', '')

@@ -1,0 +1,198 @@
+"""`penstock_dead_letters`: the letters of a pipeline, beside its tables.
+
+The directory is one table of Parquet files, `LETTERS`. Under `_changes` stands what a replay applies, for letters that are open. What an
+epoch does to the letters of a table is a `Posting`, durable under `_pending` before the target commits; it counts if the target got to the
+end of that epoch, and is as if it had never been if it did not. So a letter is there once, and is settled just when the target has it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.errors import SpoolCorruptError
+from penstock.pipeline.letter_files import load_slice, write_durably
+from penstock.pipeline.letters import LETTERS, LetterStatus, settled
+from penstock.pipeline.screening import Name
+from penstock.position import Position
+from penstock.schema import TableName
+from penstock.spool import storage
+from penstock.spool.range import FileSlice
+
+FORMAT = 1
+LETTERS_SUFFIX, CHANGES_SUFFIX = ".letters.parquet", ".changes.parquet"
+_NAMES = ("table", "status", "commit_version", "ordinal")
+
+
+@dataclass(frozen=True, slots=True)
+class Posting:
+    """What an epoch up to `end` does to the letters of a table."""
+
+    table: TableName
+    end: Position
+    files: tuple[str, ...] = ()
+    """New letters: stems of files under `_pending`."""
+    superseded: Mapping[Name, int] = field(default_factory=dict)
+    replayed: frozenset[Name] = frozenset()
+    anew: bool = False
+    """The table is copied anew: none of the letters before matters any more."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.files or self.superseded or self.replayed or self.anew)
+
+    def dump(self) -> bytes:
+        document = {
+            "format": FORMAT,
+            "table": str(self.table),
+            "end": str(self.end),
+            "files": list(self.files),
+            "superseded": [[*name, by] for name, by in self.superseded.items()],
+            "replayed": [list(name) for name in sorted(self.replayed)],
+            "anew": self.anew,
+        }
+        return json.dumps(document).encode()
+
+    @classmethod
+    def parse(cls, data: bytes, where: Path) -> Posting:
+        try:
+            document = json.loads(data)
+            return cls(
+                TableName.parse(document["table"]),
+                Position.parse(document["end"]),
+                tuple(document["files"]),
+                {(version, ordinal): by for version, ordinal, by in document["superseded"]},
+                frozenset((version, ordinal) for version, ordinal in document["replayed"]),
+                bool(document["anew"]),
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise SpoolCorruptError(f"{where} cannot be understood", hint="restore the file; it says which letters count") from error
+
+
+class LetterStore:
+    """One writer: the pipeline that runs; of a table, one thread at a time. Anybody may read."""
+
+    def __init__(self, root: Path, pipeline: str) -> None:
+        self.directory = root / "penstock_dead_letters" / pipeline
+        self.pending = self.directory / "_pending"
+        self._changes = self.directory / "_changes"
+        self._open: dict[TableName, dict[str, set[Name]]] = {}
+        """By table and file, the letters that are open."""
+        for path in self._visible():
+            self._take_in(path)
+
+    # reading ----------------------------------------------------------------------------------------------------------------------
+
+    def open_names(self, table: TableName) -> set[Name]:
+        return {name for names in self._open.get(table, {}).values() for name in names}
+
+    def open_in(self, table: TableName, path: Path) -> set[Name]:
+        """Of one of the files that `slices` gives."""
+        return set(self._open.get(table, {}).get(path.stem, ()))
+
+    @property
+    def open_counts(self) -> dict[TableName, int]:
+        counts = {table: len(self.open_names(table)) for table in self._open}
+        return {table: count for table, count in counts.items() if count}
+
+    def slices(self, table: TableName, end: Position) -> list[FileSlice]:
+        """The open letters of a table, to be read as changes that come at `end`; in the order of the log."""
+        files = {stem: names for stem, names in self._open.get(table, {}).items() if names}
+        return [
+            load_slice(self._changes / f"{stem}.parquet", names, end)
+            for stem, names in sorted(files.items(), key=lambda each: min(each[1]))
+        ]
+
+    def load(self) -> pa.Table:
+        """All letters, in the order in which they were refused."""
+        found = [pq.read_table(path, schema=LETTERS, partitioning=None) for path in self._visible()]
+        return pa.concat_tables([LETTERS.empty_table(), *found]).sort_by([("commit_version", "ascending"), ("ordinal", "ascending")])
+
+    def postings(self) -> list[Posting]:
+        """Of which it is not known yet whether they count."""
+        found = [(path, storage.read_bytes(path)) for path in sorted(self.pending.glob("*.json"))]
+        return [Posting.parse(data, path) for path, data in found if data is not None]
+
+    # writing ----------------------------------------------------------------------------------------------------------------------
+
+    def new_stem(self, table: TableName, end: Position) -> str:
+        """For files of new letters, under `pending`, written by whoever has them."""
+        storage.make_directory(self.pending)
+        return f"{_digest(table)}-{end.value:016X}-{secrets.token_hex(4)}"
+
+    def post(self, posting: Posting) -> None:
+        """Make it durable. At most one of a table waits at any time."""
+        storage.sync_directory(self.pending) if posting.files else storage.make_directory(self.pending)
+        storage.replace_bytes(self._document(posting.table), posting.dump())
+
+    def settle(self, posting: Posting, *, counts: bool) -> None:
+        """Make it so, or let it be forgotten. May be repeated after a crash."""
+        if counts:
+            storage.make_directory(self._changes)
+            for stem in posting.files:
+                _move(self.pending / f"{stem}{CHANGES_SUFFIX}", self._changes / f"{stem}.parquet")
+            self._mark(posting)
+            for stem in posting.files:
+                visible = self.directory / f"{stem}.parquet"
+                _move(self.pending / f"{stem}{LETTERS_SUFFIX}", visible)
+                self._take_in(visible)
+            storage.sync_directory(self._changes)
+            storage.sync_directory(self.directory)
+        storage.remove_file(self._document(posting.table))
+        for path in self.pending.glob(f"{_digest(posting.table)}-*.parquet"):
+            storage.remove_file(path)
+
+    def void(self, table: TableName) -> None:
+        """The table is about to be copied from the beginning, and nothing of it is in the target."""
+        if self._open.get(table) or self._document(table).exists():
+            self.settle(Posting(table, Position.ZERO, anew=True), counts=True)
+
+    def _mark(self, posting: Posting) -> None:
+        marks = {name: (LetterStatus.SUPERSEDED, by) for name, by in posting.superseded.items()}
+        marks |= dict.fromkeys(posting.replayed, (LetterStatus.REPLAYED, posting.end.value))
+        for stem, names in list(self._open.get(posting.table, {}).items()):
+            given = dict.fromkeys(names, (LetterStatus.SUPERSEDED, posting.end.value)) if posting.anew else {}
+            given |= {name: mark for name, mark in marks.items() if name in names}
+            if given and stem not in posting.files:
+                self._rewrite(stem, given)
+
+    def _rewrite(self, stem: str, marks: Mapping[Name, tuple[LetterStatus, int]]) -> None:
+        path = self.directory / f"{stem}.parquet"
+        temporary = path.with_name(f".{path.name}.tmp")
+        write_durably(temporary, settled(pq.read_table(path, schema=LETTERS, partitioning=None), marks))
+        storage.rename(temporary, path)
+        storage.sync_directory(self.directory)
+        self._take_in(path)
+
+    def _take_in(self, path: Path) -> None:
+        """Learn which letters of a file are open. What can no longer be replayed is removed."""
+        letters = pq.read_table(path, columns=list(_NAMES), partitioning=None).to_pylist()
+        for table in {letter["table"] for letter in letters}:
+            names = {(each["commit_version"], each["ordinal"]) for each in letters if each["status"] == LetterStatus.OPEN}
+            self._open.setdefault(TableName.parse(table), {})[path.stem] = names
+            if not names:
+                del self._open[TableName.parse(table)][path.stem]
+                storage.remove_file(self._changes / path.name)
+
+    def _visible(self) -> Iterable[Path]:
+        return sorted(path for path in self.directory.glob("*.parquet") if not path.name.startswith("."))
+
+    def _document(self, table: TableName) -> Path:
+        return self.pending / f"{_digest(table)}.json"
+
+
+def _digest(table: TableName) -> str:
+    """Names of tables may be anything, and longer than those of files."""
+    return sha256(str(table).encode()).hexdigest()[:16]
+
+
+def _move(source: Path, target: Path) -> None:
+    if source.exists():
+        storage.rename(source, target)

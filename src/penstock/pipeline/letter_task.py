@@ -1,0 +1,103 @@
+"""What an executor does about letters: it reads an epoch's changes of a table, and writes down those that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+
+from penstock.change import COMMIT_VERSION, ORDINAL
+from penstock.pipeline.letter_files import write_changes, write_durably
+from penstock.pipeline.letter_store import CHANGES_SUFFIX, LETTERS_SUFFIX
+from penstock.pipeline.letters import LETTERS, describe_letters
+from penstock.pipeline.screening import Name, Refusal, Screened, refused_values, screen
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.layout import Layout
+from penstock.sinks.slice_reader import read_slices
+from penstock.sinks.views import View
+from penstock.spool.range import FileSlice
+from penstock.spool.rows import metadata_column, read_rows
+
+_MAX_ROWS, _MAX_BYTES = 65_536, 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ScreeningTask:
+    """Travels to an executor."""
+
+    table: TableName
+    slices: tuple[FileSlice, ...]
+    letters: tuple[FileSlice, ...]
+    """Those of the table that are open."""
+    layout: Layout
+    views: Mapping[TableSchema, View]
+    refuse_inexact: bool
+    replays: bool
+    directory: str
+    stem: str
+    """For the names of files of new letters."""
+    known: Mapping[Name, Refusal] = field(default_factory=dict)
+    """What has been found to be refused already, by whoever else looked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScreeningReport:
+    screened: Screened
+    files: tuple[str, ...]
+
+
+def run_screening(task: ScreeningTask) -> ScreeningReport:
+    narrow = _narrowed(task.layout)
+    refusals = dict(task.known)
+    tables = []
+    for group in (task.letters, task.slices):
+        read = []
+        for slice in group:
+            changes = read_slices([slice], narrow, None, task.views)
+            has_unreadable = slice.file.counts.unreadable > 0
+            refusals |= refused_values(task.table, changes, refuse_inexact=task.refuse_inexact, has_unreadable=has_unreadable)
+            read.append(changes)
+        tables.append(pa.concat_tables([read_slices([], narrow), *read]))
+    letters, changes = tables
+    letters = letters.sort_by([(COMMIT_VERSION, "ascending"), (ORDINAL, "ascending")])
+    source = next((view.source for view in task.views.values() if view.source is not None), None)
+    screened = screen(changes, letters, narrow, refusals, replays=task.replays, source=source)
+    return ScreeningReport(screened, _written(task, screened) if screened.refused else ())
+
+
+def _narrowed(layout: Layout) -> Layout:
+    """Rows with a key are told by that; the other columns need not be read."""
+    return Layout(pa.schema([layout.columns.field(name) for name in layout.key]), layout.key, layout.mode) if layout.key else layout
+
+
+def _written(task: ScreeningTask, screened: Screened) -> tuple[str, ...]:
+    """One pair of files for each shape that the table had: the letters for people, the changes for a replay."""
+    found: dict[TableSchema, list[pa.RecordBatch]] = {}
+    for slice in task.slices:
+        for batch in _refused_rows(slice, screened.refused):
+            found.setdefault(slice.file.schema, []).append(batch)
+    now = datetime.now(UTC)
+    stems = []
+    for at, (schema, batches) in enumerate(found.items()):
+        stem = f"{task.stem}-{at}"
+        letters = [describe_letters(task.table, batch, schema, screened, now) for batch in batches]
+        write_changes(Path(task.directory, f"{stem}{CHANGES_SUFFIX}"), schema, batches)
+        write_durably(Path(task.directory, f"{stem}{LETTERS_SUFFIX}"), pa.concat_tables([LETTERS.empty_table(), *letters]))
+        stems.append(stem)
+    return tuple(stems)
+
+
+def _refused_rows(slice: FileSlice, names: Mapping[Name, Refusal]) -> list[pa.RecordBatch]:
+    low, high = slice.file.min_position.value, slice.file.max_position.value
+    if not any(low <= version <= high for version, _ in names):
+        return []
+    kept = []
+    for batch in read_rows(slice, _MAX_ROWS, _MAX_BYTES):
+        versions, ordinals = (metadata_column(batch, slice, name).to_pylist() for name in (COMMIT_VERSION, ORDINAL))
+        wanted = [name in names for name in zip(versions, ordinals, strict=True)]
+        if any(wanted):
+            kept.append(batch.filter(pa.array(wanted)))
+    return kept

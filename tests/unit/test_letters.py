@@ -1,0 +1,239 @@
+"""Dead letters, case by case: what becomes of rows that are refused, and of the rows after them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from penstock.change import ChangeCounts
+from penstock.cli.main import app
+from penstock.errors import SpoolCorruptError
+from penstock.pipeline.config import load_config
+from penstock.pipeline.letters import LETTERS
+from penstock.pipeline.orders import load_orders
+from penstock.pipeline.refused_policy import RefusedPolicy
+from penstock.pipeline.states import TableState
+from penstock.position import Position
+from penstock.sinks.base import TableChanges
+from penstock.sinks.layout import Mode
+from tests.integration.sinks.history import PLAIN
+from tests.integration.sinks.source import NULL, Row, Source, Value
+from tests.letter_office import Office, office
+
+LONG, BEYOND = Value(Decimal("1.50")), Value(None, "7e50")
+
+
+def row(key: int, amount: Value = LONG, note: str = "n") -> Row:
+    return {"id": Value(key), "note": Value(note), "amount": amount, "seen": NULL, "blob": NULL}
+
+
+def key(number: int) -> tuple[Value, ...]:
+    return (Value(number),)
+
+
+@pytest.fixture
+def made() -> Iterator[Office]:
+    """Rows 1 to 3 are in the target."""
+    source = Source(PLAIN, [row(number) for number in (1, 2, 3)])
+    rows = [{"id": number, "note": "n", "amount": Decimal("1.5"), "seen": None, "blob": None, "_exact": None} for number in (1, 2, 3)]
+    with office(source, Mode.MIRROR, rows) as opened:
+        yield opened
+
+
+def epoch(made: Office) -> None:
+    """Commit what was done to the source, and bring it to the target."""
+    position = made.source.commit()
+    made.spool(len(made.source.log) - 1, len(made.source.log))
+    made.apply(position)
+
+
+def replay(made: Office) -> None:
+    made.box.order_replay(made.name)
+    made.apply(made.idle())
+
+
+def amounts(made: Office) -> dict[int, object]:
+    return {each["id"]: each["amount"] if each["_exact"] is None else dict(each["_exact"])["amount"] for each in made.sink.list.rows}
+
+
+def test_C08_a_letter_has_the_reason_the_place_and_the_exact_values(made: Office) -> None:
+    made.source.insert(row(4, BEYOND, 'a "b" é'))
+    epoch(made)
+    found = pq.read_table(made.box.store.directory)  # as anybody would read it, by the directory
+    assert found.schema.equals(LETTERS)
+    (letter,) = found.to_pylist()
+    assert (letter["table"], letter["status"], letter["code"], letter["change_type"]) == ("public.plain", "open", "PEN-1411", "insert")
+    assert "'amount'" in letter["reason"]
+    assert json.loads(letter["key"]) == {"id": 4}
+    assert json.loads(letter["row"]) == {"id": 4, "note": 'a "b" é', "amount": "7e50", "seen": None, "blob": None}
+    assert letter["position"] == str(Position.of(made.source.position))
+    assert (letter["commit_version"], letter["ordinal"], letter["settled_version"]) == (made.source.position, 0, None)
+    assert letter["commit_timestamp"].tzinfo is not None
+    assert letter["refused_at"] <= datetime.now(UTC)
+    assert amounts(made).keys() == {1, 2, 3}
+
+
+def test_C08_of_a_row_whose_update_is_refused_the_target_keeps_the_state_before(made: Office) -> None:
+    made.source.update(key(1), {"amount": BEYOND})
+    made.source.update(key(2), {"amount": Value(Decimal(9))})
+    epoch(made)
+    assert amounts(made) == {1: Decimal("1.5"), 2: Decimal(9), 3: Decimal("1.5")}
+
+
+@pytest.mark.parametrize("later", ["update", "delete", "truncate", "key change"])
+def test_C08_what_comes_later_supersedes_a_letter_so_that_no_replay_brings_the_old_row_back(made: Office, later: str) -> None:
+    made.source.update(key(1), {"amount": BEYOND})
+    epoch(made)
+    if later == "update":
+        made.source.update(key(1), {"amount": Value(Decimal(5))})
+    elif later == "delete":
+        made.source.delete(key(1))
+    elif later == "truncate":
+        made.source.truncate()
+    else:
+        made.source.update(key(1), {"id": Value(7), "amount": Value(Decimal(5))})
+    epoch(made)
+    expected = amounts(made)
+    made.refuses = False
+    made.open()
+    replay(made)
+    assert amounts(made) == expected
+    assert expected.get(1) == (Decimal(5) if later == "update" else None)
+    (letter,) = made.letters("superseded")
+    assert letter["settled_version"] == made.source.position
+
+
+def test_C08_a_change_that_leaves_values_as_they_were_waits_behind_the_letter_that_brought_them(made: Office) -> None:
+    made.source.update(key(1), {"amount": BEYOND, "note": Value("long")})
+    epoch(made)
+    made.source.update(key(1), {"amount": Value(Decimal(5))}, ["note"])
+    epoch(made)
+    assert amounts(made)[1] == Decimal("1.5")
+    assert [letter["code"] for letter in made.letters()] == ["PEN-1411", "PEN-1414"]
+    made.refuses = False
+    made.open()
+    replay(made)
+    assert [(each["note"], each["amount"]) for each in made.sink.list.rows if each["id"] == 1] == [("long", Decimal(5))]
+    assert made.letters() == []
+
+
+def test_C08_a_replay_applies_what_can_be_applied_now_and_keeps_the_rest(made: Office) -> None:
+    made.source.insert(row(4, BEYOND))
+    epoch(made)
+    replay(made)
+    assert made.replayed == [made.name]
+    assert [letter["status"] for letter in made.letters()] == ["open"], "it is refused as it was before"
+    assert 4 not in amounts(made)
+    made.refuses = False
+    made.open()
+    replay(made)
+    assert amounts(made)[4] == "7e50"
+    replay(made)
+    assert len(made.sink.list.rows) == 4, "and never again"
+    assert [letter["key"] for letter in made.letters("replayed")] == ['{"id":4}']
+
+
+def test_C08_a_replay_goes_before_the_changes_of_its_epoch(made: Office) -> None:
+    made.source.insert(row(4, BEYOND))
+    epoch(made)
+    made.refuses = False
+    made.open()
+    made.box.order_replay(made.name)
+    made.source.update(key(4), {"note": Value("late")}, ["amount"])
+    epoch(made)
+    assert [(each["note"], dict(each["_exact"])) for each in made.sink.list.rows if each["id"] == 4] == [("late", {"amount": "7e50"})]
+
+
+def test_an_order_to_replay_what_has_no_letters_is_done_at_once(made: Office) -> None:
+    made.box.order_replay(made.name)
+    assert not made.applier.is_replaying
+    assert made.replayed == [made.name]
+
+
+def test_C08_by_default_a_refused_value_stops_its_table_and_so_does_a_change_behind_a_letter(made: Office) -> None:
+    made.source.update(key(1), {"amount": BEYOND, "note": Value("long")})
+    epoch(made)
+    made.policy = RefusedPolicy.STOP
+    made.source.update(key(1), {"amount": LONG}, ["note"])
+    epoch(made)
+    status = made.applier.statuses[made.name]
+    assert (status.state, (status.reason or "")[:8]) == (TableState.FAILED, "PEN-1414")
+    made.open()
+    made.source.insert(row(5, BEYOND))
+    epoch(made)
+    assert "PEN-1411" in (made.applier.statuses[made.name].reason or "")
+
+
+def test_a_letter_of_another_shape_stays_where_it_is(made: Office) -> None:
+    made.source.insert(row(4, BEYOND))
+    epoch(made)
+    target = made.sink.load_target(made.name)
+    made.box.order_replay(made.name)
+    nothing = TableChanges(made.name, (), ChangeCounts())
+    assert made.box.with_letters(target, nothing, Position.of(1000), lambda _: False).slices == ()
+    assert len(made.box.with_letters(target, nothing, Position.of(1000), lambda _: True).slices) == 1
+
+
+def test_letters_of_a_table_that_is_copied_anew_are_of_no_account(made: Office) -> None:
+    made.source.insert(row(4, BEYOND))
+    epoch(made)
+    shadow = replace(made.sink.load_target(made.name), applied=Position.of(made.source.position))
+    made.source.insert(row(5, BEYOND))
+    position = made.source.commit()
+    made.spool(1, 2)
+    found = made.applier._reader.read(shadow.applied or Position.ZERO, Position.of(position)).tables[made.name]
+    changes = made.box.renew(made.sink, shadow, TableChanges(made.name, found.slices, found.counts), Position.of(position))
+    assert [slice.without for slice in changes.slices] == [frozenset({(position, 0)})]
+    assert [letter["key"] for letter in made.letters()] == ['{"id":4}'], "not before the copy is in place"
+    made.open()
+    assert [letter["key"] for letter in made.letters()] == ['{"id":4}'], "which it never was"
+    made.box.renew(made.sink, shadow, TableChanges(made.name, found.slices, found.counts), Position.of(position))
+    made.sink.applied[made.name] = Position.of(position)
+    made.open()
+    assert [letter["key"] for letter in made.letters()] == ['{"id":5}']
+    made.box.void(made.name)
+    assert made.letters() == []
+
+
+def test_changes_of_letters_that_cannot_be_read_are_named(made: Office) -> None:
+    made.source.insert(row(4, BEYOND))
+    epoch(made)
+    (path,) = made.box.store.directory.glob("_changes/*.parquet")
+    path.write_bytes(b"no parquet")
+    with pytest.raises(SpoolCorruptError, match=path.name):
+        made.box.store.slices(made.name, Position.of(1))
+
+
+def test_the_command_line_shows_letters_and_orders_replays(made: Office, tmp_path: Path) -> None:
+    made.source.insert(row(4, BEYOND))
+    epoch(made)
+    path = tmp_path / "pipeline.yaml"
+    sink = f"{{delta: {{path: '{made.root / 'lake'}'}}}}"
+    path.write_text(
+        f"pipeline: p\nsource: {{dsn: dbname=x}}\ntables: [public.plain]\nsink: {sink}\nrefused: dead_letters\n", encoding="utf-8"
+    )
+    runner = CliRunner()
+    shown = json.loads(runner.invoke(app, ["dead-letters", "list", str(path), "--json"], catch_exceptions=False).stdout)
+    assert [(each["table"], each["status"], each["key"]) for each in shown] == [("public.plain", "open", '{"id":4}')]
+    assert "PEN-1411" in runner.invoke(app, ["dead-letters", "list", str(path)], catch_exceptions=False).stdout
+    assert json.loads(runner.invoke(app, ["dead-letters", "list", str(path), "--json", "--table", "public.b"]).stdout) == []
+    assert isinstance(runner.invoke(app, ["dead-letters", "replay", str(path), "--table", "public.b"]).exception, Exception)
+    assert "1 letters" in runner.invoke(app, ["dead-letters", "replay", str(path)], catch_exceptions=False).stdout
+    assert load_orders(load_config(path).state).replay == {made.name}
+
+
+def test_the_last_rule_that_says_what_becomes_of_refused_rows_counts(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.yaml"
+    rules = "[{match: 'public.*', refused: dead_letters}, {table: public.b, refused: stop}, other.c]"
+    path.write_text(f"pipeline: p\nsource: {{dsn: dbname=x}}\ntables: {rules}\nsink: {{delta: {{path: lake}}}}\n", encoding="utf-8")
+    config = load_config(path)
+    names = [replace(PLAIN.name, schema=schema, name=name) for schema, name in (("public", "a"), ("public", "b"), ("other", "c"))]
+    assert [config.refused_policy(name).value for name in names] == ["dead_letters", "stop", "stop"]
