@@ -82,7 +82,7 @@ def screen(
 ) -> Screened:
     """`changes` and the open `letters`, both as `read_slices` gives them, in order; `refusals` may name changes of both.
 
-    With `replays` the letters are to be applied, before the changes. Where several tables go into one, the column `source` tells them apart.
+    With `replays` the letters are to be applied, before the changes. Of several tables in one, the column `source` tells which.
     """
     both = pa.concat_tables([letters, changes])
     if layout.mode is Mode.APPEND:

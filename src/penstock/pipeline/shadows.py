@@ -19,7 +19,7 @@ from penstock.pipeline.routing import gather
 from penstock.pipeline.states import TableStatus
 from penstock.position import Position
 from penstock.schema import TableName
-from penstock.sinks.base import Sink, Target
+from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import CopyAnew
 from penstock.spool.reader import SpoolReader
 
