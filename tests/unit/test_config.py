@@ -13,6 +13,7 @@ from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.sinks.layout import Mode
+from penstock.sinks.upkeep import Upkeep
 
 MINIMAL = """
 pipeline: shop
@@ -284,14 +285,27 @@ def test_what_says_nothing_to_a_postgres_sink_is_refused(tmp_path: Path) -> None
 
 
 def test_an_iceberg_sink_has_a_catalog_and_keeps_its_state_in_the_warehouse(tmp_path: Path) -> None:
-    text = MINIMAL.replace(
-        "delta: {path: lake}", "iceberg: {warehouse: lake, namespace: prod.mirror, maintenance: {keep_snapshots: 2 hours}}"
-    )
-    config = _load(tmp_path, text)
+    config = _load(tmp_path, MINIMAL.replace("delta: {path: lake}", "iceberg: {warehouse: lake, namespace: prod.mirror}"))
     assert config.sink.iceberg is not None
     assert config.sink.root == config.sink.iceberg.warehouse == tmp_path / "lake"
     assert (config.sink.iceberg.catalog, config.sink.iceberg.namespace) == ("lake", ("prod", "mirror"))
-    assert config.sink.iceberg.maintenance.keep_seconds == 7200
+
+
+def test_maintenance_is_of_all_tables_and_delta_tables_keep_an_hour_at_least(tmp_path: Path) -> None:
+    config = _load(tmp_path, MINIMAL)
+    assert config.maintenance.delta == Upkeep()
+    assert (config.maintenance.iceberg_keep_seconds, config.maintenance.limit_seconds) == (3600, 600)
+    chosen = "maintenance: {compact_after: 0, checkpoint_after: 10, keep: 2 days, time_limit: 1 minute}\n"
+    config = _load(tmp_path, MINIMAL + chosen)
+    assert config.maintenance.delta == Upkeep(compact_after=0, checkpoint_after=10, keep_seconds=2 * 86400)
+    assert config.maintenance.iceberg_keep_seconds == 2 * 86400
+    assert _load(tmp_path, MINIMAL + "maintenance: {vacuum: no}\n").maintenance.delta.keep_seconds is None
+    with pytest.raises(ConfigError, match="an hour at least"):
+        _load(tmp_path, MINIMAL + "maintenance: {keep: 59 minutes}\n")
+    with pytest.raises(ConfigError, match="duration"):
+        _load(tmp_path, MINIMAL + "maintenance: {keep: long}\n")
+    iceberg = MINIMAL.replace("{delta: {path: lake}}", "{iceberg: {warehouse: lake}}")
+    assert _load(tmp_path, iceberg + "maintenance: {keep: 1 minute}\n").maintenance.iceberg_keep_seconds == 60
 
 
 @pytest.mark.parametrize(
@@ -302,7 +316,6 @@ def test_an_iceberg_sink_has_a_catalog_and_keeps_its_state_in_the_warehouse(tmp_
         "{iceberg: {}}",
         "{iceberg: {warehouse: lake, catalog: a.b}}",
         "{iceberg: {warehouse: lake, format_version: 1}}",
-        "{iceberg: {warehouse: lake, maintenance: {keep_snapshots: long}}}",
     ],
 )
 def test_there_is_one_sink_with_options_that_make_sense(tmp_path: Path, sink: str) -> None:

@@ -14,10 +14,9 @@ from typing_extensions import override
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
-from penstock.sinks import delta_compaction, delta_epoch, delta_step
+from penstock.sinks import delta_epoch, delta_step
 from penstock.sinks.base import ChangedRows
 from penstock.sinks.delta_commit import added, commit, removed, transaction
-from penstock.sinks.delta_compaction import compact, small_files
 from penstock.sinks.delta_definition import snapshot_place
 from penstock.sinks.delta_epoch import DeltaEpoch
 from penstock.sinks.delta_repair import DeltaRepair
@@ -239,29 +238,3 @@ def test_rows_that_changed_during_a_copy_take_the_place_of_those_under_their_key
     assert {key: (row["note"], row["_valid_from"]) for key, row in found.items()} == {1: ("a", 100), 2: ("second", 150), 4: ("new", 150)}
     assert all(row["_current"] and row["_valid_to"] is None and row["_valid_from_time"].year > 2000 for row in found.values())
     assert state_of(path).transactions == {APPLICATION: 150}
-
-
-def test_small_files_become_one_and_no_row_changes(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    lake.change()
-    assert lake.epoch(lake.slices()).apply(InlineExecutors())
-    assert small_files(state_of(lake.path)) == []
-    monkeypatch.setattr(delta_compaction, "_MANY", 3)
-    before = state_of(lake.path)
-    files = small_files(before)
-    assert len(files) == 3
-    assert compact(lake.path, before, files, InlineExecutors())
-    assert lake.is_right
-    (file,) = state_of(lake.path).files.values()
-    assert file.vector is None
-    assert state_of(lake.path).transactions == before.transactions
-    # Somebody else was first: nothing happens, and nothing is left.
-    lake.source.delete((Value(1),))
-    lake.source.commit()
-    old = state_of(lake.path)
-    assert lake.epoch(lake.slices()).apply(InlineExecutors())
-    there = lake.files()
-    assert not compact(lake.path, old, [file], InlineExecutors())
-    assert lake.files() == there
-    assert lake.is_right
-    monkeypatch.setattr(delta_compaction, "_SMALL_BYTES", 1)
-    assert small_files(before) == []

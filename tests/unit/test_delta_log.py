@@ -6,13 +6,32 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
+from penstock.errors import TargetRewoundError
 from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, TableName
+from penstock.sinks.base import SnapshotFile
 from penstock.sinks.collapse import may_be_text
-from penstock.sinks.delta_log import KEY, OWNER, SOURCE_OID, _plain, load_target, record_position, version_at
+from penstock.sinks.delta_commits import has_moved, held_position
+from penstock.sinks.delta_leftovers import remove_attempts, unfinished_files
+from penstock.sinks.delta_log import (
+    KEY,
+    OWNER,
+    SOURCE_OID,
+    _plain,
+    adopt_files,
+    application_id,
+    load_applied,
+    load_target,
+    record_position,
+    settle_restored,
+    version_at,
+)
+from penstock.sinks.delta_writer import DeltaWriter
+from tests.delta_tables import InlineExecutors
 
 NESTED = pa.schema(
     [
@@ -82,3 +101,76 @@ def test_the_version_of_a_position_is_the_last_one_before_anything_of_ours_beyon
     record_position(tmp_path, "a", Position.of(30))
     assert [version_at(tmp_path, "a", Position.of(value)) for value in (10, 20, 30)] == [3, 5, 7]
     assert version_at(tmp_path / "none", "a", Position.of(10)) is None
+
+
+def test_K09_a_table_that_was_restored_says_what_it_holds_and_not_what_it_held(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    write_deltalake(table, pa.table({"id": [1]}))
+    _set_properties(table, {OWNER: "p", KEY: json.dumps(["id"]), SOURCE_OID: "1"})
+    name = TableName("s", "t")
+    application = application_id("p", name)
+    for number in (10, 20, 30):
+        write_deltalake(table, pa.table({"id": [number]}), mode="append")
+        record_position(table, application, Position.of(number))
+    log = DeltaTable(table)
+    log.restore(4)  # at 20; then somebody else writes, and deletes what was written
+    DeltaTable(table).delete("id = 1")
+    record_position(table, "other", Position.of(99))
+    assert load_applied(table, application) == Position.of(20)
+    target = load_target(table, "p", name)
+    assert target is not None
+    assert target.applied == Position.of(20)
+    writer = DeltaWriter(InlineExecutors())
+    assert writer.look(table, application)[1] == Position.of(20)
+
+    settle_restored(table, application)
+    assert DeltaTable(table).transaction_version(application) == 20
+    version = DeltaTable(table).version()
+    settle_restored(table, application)
+    assert DeltaTable(table).version() == version, "once is enough"
+    state, applied = writer.look(table, application)
+    assert (applied, state and state.restored) == (Position.of(20), frozenset())
+
+    DeltaTable(table).restore(0)
+    assert load_applied(table, application) is None, "it was there before the first copy was"
+
+
+def test_a_log_that_does_not_reach_back_to_what_a_table_was_restored_to_is_named(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"id": [1]}))
+    for number in (10, 20):
+        write_deltalake(tmp_path, pa.table({"id": [number]}), mode="append")
+    record_position(tmp_path, "a", Position.of(20))
+    DeltaTable(tmp_path).restore(0)
+    (tmp_path / "_delta_log" / f"{1:020d}.json").unlink()
+    with pytest.raises(TargetRewoundError, match="does not reach back"):
+        held_position(tmp_path, "a", 4)
+    (tmp_path / "_delta_log" / f"{4:020d}.json").unlink()
+    (tmp_path / "_delta_log" / f"{3:020d}.json").unlink()
+    assert held_position(tmp_path, "a", 3) is None
+
+
+def test_commits_of_ours_after_a_version_are_seen_and_those_of_others_are_not(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"id": [1]}))
+    record_position(tmp_path, "a", Position.of(10))
+    record_position(tmp_path, "other", Position.of(99))
+    assert has_moved(tmp_path, "a", 0)
+    assert not has_moved(tmp_path, "a", 1)
+    assert has_moved(tmp_path, "other", 1)
+    assert not has_moved(tmp_path, "other", 2)
+
+
+def test_files_of_unfinished_snapshots_go_and_those_of_older_versions_stay(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"id": pa.array([], pa.int64())}))
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "snapshot-0A-000000-aa.parquet")
+    first = SnapshotFile("snapshot-0A-000000-aa.parquet", 1, (tmp_path / "snapshot-0A-000000-aa.parquet").stat().st_size, "{}")
+    (tmp_path / "snapshot-0A-000000-bb.parquet").write_bytes(b"another attempt")
+    (tmp_path / "snapshot-0B-000000-cc.parquet").write_bytes(b"another snapshot")
+    adopt_files(tmp_path, "a", [first], Position.of(10))
+    remove_attempts(tmp_path, [first])
+    assert {file.name[9:11] for file in tmp_path.glob("snapshot-*")} == {"0A", "0B"}
+    assert not (tmp_path / "snapshot-0A-000000-bb.parquet").exists()
+    write_deltalake(tmp_path, pa.table({"id": [9]}), mode="overwrite")
+    assert unfinished_files(tmp_path) == {tmp_path / "snapshot-0B-000000-cc.parquet"}
+    assert DeltaTable(tmp_path, version=1).to_pyarrow_table().to_pylist() == [{"id": 1}]
+    (tmp_path / "snapshot-0B-000000-cc.parquet").unlink()
+    assert unfinished_files(tmp_path) == set()

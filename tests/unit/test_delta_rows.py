@@ -157,6 +157,15 @@ def test_files_of_others_have_times_without_a_unit_and_lack_later_columns(tmp_pa
     assert read_rows(table, found).to_pylist() == [{"a": 1, "b": datetime(9000, 1, 1, tzinfo=UTC), "c": None}]
 
 
+def test_a_key_with_a_dot_in_its_name_is_not_taken_for_a_column_inside_of_another(tmp_path: Path) -> None:
+    rows = pa.table({"a": [{"b": 100}, {"b": 200}], "a.b": [1, 2], "b": ["x", "y"]})
+    pq.write_table(rows, tmp_path / "f0")
+    table = TableFiles(str(tmp_path), rows.schema, rows.schema, ("a.b",), (ScanFile("f0", ((None, None),), None),))
+    found = find_rows(table, pa.table({"a.b": [2, 3]}), ("a.b",))
+    assert places(found) == {"f0": [1]}
+    assert read_rows(table, found).to_pylist() == rows.slice(1).to_pylist()
+
+
 def test_a_file_that_is_gone_is_an_error_of_ours(tmp_path: Path) -> None:
     table = table_of(tmp_path, keyed((1, "x", None)))
     (tmp_path / "f0").unlink()

@@ -16,7 +16,8 @@ from pydantic.fields import FieldInfo
 from penstock.cli.types_page import types_page
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.config import PipelineConfig, SourceConfig, SparkConfig, TlsConfig, TypesConfig
-from penstock.pipeline.sink_config import DeltaConfig, IcebergConfig, MaintenanceConfig, ParquetConfig, PostgresConfig, SinkConfig
+from penstock.pipeline.maintenance_config import MaintenanceConfig
+from penstock.pipeline.sink_config import DeltaConfig, IcebergConfig, ParquetConfig, PostgresConfig, SinkConfig
 from penstock.pipeline.table_rules import TableRule
 from penstock.spark.options import options_page
 
@@ -76,7 +77,7 @@ _MODELS: Mapping[type[BaseModel], str] = {
     PostgresConfig: "`sink.postgres`",
     ParquetConfig: "`sink.parquet`",
     IcebergConfig: "`sink.iceberg`",
-    MaintenanceConfig: "`sink.iceberg.maintenance`",
+    MaintenanceConfig: "`maintenance`",
     TypesConfig: "`types`",
     SparkConfig: "`spark`",
 }

@@ -18,6 +18,7 @@ from penstock.capture.confirming import Confirm
 from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.pipeline.durations import checked_duration, parse_seconds
+from penstock.pipeline.maintenance_config import MaintenanceConfig
 from penstock.pipeline.references import EnvReference, FileReference, Model
 from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.routes import Route, check_routes
@@ -154,6 +155,7 @@ class PipelineConfig(Model):
         RefusedPolicy.STOP,
         description="when a row cannot be applied: `stop`, its table stops; `dead_letters`, it is put aside, to be read and replayed",
     )
+    maintenance: MaintenanceConfig = MaintenanceConfig()
     types: TypesConfig = TypesConfig()
     spark: SparkConfig = SparkConfig()
     _removed: frozenset[TableName] = PrivateAttr(frozenset())
@@ -162,6 +164,12 @@ class PipelineConfig(Model):
     def _has_types(self) -> PipelineConfig:
         if self.sink.postgres is not None and "numeric" in self.types.model_fields_set:
             raise ValueError("types.numeric says nothing to sink.postgres, whose columns are numeric themselves: remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _keeps_long(self) -> PipelineConfig:
+        if self.sink.delta is not None and self.maintenance.delta_keep_seconds < 3600:
+            raise ValueError("maintenance.keep is an hour at least for sink.delta: what is being read or written must stay")
         return self
 
     @model_validator(mode="after")

@@ -7,7 +7,6 @@ where, the targets say.
 
 from __future__ import annotations
 
-import json
 import logging
 import random
 import shutil
@@ -17,18 +16,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from uuid import uuid4
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.capture.provision import ensure_capture, inspect_coverage
-from penstock.errors import CaptureFailedError, PenstockError, Recovery, WorkerStartError, parse_error
+from penstock.errors import CaptureFailedError, PenstockError, Recovery
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.background import BackgroundSnapshots, Door
+from penstock.pipeline.clock import await_end, planned_end
 from penstock.pipeline.companion import CaptureCompanion
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
@@ -50,6 +48,7 @@ from penstock.pipeline.snapshot_state import SnapshotStore
 from penstock.pipeline.standing import check_log, check_origin, over_holes
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, check_selected, fail_blocked, fail_unpublished, inspect_pipeline, pause_ordered, select_tables
+from penstock.pipeline.upkeep import Jobs, TableUpkeep
 from penstock.position import Position
 from penstock.postgres.attributes import CatalogShape, inspect_shape
 from penstock.postgres.catalog import CatalogTable
@@ -72,13 +71,6 @@ _POLL_SECONDS = 0.1
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _ONCE_QUIET_SECONDS = 0.2
-_LOST_WORKER = (
-    "Python worker failed to connect back",
-    "Python worker exited unexpectedly",
-    "Broken pipe",
-    "EOFException",
-    "Connection reset",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,19 +317,14 @@ class Pipeline:
             ending.callback(query.stop)
             ending.callback(stop)  # what is being copied may wait for the stream, so it is asked first
 
-            def renew(table: CatalogTable, act: Mapping[TableName, str]) -> None:
-                if table.name not in shadows:
-                    self._acts[table.name] = act
-                    copy = uuid4().hex
-                    sink = self._sink.shadow(copy)
-                    shadows.begin(table.name, sink, applier.position)
-                    renewals.append(self._copies(sink, shadows, SnapshotStore(self._shadow_root / copy, self._config.pipeline)))
-                    renewals[-1].start([table])
-
+            renew = partial(self._renew, applier, shadows, renewals)
             roster = Roster(self._config, self._sink, applier, snapshots, renew, shadows.abandon, self._observer, self._reload)
             roster.part_with(applier.last.tables if applier.last is not None else (), tables.sources)
             self._roster = roster
             roster.keep()
+            upkeep = TableUpkeep(self._sink, lambda: applier.statuses, self._config.maintenance.limit_seconds, Jobs(self._spark))
+            ending.callback(upkeep.stop)
+            upkeep.start()
             copying = True
             while not self._stopping.is_set() and not _is_reached(goal, applier, shadows):
                 self._tell_trouble()
@@ -345,6 +332,7 @@ class Pipeline:
                     self._capture.check_patience()
                 for each in (snapshots, *renewals):
                     each.check()
+                upkeep.check()
                 applier.settle()
                 roster.keep()
                 self._config = roster.config  # an attempt after this one begins with the tables that the file names by now
@@ -352,9 +340,27 @@ class Pipeline:
                     copying = False
                     self._observer.streaming_started()
                 if not query.isActive:
-                    _await_end(query)
+                    await_end(query)
                     break
                 self._stopping.wait(_POLL_SECONDS)
+            upkeep.stop(finish=goal is not None and not self._stopping.is_set())
+
+    def _renew(
+        self,
+        applier: EpochApplier,
+        shadows: Shadows,
+        renewals: list[BackgroundSnapshots],
+        table: CatalogTable,
+        act: Mapping[TableName, str],
+    ) -> None:
+        """Begin to copy a table anew, beside the one that is there."""
+        if table.name not in shadows:
+            self._acts[table.name] = act
+            copy = uuid4().hex
+            sink = self._sink.shadow(copy)
+            shadows.begin(table.name, sink, applier.position)
+            renewals.append(self._copies(sink, shadows, SnapshotStore(self._shadow_root / copy, self._config.pipeline)))
+            renewals[-1].start([table])
 
     def _tell_trouble(self) -> None:
         """The capture lives in another process and tries again by itself; say why nothing comes."""
@@ -388,22 +394,3 @@ def _is_reached(goal: Position | None, applier: EpochApplier, shadows: Shadows) 
 def _stop_all(snapshots: BackgroundSnapshots, renewals: list[BackgroundSnapshots]) -> None:
     for each in (snapshots, *renewals):
         each.stop()
-
-
-def _await_end(query: StreamingQuery) -> None:
-    """Raise what ended the query, as an error of ours where it is one."""
-    try:
-        query.awaitTermination()
-    except PySparkException as error:
-        found = parse_error(str(error))
-        if found is None and any(words in str(error) for words in _LOST_WORKER):
-            found = WorkerStartError("a Python process of Spark's ended, or did not start within the time that Spark gives it")
-        if found is None:
-            raise
-        raise found from error
-
-
-def planned_end(checkpoint: Path, batch: int) -> Position:
-    """The end of a batch, from the offset log that Spark wrote before it began."""
-    lines = (checkpoint / "offsets" / str(batch)).read_text(encoding="utf-8").splitlines()
-    return Position.parse(json.loads(lines[2])["position"])

@@ -7,7 +7,6 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.references import EnvReference, FileReference, Model
 from penstock.postgres.connection import SourceAddress
 from penstock.sinks.layout import Mode
@@ -71,22 +70,6 @@ class ParquetConfig(Model):
         return self.model_copy(update={"path": base / self.path})
 
 
-class MaintenanceConfig(Model):
-    """What keeps Iceberg tables quick to read. It is done between epochs, and takes at most a tenth of the time."""
-
-    rewrite_after: int = Field(
-        default=64, ge=0, description="a table with so many files of equality deletes is rewritten without them; 0: that is left to others"
-    )
-    keep_snapshots: str = Field(default="1 hour", description="older snapshots expire; as long can readers go back in time")
-    expire: bool = Field(default=True, description="no: that is left to others; the metadata grows with each epoch until they do it")
-
-    _durations = field_validator("keep_snapshots")(checked_duration)
-
-    @property
-    def keep_seconds(self) -> float:
-        return parse_seconds(self.keep_snapshots)
-
-
 class IcebergConfig(Model):
     """Iceberg tables in a catalog of Spark's: a table is <catalog>.<namespace>.<schema>.<table>. Needs Spark 4.1.
 
@@ -97,7 +80,6 @@ class IcebergConfig(Model):
     namespace: tuple[str, ...] = Field((), description="levels above those that the source's schemas become; `a.b` is two")
     warehouse: Path = Field(description="where the tables lie, and with them what is known of the pipeline's epochs")
     format_version: Literal[2, 3] = Field(2, description="of tables that are created")
-    maintenance: MaintenanceConfig = MaintenanceConfig()
 
     @field_validator("namespace", mode="before")
     @classmethod

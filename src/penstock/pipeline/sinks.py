@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.errors import EnvironmentUnfitError
 from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.maintenance_config import MaintenanceConfig
 from penstock.pipeline.sink_config import IcebergConfig, PostgresConfig
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
@@ -35,18 +36,17 @@ def open_sink(config: PipelineConfig, spark: SparkSession, mode_of: Callable[[Ta
 
         return ParquetSink(SparkExecutors(spark), config.sink.root, config.pipeline, spark)
     if config.sink.iceberg is not None:
-        return _iceberg_sink(config.sink.iceberg, config.pipeline, spark)
+        return _iceberg_sink(config.sink.iceberg, config.pipeline, spark, config.maintenance)
     from penstock.sinks.delta import DeltaSink
 
-    return DeltaSink(spark, config.sink.root, config.pipeline, modes)
+    return DeltaSink(spark, config.sink.root, config.pipeline, modes, config.maintenance.delta)
 
 
-def _iceberg_sink(config: IcebergConfig, pipeline: str, spark: SparkSession) -> Sink:
+def _iceberg_sink(config: IcebergConfig, pipeline: str, spark: SparkSession, chosen: MaintenanceConfig) -> Sink:
     from penstock.sinks.iceberg import IcebergPlace, IcebergSink
     from penstock.sinks.iceberg_maintenance import EXPIRE_EVERY, Maintenance
 
-    chosen = config.maintenance
-    maintenance = Maintenance(chosen.rewrite_after, chosen.keep_seconds, EXPIRE_EVERY if chosen.expire else 0)
+    maintenance = Maintenance(chosen.compact_after, chosen.iceberg_keep_seconds, EXPIRE_EVERY if chosen.vacuum else 0)
     place = IcebergPlace(config.catalog, config.warehouse, config.namespace, config.format_version, maintenance)
     return IcebergSink(spark, place, pipeline)
 

@@ -193,6 +193,14 @@ class Sink(Targets):
         del target, evolution
         return False
 
+    def maintain(self, table: TableName) -> None:
+        """Do what is due to keep the table quick to read and its place from filling up; quick itself where nothing is.
+
+        Called again and again for every table that streams, by one thread, while epochs are applied, which must neither wait for it nor
+        fail by it. No row changes, and no position. What it raises is logged; it may be cut off anywhere.
+        """
+        del table
+
     def close(self) -> None:
         """Called at the end of a run. What the sink holds on to, a lock or a connection, is let go; it may be used again."""
         return

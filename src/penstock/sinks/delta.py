@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -36,9 +37,11 @@ from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.changed import replacements
+from penstock.sinks.delta_compaction import SharedTable
 from penstock.sinks.delta_definition import definition, is_as_begun, listed, snapshot_place, table_properties
 from penstock.sinks.delta_epoch import DeltaEpoch
 from penstock.sinks.delta_evolution import evolve_state
+from penstock.sinks.delta_leftovers import remove_attempts, unfinished_files
 from penstock.sinks.delta_log import (
     KEY,
     ORIGIN,
@@ -47,6 +50,7 @@ from penstock.sinks.delta_log import (
     application_id,
     load_applied,
     record_position,
+    settle_restored,
     version_at,
 )
 from penstock.sinks.delta_merge import VIEW, merge_changes, replace_statement
@@ -54,6 +58,7 @@ from penstock.sinks.delta_protocol import can_delete, check_writable
 from penstock.sinks.delta_sessions import DeltaSessions, failing, first_line
 from penstock.sinks.delta_state import DeltaState, Unsupported
 from penstock.sinks.delta_targets import DeltaTargets
+from penstock.sinks.delta_upkeep import DeltaUpkeep
 from penstock.sinks.delta_writer import ATTEMPTS, DeltaWriter
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import SparkExecutors
@@ -61,11 +66,10 @@ from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.names import quoted
 from penstock.sinks.origin import Origin
 from penstock.sinks.slices import load_changes, slices_after
+from penstock.sinks.upkeep import Upkeep
 from penstock.spool.range import FileSlice
 
 _log = logging.getLogger(__name__)
-
-_FILES = "snapshot-*.parquet"
 
 
 ModeOf = Callable[[TableName], Mode]
@@ -78,16 +82,20 @@ def mirrored(_: TableName) -> Mode:
 class DeltaSink(DeltaTargets, Sink):
     """`mode_of`: how each table is to be kept; a table that is there and is kept in another way is refused."""
 
-    def __init__(self, spark: SparkSession, root: Path, pipeline: str, mode_of: ModeOf = mirrored) -> None:
+    def __init__(self, spark: SparkSession, root: Path, pipeline: str, mode_of: ModeOf = mirrored, upkeep: Upkeep | None = None) -> None:
         super().__init__(root, pipeline)
         self._spark = spark
         self._mode_of = mode_of
-        self._writer = DeltaWriter(spark, SparkExecutors(spark))
+        executors = SparkExecutors(spark)
+        self._writer = DeltaWriter(executors)
+        self._upkeep = DeltaUpkeep(spark, executors, upkeep or Upkeep())
+        self._turns: dict[TableName, threading.Lock] = {}
         self._sessions = DeltaSessions(spark)
         self._reached: dict[TableName, Position] = {}
 
     @override
     def load_target(self, table: TableName) -> Target | None:
+        settle_restored(self.path(table), self._application(table))
         target = super().load_target(table)
         self._remember(table, target.applied if target is not None else None)
         return target
@@ -100,7 +108,7 @@ class DeltaSink(DeltaTargets, Sink):
             # A replaced table keeps its transaction ids: the old position would stand beside no rows.
             record_position(path, self._application(schema.name), Position.ZERO)
         self._remember(schema.name, None)
-        leftovers = set(path.glob(_FILES)) - active_files(path)
+        leftovers = unfinished_files(path)
         layout = self._layout(schema)
         # CREATE OR REPLACE would not replace: for a table known by its path, Delta only compares the schemas.
         verb = "CREATE" if target is None else "REPLACE"
@@ -108,7 +116,7 @@ class DeltaSink(DeltaTargets, Sink):
             properties = table_properties(self._pipeline, layout, schema.oid, Origin.of(schema))
             self._spark.sql(f"{verb} TABLE {definition(path, layout, properties)}")
         for leftover in leftovers:
-            leftover.unlink()
+            leftover.unlink(missing_ok=True)
         place = snapshot_place(path, layout, fence)
         if place is None:
             raise SinkError(f"the Delta table at {path} vanished right after it was created")
@@ -133,7 +141,7 @@ class DeltaSink(DeltaTargets, Sink):
         self._check_empty(schema.name)
         adopt_files(path, self._application(schema.name), files, fence)
         self._remember(schema.name, fence)
-        _remove_leftovers(path)
+        remove_attempts(path, files)
 
     @override
     def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
@@ -152,7 +160,7 @@ class DeltaSink(DeltaTargets, Sink):
                 replacements(session, layout.columns, schema.key, changed).createOrReplaceTempView(VIEW)
                 session.sql(replace_statement(str(path), VIEW, layout.columns, schema.key)).collect()
         self._check_reached(schema.name, fence)
-        _remove_leftovers(path)
+        remove_attempts(path, files)
 
     @override
     def drop(self, table: TableName) -> None:
@@ -203,8 +211,12 @@ class DeltaSink(DeltaTargets, Sink):
         return reader.load(str(self.path(table)))
 
     @override
-    def close(self) -> None:
-        self._writer.checkpoints.wait()
+    def maintain(self, table: TableName) -> None:
+        self._upkeep.keep(SharedTable(self.path(table), self._turn(table), lambda: self._look(table)[0]))
+
+    def _turn(self, table: TableName) -> threading.Lock:
+        """Whose it is commits to the table: an epoch, or, for some milliseconds between two of them, what is done for the table."""
+        return self._turns.setdefault(table, threading.Lock())
 
     def _overwrite(self, mine: Target, other: Target, place: Path, position: Position) -> None:
         """Make the table what lies at `place`, with whatever columns and key that has."""
@@ -225,14 +237,15 @@ class DeltaSink(DeltaTargets, Sink):
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         schema = self._checked_schema(target, changes)
-        for _ in range(ATTEMPTS):
-            state, applied = self._look(target.table)
-            reached = self._checked_position(target, applied)
-            if reached >= end:
-                return
-            if self._advance(target, replace(changes, slices=slices_after(changes.slices, reached)), schema, state, end):
-                self._check_reached(target.table, end)
-                return
+        with self._turn(target.table):
+            for _ in range(ATTEMPTS):
+                state, applied = self._look(target.table)
+                reached = self._checked_position(target, applied)
+                if reached >= end:
+                    return
+                if self._advance(target, replace(changes, slices=slices_after(changes.slices, reached)), schema, state, end):
+                    self._check_reached(target.table, end)
+                    return
         raise SinkError(f"others commit to {self.path(target.table)} faster than an epoch can be worked out")
 
     def _look(self, table: TableName) -> tuple[DeltaState | None, Position | None]:
@@ -302,14 +315,14 @@ class DeltaSink(DeltaTargets, Sink):
         _log.debug("the table is left to Delta", extra={"table": str(table), "reason": str(reason)})
 
     def _merge(self, target: Target, schema: TableSchema, slices: Sequence[FileSlice], end: Position) -> None:
-        session = self._transaction(target.table, end)
+        session, path = self._transaction(target.table, end), self.path(target.table)
         try:
             changes = load_changes(session, schema, slices)
         except AnalysisException as error:
             raise SinkError(f"the spooled changes of {target.table} cannot be read: {first_line(error)}") from error
         counts = sum((slice.file.counts for slice in slices), ChangeCounts())
-        with failing(self.path(target.table), "applying changes to"):
-            merge_changes(session, str(self.path(target.table)), target, changes, counts)
+        with failing(path, "applying changes to"):
+            merge_changes(session, str(path), target, changes, counts)
 
     def _check_reached(self, table: TableName, position: Position) -> None:
         if self._look(table)[1] != position:
@@ -360,9 +373,3 @@ class DeltaSink(DeltaTargets, Sink):
     def _layout(self, schema: TableSchema) -> Layout:
         columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
         return Layout(columns, schema.key, self._mode_of(schema.name))
-
-
-def _remove_leftovers(path: Path) -> None:
-    """What attempts at chunks left that did not get to their end."""
-    for leftover in set(path.glob(_FILES)) - active_files(path):
-        leftover.unlink(missing_ok=True)

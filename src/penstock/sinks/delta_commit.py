@@ -23,6 +23,8 @@ from penstock.sinks.delta_state import DataFile, Unsupported, commit_file
 from penstock.sinks.delta_vectors import DeletionVector
 from penstock.spool import storage
 
+EPOCH = "PENSTOCK EPOCH"
+"""What the history of a table calls an epoch of ours."""
 _NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 

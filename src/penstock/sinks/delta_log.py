@@ -20,6 +20,7 @@ from penstock.errors import SinkError, TargetForeignError
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import SnapshotFile, Target
+from penstock.sinks.delta_commits import committed_position, held_position
 from penstock.sinks.layout import Mode, added_names
 from penstock.sinks.origin import Origin
 
@@ -65,7 +66,7 @@ def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
         source_oid=int(properties[SOURCE_OID]),
         key=tuple(json.loads(properties[KEY])),
         schema=columns,
-        applied=_applied(log, application_id(pipeline, table)),
+        applied=_applied(log, path, application_id(pipeline, table)),
         mode=mode,
         origin=_origin(properties.get(ORIGIN), columns),
     )
@@ -81,7 +82,7 @@ def _origin(text: str | None, columns: pa.Schema) -> Origin | None:
 def load_applied(path: Path, application: str) -> Position | None:
     """The position that the table holds. None also if there is no table."""
     log = open_log(path)
-    return None if log is None else _applied(log, application)
+    return None if log is None else _applied(log, path, application)
 
 
 def version_at(path: Path, application: str, position: Position) -> int | None:
@@ -92,12 +93,12 @@ def version_at(path: Path, application: str, position: Position) -> int | None:
     log = open_log(path)
     if log is None:
         return None
-    applied = _applied(log, application)
+    applied = _applied(log, path, application)
     version: int = log.version()
     if applied is not None and applied <= position:
         return version
     for number in range(version, -1, -1):
-        committed = _committed(path, application, number)
+        committed = committed_position(path, application, number)
         if committed is not None and Position.ZERO < committed <= position:
             return version
         if committed is not None:
@@ -105,19 +106,22 @@ def version_at(path: Path, application: str, position: Position) -> int | None:
     return None
 
 
-def _committed(path: Path, application: str, version: int) -> Position | None:
-    """The position in one commit; None if it holds none of ours, or is no longer there by itself."""
-    try:
-        lines = (path / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
+def _applied(log: DeltaTable, path: Path, application: str) -> Position | None:
+    """None also for a table that was begun and never filled."""
+    recorded = log.transaction_version(application)
+    if recorded is None or recorded == Position.ZERO.value:
         return None
-    found = (json.loads(line)["txn"] for line in lines if line.startswith('{"txn"'))
-    return next((Position.of(each["version"]) for each in found if each["appId"] == application), None)
+    held = held_position(path, application, log.version())
+    position = Position.of(recorded) if held is None else held
+    return None if position == Position.ZERO else position
 
 
-def _applied(log: DeltaTable, application: str) -> Position | None:
-    version = log.transaction_version(application)
-    return None if version is None or version == Position.ZERO.value else Position.of(version)
+def settle_restored(path: Path, application: str) -> None:
+    """Have a table that somebody restored say by itself how far it is, to everybody who asks its log."""
+    log = open_log(path)
+    applied = None if log is None else _applied(log, path, application)
+    if log is not None and log.transaction_version(application) not in (None, (applied or Position.ZERO).value):
+        record_position(path, application, applied or Position.ZERO)
 
 
 def active_files(path: Path) -> set[Path]:

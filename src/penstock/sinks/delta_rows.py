@@ -170,8 +170,9 @@ class _Wanted:
         return FoundRows(file.path, count, positions[alive]), numbers[alive]
 
     def _may_be_in(self, group: pq.RowGroupMetaData) -> bool:
-        """By the file's own statistics, of whole numbers alone."""
+        """By the file's own statistics, of whole numbers alone. A name with a dot may be that of a column inside of another."""
         wanted = {self._table.field(name).name: values for name, values in self._sets.items() if pa.types.is_integer(values.type)}
+        wanted = {name: values for name, values in wanted.items() if "." not in name}
         for at in range(group.num_columns if wanted else 0):
             column = group.column(at)
             values = wanted.get(column.path_in_schema)

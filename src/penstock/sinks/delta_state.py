@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import SinkError
+from penstock.sinks.delta_commits import is_restore
 from penstock.sinks.delta_vectors import DeletionVector
 from penstock.spool import storage
 
@@ -87,6 +88,8 @@ class DeltaState:
     files: Mapping[str, DataFile]
     """By path, as the log writes it."""
     transactions: Mapping[str, int]
+    restored: frozenset[str] = frozenset()
+    """Of `transactions`, those that were written before the table was restored, and speak of rows that it need not hold."""
     mark: storage.Mark | None = field(default=None, compare=False)
     """Of the last commit's file: a table that was put in the place of this one has another."""
 
@@ -105,9 +108,12 @@ class _Replay:
         self.metadata: Metadata | None = begun.metadata if begun else None
         self.files: dict[str, DataFile] = dict(begun.files) if begun else {}
         self.transactions: dict[str, int] = dict(begun.transactions) if begun else {}
+        self.restored: set[str] = set(begun.restored) if begun else set()
 
     def commit(self, actions: list[Mapping[str, Any]]) -> None:
         """In a commit, what goes may be the same file as what comes, with another vector; so whatever goes, goes first."""
+        if is_restore(actions):
+            self.restored = set(self.transactions)
         for action in actions:
             if "remove" in action:
                 self._remove(action["remove"])
@@ -119,6 +125,7 @@ class _Replay:
             self.files[action["add"]["path"]] = DataFile(action["add"])
         elif "txn" in action:
             self.transactions[action["txn"]["appId"]] = int(action["txn"]["version"])
+            self.restored.discard(action["txn"]["appId"])
         elif "metaData" in action:
             self.metadata = Metadata(action["metaData"])
         elif "protocol" in action:
@@ -139,6 +146,7 @@ class _Replay:
             "metadata": self.metadata,
             "files": self.files,
             "transactions": self.transactions,
+            "restored": frozenset(self.restored),
         }
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from penstock.position import Position
 from penstock.sinks.base import SnapshotFile
 from penstock.sinks.delta_bounds import load_bounds
-from penstock.sinks.delta_commit import added, commit, commit_info, marked, removed, transaction
+from penstock.sinks.delta_commit import EPOCH, added, commit, commit_info, marked, removed, transaction
 from penstock.sinks.delta_protocol import can_delete, check_writable
 from penstock.sinks.delta_rows import FoundRows, ScanFile, TableFiles
 from penstock.sinks.delta_schema import file_schema, table_schema
@@ -70,7 +70,7 @@ class DeltaStep:
             changed = [removed(file) for file in self.state.files.values()] + added(rewritten.values())
             written = {self.path / file.name for file in rewritten.values()}
         actions = [
-            commit_info("PENSTOCK EPOCH", {"position": str(self.end)}, adds_only=adds_only),
+            commit_info(EPOCH, {"position": str(self.end)}, adds_only=adds_only),
             transaction(self.application, self.end),
             *self.declared,
             *changed,

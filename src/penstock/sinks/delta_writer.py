@@ -1,20 +1,15 @@
-"""Our own commits to Delta tables: looked at, worked out, made, and kept from piling up.
+"""Our own commits to Delta tables: looked at, worked out, made.
 
 `Unsupported` says that a table is to be left to Delta itself.
 """
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
-
-from pyspark.sql import SparkSession
 
 from penstock.errors import SinkError
 from penstock.position import Position
 from penstock.sinks.base import ChangedRows
-from penstock.sinks.delta_checkpoints import DeltaCheckpoints
-from penstock.sinks.delta_compaction import compact, small_files
 from penstock.sinks.delta_definition import snapshot_place
 from penstock.sinks.delta_epoch import DeltaEpoch
 from penstock.sinks.delta_log import load_applied
@@ -23,8 +18,6 @@ from penstock.sinks.delta_state import DeltaState, DeltaStates, Unsupported
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Layout
 
-_log = logging.getLogger(__name__)
-
 ATTEMPTS = 5
 """At a commit that others make first."""
 
@@ -32,9 +25,8 @@ ATTEMPTS = 5
 class DeltaWriter:
     """Several threads at once, each with tables of its own."""
 
-    def __init__(self, spark: SparkSession, executors: Executors) -> None:
+    def __init__(self, executors: Executors) -> None:
         self.executors = executors
-        self.checkpoints = DeltaCheckpoints(spark)
         self._states = DeltaStates()
 
     def look(self, path: Path, application: str) -> tuple[DeltaState | None, Position | None]:
@@ -43,19 +35,14 @@ class DeltaWriter:
             state = self._states.load(path)
         except Unsupported:
             return None, load_applied(path, application)
+        if state is not None and application in state.restored:
+            return state, load_applied(path, application)
         applied = 0 if state is None else state.transactions.get(application, 0)
         return state, Position.of(applied) if applied else None
 
     def apply(self, epoch: DeltaEpoch) -> bool:
         """False: somebody else committed meanwhile, and nothing is done."""
-        is_done = epoch.apply(self.executors)
-        if is_done:
-            try:
-                self._keep_up(epoch.path)
-            except (SinkError, Unsupported) as error:
-                # The epoch is in the table, whatever becomes of its files.
-                _log.warning("small files are left as they are", extra={"table": str(epoch.path), "reason": str(error)})
-        return is_done
+        return epoch.apply(self.executors)
 
     def repair(self, path: Path, application: str, layout: Layout, changed: ChangedRows, fence: Position) -> None:
         for _ in range(ATTEMPTS):
@@ -65,13 +52,3 @@ class DeltaWriter:
             if DeltaRepair(path, application, layout, state, fence, changed, place).apply(self.executors):
                 return
         raise SinkError(f"{path} is gone, or others commit to it faster than it can be repaired")
-
-    def _keep_up(self, path: Path) -> None:
-        """See that neither files nor commits become too many."""
-        state = self._states.load(path)
-        files = [] if state is None else small_files(state)
-        if state is not None and files:
-            compact(path, state, files, self.executors)
-            state = self._states.load(path)
-        if state is not None:
-            self.checkpoints.consider(path, state.version)

@@ -235,7 +235,6 @@ class IcebergSink(Sink):
             change = self._writer.write(self._epoch_target(target, loaded, end), TableChanges(target.table, slices, counts))
         self._commit(loaded, change, end)
         self._remember(target.table, end)
-        self._maintain(target.table, loaded, change)
 
     def _epoch_target(self, target: Target, loaded: LoadedTable, end: Position) -> EpochTarget:
         layout = Layout(target.schema, target.key, Mode.MIRROR)
@@ -248,12 +247,12 @@ class IcebergSink(Sink):
             discard(self._snapshot_place(loaded, ""), change)
             raise SinkError(f"the table at {loaded.location} was changed by somebody else meanwhile; it is tried again") from error
 
-    def _maintain(self, table: TableName, before: LoadedTable, change: TableChange) -> None:
+    @override
+    def maintain(self, table: TableName) -> None:
         maintainer = self._maintainers.setdefault(table, Maintainer(self._spark, self._place.maintenance))
-        if maintainer.is_due(before, len(change.deletes)):
-            loaded = self._catalog.load(self.identifier(table))
-            if loaded is not None:
-                maintainer.keep(loaded)
+        loaded = self._catalog.load(self.identifier(table))
+        if loaded is not None and maintainer.is_due(loaded):
+            maintainer.keep(loaded)
 
     def _check_schema(self, target: Target, changes: TableChanges) -> None:
         """All changes must have the one schema that the target has."""

@@ -44,7 +44,7 @@ class Maintenance:
 
 
 class Maintainer:
-    """Looks after one table. Called by the one thread that writes to it, after a commit."""
+    """Looks after one table. Called by one thread, beside the one that writes to it."""
 
     def __init__(self, spark: SparkSession, maintenance: Maintenance) -> None:
         self._spark = spark
@@ -52,9 +52,9 @@ class Maintainer:
         self._rests_until = 0.0
         self._kept = 0
 
-    def is_due(self, table: LoadedTable, deletes: int = 0) -> bool:
-        """Whether there is something to do for the table, to which a commit has since added so many files of deletes."""
-        return self._is_slow(table, deletes) or self._is_long(table)
+    def is_due(self, table: LoadedTable) -> bool:
+        """Whether there is something to do for the table."""
+        return self._is_slow(table) or self._is_long(table)
 
     def keep(self, table: LoadedTable) -> None:
         """Do what is due for the table as it is now. What fails is tried again after a later epoch: no row depends on it."""
@@ -66,9 +66,8 @@ class Maintainer:
         except (SinkError, TableMovedError) as error:
             _log.warning("table not maintained", extra={"location": table.location, "error": type(error).__name__})
 
-    def _is_slow(self, table: LoadedTable, deletes: int = 0) -> bool:
-        files = (table.delete_files or 0) + deletes
-        return 0 < self._maintenance.delete_files <= files and time.monotonic() >= self._rests_until
+    def _is_slow(self, table: LoadedTable) -> bool:
+        return 0 < self._maintenance.delete_files <= (table.delete_files or 0) and time.monotonic() >= self._rests_until
 
     def _rewrite(self, table: LoadedTable) -> None:
         started = time.monotonic()

@@ -10,15 +10,16 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
-from penstock.errors import SchemaChangedError
+from penstock.errors import SchemaChangedError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, Column
-from penstock.sinks import delta_checkpoints, delta_compaction
+from penstock.sinks import delta_checkpoints
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.delta_epoch import DeltaEpoch
 from penstock.sinks.delta_state import load_state, newest_checkpoint
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import VALID_FROM, VALID_FROM_TIME, Layout, Mode
+from penstock.sinks.upkeep import Upkeep
 from tests.integration.sinks.mirror import PIPELINE, Mirror
 from tests.integration.sinks.source import NULL, Source, Value, time_of
 from tests.integration.sinks.test_delta_cases import ITEMS, at, item
@@ -45,16 +46,18 @@ def change(items: Mirror, number: int) -> None:
     assert items.operation() == EPOCH
 
 
-def test_optimize_vacuum_checkpoints_and_time_travel_work_on_what_we_commit(
-    spark: SparkSession, items: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delta_checkpoints, "_COMMITS", 4)
+def kept(spark: SparkSession, items: Mirror, upkeep: Upkeep) -> DeltaSink:
+    items.sink = DeltaSink(spark, items.path.parents[1], PIPELINE, upkeep=upkeep)
+    return items.sink
+
+
+def test_optimize_vacuum_checkpoints_and_time_travel_work_on_what_we_commit(spark: SparkSession, items: Mirror) -> None:
     place = f"delta.`{items.path}`"
     states = {}
     for number in range(3):
         change(items, number)
         states[len(items.commits()) - 1] = items.source.sorted_rows()
-    items.sink.close()
+    kept(spark, items, Upkeep(checkpoint_after=4)).maintain(ITEMS.name)
     assert newest_checkpoint(items.path) >= 3
 
     rust = QueryBuilder().register("t", DeltaTable(items.path)).execute("SELECT id, note FROM t").read_all()
@@ -86,19 +89,26 @@ def test_optimize_vacuum_checkpoints_and_time_travel_work_on_what_we_commit(
     change(items, 5)
 
 
-def test_small_files_become_one_and_nobody_sees_a_difference(items: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_compaction, "_MANY", 3)
-    for number in range(4):
+def test_a_table_that_is_maintained_between_epochs_is_what_the_source_is_to_everybody(spark: SparkSession, items: Mirror) -> None:
+    sink = kept(spark, items, Upkeep(compact_after=3, checkpoint_after=3, keep_seconds=0.0, vacuum_every_seconds=0.0))
+    for number in range(3):
         items.source.update(at(1 + number), {"note": Value(f"epoch {number}")})
         items.source.insert(item(1000 + number))
         items.source.commit()
         items.follow()
+    for _ in range(2):  # the first only notes when it was
+        sink.maintain(ITEMS.name)
+    change(items, 3)
     operations = [action["commitInfo"]["operation"] for commit in items.commits() for action in commit if "commitInfo" in action]
     assert operations.count(EPOCH) == 4
-    assert "PENSTOCK COMPACTION" in operations
+    assert operations.count("PENSTOCK COMPACTION") == 1
+    assert not any(each.startswith("VACUUM") for each in operations), "commits that are in the way of epochs"
     state = load_state(items.path)
     assert state is not None
-    assert len(state.files) < 4
+    assert len(state.files) == 2
+    assert newest_checkpoint(items.path) > 3
+    there = [file for file in items.path.iterdir() if file.is_file() and file.suffix in (".parquet", ".bin")]
+    assert len(there) == 3, "what no version needs any more is gone"
 
 
 @pytest.mark.parametrize(
@@ -111,6 +121,26 @@ def test_a_table_that_asks_for_more_than_we_know_is_left_to_delta(spark: SparkSe
     items.source.commit()
     items.follow()
     assert items.operation() == "MERGE"
+
+
+def test_K09_a_table_that_somebody_restored_goes_on_from_what_it_then_holds(spark: SparkSession, items: Mirror) -> None:
+    change(items, 0)
+    version, then = len(items.commits()) - 1, items.source.position
+    change(items, 1)
+    target = items.target()
+    spark.sql(f"RESTORE TABLE delta.`{items.path}` TO VERSION AS OF {version}").collect()
+    items.source.insert(item(2000))
+    items.source.commit()
+    items.spool()
+    last = items.changes(items.reached, items.source.position)
+    assert last is not None
+    with pytest.raises(TargetRewoundError, match=f"only up to {Position.of(then)}"):
+        items.sink.apply(target, last, Position.of(items.source.position))
+    assert items.target().applied == Position.of(then), "as a restart finds it"
+    delta_checkpoints.write_checkpoint(spark, items.path)
+    items.sink = DeltaSink(spark, items.path.parents[1], PIPELINE)
+    items.apply(then, items.source.position)
+    assert items.rows() == items.source.sorted_rows()
 
 
 def test_K09_an_epoch_meets_an_optimize_and_is_worked_out_again(

@@ -184,6 +184,7 @@ def test_a_table_rewritten_and_its_snapshots_expired_still_knows_its_position(sp
         source.commit()
         mirror.spool()
         mirror.apply(mirror.reached, source.position)
+        lake.sink.maintain(NAME)
     assert mirror.rows() == source.sorted_rows()
     found = lake.summaries
     assert "replace" in {each["operation"] for each in found}

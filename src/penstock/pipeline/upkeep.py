@@ -1,0 +1,109 @@
+"""Beside the epochs, a thread that looks at every table that streams, again and again, and has its sink do what is due for it.
+
+Nobody waits for it, and what fails in it fails nothing else: it is due again. A table for which something took a second rests for ten.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from uuid import uuid4
+
+from pyspark import InheritableThread
+from pyspark.sql import SparkSession
+
+from penstock.pipeline.states import TableState, TableStatus
+from penstock.schema import TableName
+from penstock.sinks.base import Sink
+
+_log = logging.getLogger(__name__)
+
+_POOL = "penstock-maintenance"
+_LOOK_SECONDS = 1.0
+_REST = 10
+_POLL_SECONDS = 0.1
+_STOP_SECONDS = 10.0
+"""What is not a job of Spark's cannot be cut off; the thread ends with the process then."""
+
+
+class Jobs:
+    """Of Spark's: those that the thread starts which called `settle` have the time that others leave, and end with `cancel`."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context = spark.sparkContext
+        self._group = f"penstock-maintenance-{uuid4().hex}"
+
+    def settle(self) -> None:
+        self._context.setLocalProperty("spark.scheduler.pool", _POOL)
+        self._context.setJobGroup(self._group, "penstock maintenance")
+
+    def cancel(self) -> None:
+        self._context.cancelJobGroup(self._group)
+
+
+class TableUpkeep:
+    """`check` and `stop` are called by the thread that called `start`."""
+
+    def __init__(self, sink: Sink, statuses: Callable[[], Mapping[TableName, TableStatus]], limit_seconds: float, jobs: Jobs) -> None:
+        """What takes longer than `limit_seconds` for one table is given up."""
+        self._sink = sink
+        self._statuses = statuses
+        self._limit_seconds = limit_seconds
+        self._jobs = jobs
+        self._stopping = threading.Event()
+        self._is_last = False
+        self._since: float | None = None
+        self._rests: dict[TableName, float] = {}
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = InheritableThread(target=self._run, name="penstock-maintenance", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """See that nothing takes too long. Called all the while."""
+        since = self._since
+        if since is not None and time.monotonic() - since > self._limit_seconds:
+            self._jobs.cancel()
+
+    def stop(self, *, finish: bool = False) -> None:
+        """End it, in the midst of what it does; or, to `finish`, after one more look at every table."""
+        self._is_last = finish
+        self._stopping.set()
+        deadline = time.monotonic() + _STOP_SECONDS
+        while self._thread is not None and self._thread.is_alive() and (finish or time.monotonic() < deadline):
+            self.check() if finish else self._jobs.cancel()
+            self._thread.join(_POLL_SECONDS)
+        self._thread = None
+
+    def _run(self) -> None:
+        self._jobs.settle()
+        pause = _LOOK_SECONDS
+        while not self._stopping.wait(pause):
+            started = time.monotonic()
+            self.look()
+            # Of very many tables, or where a look is slow, it is not to be a burden by itself.
+            pause = max(_LOOK_SECONDS, _REST * (time.monotonic() - started))
+        if self._is_last:
+            self.look()
+
+    def look(self) -> None:
+        """Once at every table that streams and does not rest."""
+        for name, status in self._statuses().items():
+            if self._stopping.is_set() and not self._is_last:
+                return
+            if status.state is TableState.STREAMING and time.monotonic() >= self._rests.get(name, 0.0):
+                self._keep(name)
+
+    def _keep(self, name: TableName) -> None:
+        started = self._since = time.monotonic()
+        try:
+            self._sink.maintain(name)
+        except Exception:  # noqa: BLE001 the edge of a thread, whose work is only due again
+            _log.warning("a table could not be maintained", extra={"table": str(name)}, exc_info=True)
+        finally:
+            self._since = None
+        took = time.monotonic() - started
+        self._rests[name] = time.monotonic() + _REST * took

@@ -1,0 +1,96 @@
+"""What keeps a Delta table quick to read and its directory from growing for ever: compaction, checkpoints, VACUUM.
+
+Done by one thread beside the epochs, table by table. Whether something is due is read off the table itself, so it makes no difference how
+often a run ends. Nothing of it changes a row or moves a position; what fails is due again at the next look.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from penstock.sinks.delta_checkpoints import write_checkpoint
+from penstock.sinks.delta_compaction import SharedTable, compact, costly_files
+from penstock.sinks.delta_sessions import failing
+from penstock.sinks.delta_state import DeltaState, Unsupported, newest_checkpoint
+from penstock.sinks.executors import Executors
+from penstock.sinks.names import quoted
+from penstock.sinks.upkeep import Upkeep
+
+_TEMPORARY = ".penstock-*.tmp"
+_FORGOTTEN_SECONDS = 3600.0
+_SETTINGS = {
+    # How long is long enough, the configuration says; and commits of its own would only be in the way of epochs.
+    "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+    "spark.databricks.delta.vacuum.logging.enabled": "false",
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
+}
+
+
+class DeltaUpkeep:
+    """Used by one thread."""
+
+    def __init__(self, spark: SparkSession, executors: Executors, upkeep: Upkeep) -> None:
+        self._spark = spark
+        self._executors = executors
+        self._upkeep = upkeep
+        self._checkpoints: dict[Path, int] = {}
+
+    def keep(self, table: SharedTable) -> None:
+        """Do what is due for the table."""
+        with table.turn:
+            state = table.look()
+        if state is not None:
+            self._compact(table, state)
+            self._checkpoint(table.path, state.version)
+        self._vacuum(table.path)
+
+    def _compact(self, table: SharedTable, state: DeltaState) -> None:
+        files = costly_files(state, self._upkeep.compact_after) if self._upkeep.compact_after else []
+        if files:
+            try:
+                compact(table, state, files, self._executors)
+            except Unsupported:
+                return  # such a table is OPTIMIZE's
+
+    def _checkpoint(self, path: Path, version: int) -> None:
+        """Delta writes it, and takes away with that what is too old of the log."""
+        if self._upkeep.checkpoint_after and version - self._checkpoints.get(path, -1) >= self._upkeep.checkpoint_after:
+            self._checkpoints[path] = newest_checkpoint(path)
+            if version - self._checkpoints[path] >= self._upkeep.checkpoint_after:
+                write_checkpoint(self._spark, path)
+                self._checkpoints[path] = version
+
+    def _vacuum(self, path: Path) -> None:
+        """Once in a while; when it was done last, the time of a file tells that is nobody else's."""
+        keep, mark = self._upkeep.keep_seconds, path / "_delta_log" / ".penstock-vacuumed"
+        try:
+            is_due = time.time() - mark.stat().st_mtime > self._upkeep.vacuum_every_seconds
+        except FileNotFoundError:
+            is_due = False
+            if not mark.parent.is_dir():
+                return
+            mark.touch()
+        if not is_due:
+            return
+        remove_temporary(path)
+        if keep is not None:
+            session = self._spark.newSession()
+            for name, value in _SETTINGS.items():
+                session.conf.set(name, value)
+            with failing(path, "vacuuming"):
+                session.sql(f"VACUUM delta.{quoted(str(path))} RETAIN {math.ceil(keep / 3600)} HOURS").collect()
+        mark.touch()
+
+
+def remove_temporary(path: Path) -> None:
+    """Commits that a crash left unfinished. One that is being made now is not an hour old."""
+    for file in (path / "_delta_log").glob(_TEMPORARY):
+        try:
+            if time.time() - file.stat().st_mtime > _FORGOTTEN_SECONDS:
+                file.unlink()
+        except FileNotFoundError:
+            continue

@@ -1,0 +1,191 @@
+"""Files of a Delta table made one beside its epochs: no row changes, whatever happens to the table meanwhile."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import SinkError
+from penstock.sinks import delta_compaction
+from penstock.sinks.delta_commit import commit, removed
+from penstock.sinks.delta_compaction import SharedTable, compact, costly_files
+from penstock.sinks.delta_state import DataFile, load_state
+from tests.delta_tables import APPLICATION, InlineExecutors, add_rows, rows_of, state_of
+from tests.integration.sinks.source import Value
+from tests.unit.test_delta_epoch import LAYOUT, Lake, Meanwhile
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+def follow(lake: Lake) -> None:
+    lake.source.commit()
+    assert lake.epoch(lake.slices()).apply(InlineExecutors())
+
+
+def compacted(lake: Lake, meanwhile: Callable[[], None] = lambda: None, files: Sequence[DataFile] | None = None) -> bool:
+    state = state_of(lake.path)
+    shared = SharedTable(lake.path, threading.Lock(), lambda: load_state(lake.path))
+    return compact(shared, state, list(state.files.values()) if files is None else files, Meanwhile(meanwhile))
+
+
+def test_small_files_become_one_once_they_are_many_and_no_row_changes(lake: Lake) -> None:
+    lake.change()
+    follow(lake)
+    before = state_of(lake.path)
+    assert costly_files(before, 4) == []
+    files = costly_files(before, 3)
+    assert len(files) == 3
+    assert compacted(lake, files=files)
+    assert lake.is_right
+    (file,) = state_of(lake.path).files.values()
+    assert file.vector is None
+    assert state_of(lake.path).transactions == before.transactions
+    last = [json.loads(line) for line in (lake.path / "_delta_log" / f"{before.version + 1:020d}.json").read_text().splitlines()]
+    assert {action[kind]["dataChange"] for action in last for kind in action if kind in ("add", "remove")} == {False}
+
+
+def test_rows_that_go_while_files_are_made_one_are_gone_from_the_new_one_too(lake: Lake) -> None:
+    lake.change()
+    follow(lake)
+
+    def epoch() -> None:
+        for key in (1, 9, 20):
+            lake.source.delete((Value(key),))
+        lake.source.update((Value(2),), {"note": Value("third")})
+        follow(lake)
+
+    assert compacted(lake, epoch)
+    assert lake.is_right
+    new, vector = max(((file, file.vector) for file in state_of(lake.path).files.values()), key=lambda each: each[0].bytes)
+    assert vector is not None
+    assert vector.count == 4, "of the last file all rows are gone"
+    assert json.loads(new.stats or "")["tightBounds"] is False
+    assert state_of(lake.path).transactions == {APPLICATION: lake.source.position}
+    lake.source.delete((Value(3),))
+    follow(lake)
+    assert lake.is_right
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_goes_meanwhile_the_table_is_what_the_source_is(lake: Lake, seed: int) -> None:
+    chance = random.Random(seed)
+
+    def epoch() -> None:
+        keys = [key for (key,) in lake.source.rows]
+        for key in chance.sample(keys, min(len(keys) - 1, chance.randrange(1, 5))):
+            if chance.random() < 0.5:
+                lake.source.delete((key,))
+            else:
+                lake.source.update((key,), {"note": Value(f"{chance.random()}")})
+        lake.source.insert({"id": Value(chance.randrange(10**6, 10**9)), "note": Value("new")})
+        follow(lake)
+
+    for _ in range(4):
+        epoch()
+        files = list(state_of(lake.path).files.values())
+        compacted(lake, epoch if chance.random() < 0.7 else lambda: None, chance.sample(files, chance.randrange(1, len(files) + 1)))
+        assert lake.is_right
+
+
+def _optimize(lake: Lake) -> None:
+    old, rows = list(state_of(lake.path).files.values()), pa.Table.from_pylist(rows_of(lake.path), LAYOUT.schema)
+    add_rows(lake.path, rows, lake.source.position)
+    assert commit(lake.path, state_of(lake.path).version + 1, [removed(file) for file in old])
+
+
+def _redefine(lake: Lake) -> None:
+    state = state_of(lake.path)
+    metadata = {**state.metadata.action, "configuration": {**state.metadata.properties, "a": "b"}}
+    assert commit(lake.path, state.version + 1, [{"metaData": metadata}])
+
+
+def _restore(lake: Lake) -> None:
+    """Rows that were gone are there again: their file has no vector any more."""
+    (file,) = [file for file in state_of(lake.path).files.values() if file.vector is not None and file.vector.count == 1][:1]
+    again = {name: value for name, value in file.action.items() if name != "deletionVector"}
+    assert commit(lake.path, state_of(lake.path).version + 1, [removed(file), {"add": again}])
+
+
+@pytest.mark.parametrize("act", [_optimize, _redefine, _restore])
+def test_K09_what_somebody_else_did_to_the_table_meanwhile_stays(lake: Lake, act: Callable[[Lake], None]) -> None:
+    lake.change()
+    follow(lake)
+    there: list[tuple[object, set[str]]] = []
+
+    def meanwhile() -> None:
+        written = lake.files()
+        act(lake)
+        there.append((rows_of(lake.path), {name for name in lake.files() if name not in written or not name.startswith("compact-")}))
+
+    assert not compacted(lake, meanwhile)
+    assert (rows_of(lake.path), lake.files()) == there[0]
+
+
+def test_a_commit_that_somebody_else_makes_first_leaves_nothing_of_ours(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_compaction, "commit", lambda *_: False)
+    there = lake.files()
+
+    def epoch() -> None:
+        lake.source.delete((Value(1),))
+        follow(lake)
+        there.update(lake.files())
+
+    assert not compacted(lake, epoch)
+    assert {name for name in lake.files() if not name.startswith("compact-")} == {n for n in there if not n.startswith("compact-")}
+    assert not list(lake.path.glob("compact-*"))
+    assert lake.is_right
+
+
+def test_a_commit_whose_answer_is_lost_keeps_its_files(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*arguments: object) -> bool:
+        assert commit(*arguments)  # type: ignore[arg-type]
+        raise SinkError("the answer is lost")
+
+    monkeypatch.setattr(delta_compaction, "commit", lost)
+    with pytest.raises(SinkError, match="lost"):
+        compacted(lake)
+    assert len(state_of(lake.path).files) == 1
+    assert lake.is_right
+
+
+def test_files_that_lost_most_of_their_rows_are_written_anew_a_few_at_a_time(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_compaction, "_SMALL_BYTES", 1)
+    for key in (1, 2, 6, 7):
+        lake.source.delete((Value(key),))
+    follow(lake)
+    state = state_of(lake.path)
+    assert sorted(file.vector.count for file in state.files.values() if file.vector) == [2, 2]
+    assert costly_files(state, 1) == [], "half of four rows is not more than half, and two of five are less"
+    lake.source.delete((Value(3),))
+    lake.source.delete((Value(8),))
+    follow(lake)
+    state = state_of(lake.path)
+    assert len(costly_files(state, 1)) == 2
+    monkeypatch.setattr(delta_compaction, "_AT_ONCE_BYTES", 1)
+    (one,) = costly_files(state, 1)
+    assert compacted(lake, files=[one])
+    assert lake.is_right
+    assert len(costly_files(state_of(lake.path), 1)) == 1
+
+
+def test_files_of_which_nothing_is_left_meanwhile_are_left_alone(lake: Lake) -> None:
+    (first, _) = state_of(lake.path).files.values()
+
+    def epoch() -> None:
+        for key in range(1, 6):
+            lake.source.delete((Value(key),))
+        follow(lake)
+
+    assert not compacted(lake, epoch, [first])
+    assert lake.is_right
+    assert len(state_of(lake.path).files) == 1
+    assert not list(lake.path.glob("compact-*")), "what is not part of the table is not left behind"

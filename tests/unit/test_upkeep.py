@@ -1,0 +1,162 @@
+"""What is done for tables beside the epochs: for which, how often, how long; and that nobody else is harmed by it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from penstock.errors import SinkError
+from penstock.pipeline import upkeep
+from penstock.pipeline.states import TableState, TableStatus
+from penstock.pipeline.upkeep import Jobs, TableUpkeep
+from penstock.schema import TableName
+from penstock.sinks.delta_upkeep import remove_temporary
+from tests.unit.test_applier import Ledger
+from tests.waiting import wait_for
+
+NAMES = [TableName("public", name) for name in ("a", "b", "c")]
+
+
+class Kept(Ledger):
+    """Counts how often each table was looked after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looks: list[TableName] = []
+        self.fails: set[TableName] = set()
+        self.is_over = threading.Event()
+        self.waits: set[TableName] = set()
+
+    @override
+    def maintain(self, table: TableName) -> None:
+        self.looks.append(table)
+        if table in self.waits:
+            assert self.is_over.wait(60)
+            raise SinkError("cut off")
+        if table in self.fails:
+            raise SinkError("no")
+
+
+class Counted(Jobs):
+    """Jobs of the ledger's."""
+
+    def __init__(self, sink: Kept) -> None:
+        self.sink = sink
+        self.cancels = 0
+
+    @override
+    def settle(self) -> None:
+        return
+
+    @override
+    def cancel(self) -> None:
+        self.cancels += 1
+        self.sink.is_over.set()
+
+
+@pytest.fixture
+def sink() -> Kept:
+    return Kept()
+
+
+@pytest.fixture
+def jobs(sink: Kept) -> Counted:
+    return Counted(sink)
+
+
+@pytest.fixture
+def statuses() -> dict[TableName, TableStatus]:
+    return {name: TableStatus(TableState.STREAMING) for name in NAMES}
+
+
+@pytest.fixture
+def kept(sink: Kept, jobs: Counted, statuses: dict[TableName, TableStatus], monkeypatch: pytest.MonkeyPatch) -> Iterator[TableUpkeep]:
+    monkeypatch.setattr(upkeep, "_LOOK_SECONDS", 0.01)
+    kept = TableUpkeep(sink, lambda: statuses, 0.05, jobs)
+    yield kept
+    kept.stop()
+
+
+def test_only_tables_that_stream_are_looked_after(sink: Kept, kept: TableUpkeep, statuses: dict[TableName, TableStatus]) -> None:
+    statuses[NAMES[0]] = TableStatus(TableState.SNAPSHOTTING)
+    statuses[NAMES[2]] = TableStatus(TableState.PAUSED)
+    kept.look()
+    assert sink.looks == [NAMES[1]]
+
+
+def test_a_table_that_cannot_be_looked_after_is_in_nobodys_way(sink: Kept, kept: TableUpkeep) -> None:
+    sink.fails = {NAMES[0]}
+    kept.start()
+    wait_for(lambda: sink.looks.count(NAMES[0]) > 1 and sink.looks.count(NAMES[2]) > 1, "looks", lambda: sink.looks)
+
+
+def test_a_table_for_which_something_was_done_rests_for_ten_times_as_long(
+    sink: Kept, kept: TableUpkeep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    maintain = sink.maintain
+
+    def slow(table: TableName) -> None:
+        maintain(table)
+        now[0] += 5 if table == NAMES[1] else 0
+
+    monkeypatch.setattr(sink, "maintain", slow)
+    kept.look()
+    now[0] += 49
+    kept.look()
+    assert [sink.looks.count(name) for name in NAMES] == [2, 1, 2]
+    now[0] += 2
+    kept.look()
+    assert [sink.looks.count(name) for name in NAMES] == [3, 2, 3]
+
+
+def test_what_takes_too_long_is_cut_off_and_the_others_have_their_turn(sink: Kept, jobs: Counted, kept: TableUpkeep) -> None:
+    sink.waits = {NAMES[1]}
+    kept.start()
+    wait_for(lambda: NAMES[1] in sink.looks, "looks", lambda: sink.looks)
+
+    def third() -> bool:
+        kept.check()
+        return NAMES[2] in sink.looks
+
+    wait_for(third, "looks", lambda: sink.looks)
+    assert jobs.cancels
+
+
+def test_K07_the_end_of_a_run_cuts_off_what_is_being_done(sink: Kept, jobs: Counted, kept: TableUpkeep) -> None:
+    sink.waits = {NAMES[0]}
+    kept.start()
+    wait_for(lambda: sink.looks == NAMES[:1], "looks", lambda: sink.looks)
+    kept.stop()
+    assert jobs.cancels
+    assert sink.looks == NAMES[:1]
+
+
+def test_a_run_that_catches_up_and_ends_looks_once_at_every_table(sink: Kept, kept: TableUpkeep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_LOOK_SECONDS", 3600.0)
+    kept.start()
+    kept.stop(finish=True)
+    assert sink.looks == NAMES
+
+
+def test_commits_that_a_crash_left_unfinished_are_removed_once_they_are_old(tmp_path: Path) -> None:
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    old, new, other = log / ".penstock-1.tmp", log / ".penstock-2.tmp", log / f"{0:020d}.json"
+    for file in (old, new, other):
+        file.touch()
+    for file in (old, other):
+        _age(file, 2 * 3600)
+    remove_temporary(tmp_path)
+    assert sorted(log.iterdir()) == sorted([new, other])
+
+
+def _age(file: Path, seconds: float) -> None:
+    os.utime(file, (time.time() - seconds,) * 2)
