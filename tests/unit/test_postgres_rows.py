@@ -13,7 +13,7 @@ from penstock.postgres.types.registry import decode_column
 from penstock.postgres.types.resolver import TypeResolver
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.postgres_rows import added_columns, constant_texts, parse_rows, stored_names, target_columns, text_blocks
+from penstock.sinks.postgres_rows import added_columns, constant_texts, in_key_order, parse_rows, stored_names, target_columns, text_blocks
 
 TIME = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 COLUMNS = pa.schema([("id", pa.string()), ("note", pa.string())])
@@ -62,3 +62,11 @@ def test_lists_of_names_are_written_as_arrays() -> None:
     assert texts["_unchanged"] == r'{"a \"b\"","c\\d","e,f"}'
     assert texts["_commit_timestamp"] == "2026-01-02 03:04:05.000678Z"
     assert TargetColumn("_unchanged", 1009) in added_columns(layout)
+
+
+def test_rows_are_in_the_order_of_their_key_and_whole() -> None:
+    numbers = pa.table({"id": ["10", "9", "-1"], "note": ["ten", "nine", "minus"]})
+    assert in_key_order(numbers, ["id"]).to_pydict() == {"id": ["-1", "9", "10"], "note": ["minus", "nine", "ten"]}
+    mixed = pa.table({"a": ["x", "x", "b"], "n": ["2", "1", "3"]})
+    assert in_key_order(mixed, ["a", "n"]).to_pydict() == {"a": ["b", "x", "x"], "n": ["3", "1", "2"]}
+    assert in_key_order(mixed, []) is mixed

@@ -21,7 +21,7 @@ from penstock.postgres.target_tables import Wanted, delete_counted, delete_keys,
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.fold import COUNT, Outcome, fold
 from penstock.sinks.layout import CURRENT, Layout, Mode
-from penstock.sinks.postgres_rows import parse_rows, stored_names, text_blocks
+from penstock.sinks.postgres_rows import in_key_order, parse_rows, stored_names, text_blocks
 from penstock.sinks.slice_reader import Part, read_slices
 from penstock.sinks.source_truncates import source_column, spelled_by_source
 from penstock.sinks.values import Lookup
@@ -87,7 +87,7 @@ def write_outcome(connection: Connection, place: TableName, layout: Layout, outc
             delete_counted(connection, place, names, text_blocks(outcome.gone, [*names, COUNT]))
     if outcome.rows.num_rows:
         names = stored_names(layout)
-        insert_rows(connection, place, names, text_blocks(outcome.rows, names))
+        insert_rows(connection, place, names, text_blocks(in_key_order(outcome.rows, layout.identity), names))
 
 
 def _lookup(connection: Connection, task: EpochTask) -> Lookup:

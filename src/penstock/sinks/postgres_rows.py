@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.change import EXACT
 from penstock.postgres.applied import TargetColumn
@@ -18,6 +19,7 @@ from penstock.schema import Column, TableSchema
 from penstock.sinks.layout import Layout
 
 _BLOCK_ROWS = 65_536
+_SORTED_BYTES = 256 << 20
 
 # What a value of these means, or whether it means anything, is a matter of the source's own catalog. And not every server can read xml.
 _FOREIGN = frozenset({"aclitem", "xml", *(name for name in BUILTIN_TYPES if name.startswith("reg"))})
@@ -75,6 +77,22 @@ def text_blocks(table: pa.Table, names: Sequence[str]) -> Iterator[list[pa.Array
     """Rows as text, some thousand at a time."""
     for batch in table.select(names).to_batches(max_chunksize=_BLOCK_ROWS):
         yield [_texts(column) for column in batch.columns]
+
+
+def in_key_order(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Rows about as the key's index has them, which takes them in twice as fast as in any other order. Not if they are very large."""
+    if not key or rows.num_rows < 2 or rows.nbytes > _SORTED_BYTES:
+        return rows
+    keys = pa.table([_ordered(rows.column(name)) for name in key], names=[str(at) for at in range(len(key))])
+    return rows.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
+
+
+def _ordered(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Numbers are written as text, and 10 comes before 9 then."""
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        return column
 
 
 def parse_rows(blocks: Iterable[Sequence[pa.StringArray]], layout: Layout) -> pa.Table:
