@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,9 +16,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.change import ChangeType
-from penstock.errors import ConnectionLostError, SchemaChangedError, SinkRefusedError, TargetForeignError
+from penstock.errors import ConnectionLostError, SchemaChangedError, SinkError, SinkRefusedError, TargetForeignError
 from penstock.pipeline.following import Follower
-from penstock.pipeline.schema_policy import SchemaRule
+from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
 from penstock.position import Position
 from penstock.postgres.attributes import CatalogShape, MissingValue
 from penstock.postgres.connection import SourceAddress
@@ -48,14 +49,14 @@ acts = st.tuples(
 class Follow:
     """A table, from its copy on: the sink, the spool, and what the pipeline does between them."""
 
-    def __init__(self, root: Path, database: Database, mode: Mode = Mode.MIRROR) -> None:
+    def __init__(self, root: Path, database: Database, mode: Mode = Mode.MIRROR, policy: SchemaPolicy = SchemaPolicy.EVOLVE) -> None:
         self.database = database
         self.executors = ForgetfulExecutors()
         self.schema = f"copy{next(_NUMBERS)}_public"
         naming = Naming(prefix=self.schema.removesuffix("public"))
         self.sink = PostgresSink(self.executors, SourceAddress.parse(database.dsn), "shop", naming, mode_of=lambda _: mode)
         self.shape: CatalogShape | None = None
-        self.follower = Follower(lambda _: SchemaRule(is_mirror=mode is Mode.MIRROR), self._inspect)
+        self.follower = Follower(lambda _: SchemaRule(policy, is_mirror=mode is Mode.MIRROR), self._inspect)
         self.position = 100
         self._writer = SpoolWriter(root / "spool", Position.of(100))
         self._reader = SpoolReader(root / "spool")
@@ -138,9 +139,8 @@ def _schema_as_text(schema: TableSchema) -> TableSchema:
 
 @pytest.fixture
 def follow(shared_database: Database, tmp_path: Path) -> Iterator[Follow]:
-    made = Follow(tmp_path, shared_database)
-    yield made
-    made.close()
+    with closing(Follow(tmp_path, shared_database)) as made:
+        yield made
 
 
 BEFORE = shape_of((1, "id", "int4"), (2, "a", "text"), (3, "b", "int4"))
@@ -152,20 +152,16 @@ ROWS = [{"id": 1, "a": "one", "b": 10}, {"id": 2, "a": "two", "b": None}]
 @example([[("add", 1, "b"), ("write", 1, "")], [("swap", 1, ""), ("widen", 1, "")], [("drop", 0, ""), ("write", 2, ""), ("add", 0, "a")]])
 def test_S01_to_S06_a_table_follows_in_the_transaction_that_needs_it(shared_database: Database, plan: list[list[Act]]) -> None:
     source = Source()
-    with TemporaryDirectory() as directory:
-        made = Follow(Path(directory), shared_database)
-        try:
-            made.copy(_as_text(source.shape()), list(source.table().values()))
-            for number, some in enumerate(plan):
-                changes = [change for act in (*some, ("write", 50 + number, "")) if (change := source.do(act)) is not None]
-                _follow(made, source, changes)
-                names = [column.name for column in source.columns]
-                expected = sorted(tuple(None if row[name] is None else str(row[name]) for name in names) for row in source.table().values())
-                assert sorted(made.rows(*names)) == expected
-                declared = {"int4": "integer", "int8": "bigint", "text": "text"}
-                assert {name: made.types()[name] for name in names} == {each.name: declared[each.kind] for each in source.columns}
-        finally:
-            made.close()
+    with TemporaryDirectory() as directory, closing(Follow(Path(directory), shared_database)) as made:
+        made.copy(_as_text(source.shape()), list(source.table().values()))
+        for number, some in enumerate(plan):
+            changes = [change for act in (*some, ("write", 50 + number, "")) if (change := source.do(act)) is not None]
+            _follow(made, source, changes)
+            names = [column.name for column in source.columns]
+            expected = sorted(tuple(None if row[name] is None else str(row[name]) for name in names) for row in source.table().values())
+            assert sorted(made.rows(*names)) == expected
+            declared = {"int4": "integer", "int8": "bigint", "text": "text"}
+            assert {name: made.types()[name] for name in names} == {each.name: declared[each.kind] for each in source.columns}
 
 
 def _follow(made: Follow, source: Source, changes: list[Change]) -> None:
@@ -260,17 +256,30 @@ def test_S05_a_column_that_changed_its_type_and_was_dropped_leaves_nothing_that_
 
 @pytest.mark.parametrize("mode", [Mode.SOFT_DELETE, Mode.HISTORY, Mode.APPEND])
 def test_S01_in_every_mode_a_column_is_added_beside_those_of_the_mode(shared_database: Database, tmp_path: Path, mode: Mode) -> None:
-    follow = Follow(tmp_path, shared_database, mode)
-    follow.copy(BEFORE, ROWS)
     after = shape_of((1, "id", "int4"), (2, "a", "text"), (3, "renamed", "int4"), (4, "c", "int4"), c="5")
-    follow.spool(BEFORE.schema, "insert", {"id": 3, "a": "three", "b": 3})
-    follow.spool(after.schema, "update", {"id": 1, "a": "uno", "renamed": 10, "c": 6})
-    follow.apply(after)
-    found = sorted(follow.rows("id", "a", "c"), key=repr)
+    with closing(Follow(tmp_path, shared_database, mode)) as follow:
+        follow.copy(BEFORE, ROWS)
+        follow.spool(BEFORE.schema, "insert", {"id": 3, "a": "three", "b": 3})
+        follow.spool(after.schema, "update", {"id": 1, "a": "uno", "renamed": 10, "c": 6})
+        follow.apply(after)
+        found = sorted(follow.rows("id", "a", "c"), key=repr)
     past = None if mode is Mode.APPEND else "5"  # a log of changes holds them as they were
     versions = [("1", "uno", "6")] if mode is Mode.SOFT_DELETE else [("1", "one", past), ("1", "uno", "6")]
     assert found == [*versions, ("2", "two", past), ("3", "three", past)]
-    follow.close()
+
+
+def test_S13_under_ignore_the_table_keeps_its_columns_and_still_holds_what_became_longer(shared_database: Database, tmp_path: Path) -> None:
+    with closing(Follow(tmp_path, shared_database, policy=SchemaPolicy.IGNORE)) as follow:
+        _keep_columns(follow)
+
+
+def _keep_columns(follow: Follow) -> None:
+    follow.copy(shape_of((1, "id", "int4"), (2, "a", "varchar(3)"), (3, "b", "int4")), ROWS)
+    after = shape_of((1, "id", "int4"), (2, "renamed", "varchar(9)"), (3, "b", "int4"), (4, "c", "int4"), c="5")
+    follow.spool(after.schema, "insert", {"id": 3, "renamed": "as long", "b": None, "c": 3})
+    follow.apply(after)
+    assert follow.types() == {"id": "integer", "a": "character varying(9)", "b": "integer"}
+    assert follow.rows("id", "a", "b") == [("1", "one", "10"), ("2", "two", None), ("3", "as long", None)]
 
 
 def test_K01_an_epoch_that_alters_the_table_is_done_once_and_leaves_nothing_when_it_dies(follow: Follow) -> None:
@@ -343,8 +352,17 @@ def test_K10_a_table_that_somebody_put_in_the_place_of_ours_is_not_touched(follo
         with pytest.raises(TargetForeignError):
             attempt()
     assert follow.rows("id") == []
+    follow.executors.is_late = True
     follow.database.execute(f"DROP TABLE {follow.schema}.t; ALTER TABLE {follow.schema}.old RENAME TO t")
     assert follow.target() == target
+    with pytest.raises(SinkError):
+        follow.apply(BEFORE)
+    follow.database.execute(f"ALTER TABLE {follow.schema}.t RENAME TO old; CREATE TABLE {follow.schema}.t (LIKE {follow.schema}.old)")
+    with pytest.raises(SinkError):  # what was begun before, and comes late
+        follow.executors.kept[0]()
+    assert follow.rows("id") == []
+    follow.executors.is_late = False
+    follow.database.execute(f"DROP TABLE {follow.schema}.t; ALTER TABLE {follow.schema}.old RENAME TO t")
     follow.apply(BEFORE)
     assert len(follow.rows("id")) == 3
 

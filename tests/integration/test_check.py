@@ -108,6 +108,21 @@ def test_C04_a_plain_role_is_told_everything_at_once_and_the_fixes_work(shop: Da
     assert check(source=_as(shop, plain)).problems == []
 
 
+def test_a_role_that_may_not_write_to_a_postgres_target_is_told_what_to_grant(shop: Database, roles: Roles, check: Checker) -> None:
+    loader = roles.create("loader")
+    shop.execute(f"CREATE SCHEMA copy_public; REVOKE TEMPORARY ON DATABASE {shop.name} FROM public")
+    sink = {"postgres": {**_as(shop, loader), "schema_prefix": "copy_"}}
+    fixes = [finding.fix or "" for finding in check(sink=sink).problems if finding.step == "continuity"]
+    assert fixes == [
+        f'GRANT TEMPORARY ON DATABASE "{shop.name}" TO "{loader}";',
+        f'GRANT USAGE, CREATE ON SCHEMA "copy_public" TO "{loader}";',
+        f'GRANT CREATE ON DATABASE "{shop.name}" TO "{loader}";',
+    ]
+    for fix in fixes:
+        shop.execute(fix)
+    assert check(sink=sink).problems == []
+
+
 def test_C04_a_role_subject_to_policies_never_reads_a_part_of_a_table(shop: Database, roles: Roles, check: Checker) -> None:
     """The catalog says so beforehand; the session's own setting says so if a policy comes later."""
     from penstock.errors import PrivilegeError

@@ -8,6 +8,7 @@ from typing import Any
 from psycopg import sql
 
 from penstock.errors import PrivilegeError
+from penstock.postgres.applied import OWN_SCHEMA
 from penstock.postgres.connection import Connection
 from penstock.postgres.queries import query
 from penstock.schema import TableName
@@ -17,13 +18,18 @@ def lacking_privileges(connection: Connection, places: Collection[TableName]) ->
     """Everything that keeps a run from making and altering the tables at `places`."""
     ordered = sorted(places)
     arguments = {
-        "schemas": sorted({place.schema for place in ordered}),
+        "schemas": sorted({OWN_SCHEMA, *(place.schema for place in ordered)}),
         "table_schemas": [place.schema for place in ordered],
         "tables": [place.name for place in ordered],
     }
-    database, role = (sql.Identifier(str(name)) for name in connection.execute(query("target", "whoami")).fetchone() or ())
+    found: Any = connection.execute(query("target", "whoami")).fetchone()
+    database, role, may_be_temporary = sql.Identifier(found[0]), sql.Identifier(found[1]), found[2]
     rows: Any = connection.execute(query("target", "lacking"), arguments).fetchall()
-    return [_lack(schema, table, is_there, database, role) for schema, is_there, table in rows]
+    lacks = [_lack(schema, table, is_there, database, role) for schema, is_there, table in rows]
+    if may_be_temporary:
+        return lacks
+    grant = sql.SQL("GRANT TEMPORARY ON DATABASE {} TO {};").format(database, role)
+    return [PrivilegeError("the role may not make temporary tables, which the keys of an epoch go into", hint=grant.as_string()), *lacks]
 
 
 def _lack(schema: str, table: str | None, is_there: bool, database: sql.Identifier, role: sql.Identifier) -> PrivilegeError:

@@ -57,7 +57,8 @@ WHERE NOT pg_catalog.pg_has_role(c.relowner, 'USAGE')
 ORDER BY 1, 3
 
 -- name: whoami
-SELECT pg_catalog.current_database(), CURRENT_USER
+-- Where, as whom, and whether temporary tables may be made there.
+SELECT pg_catalog.current_database(), CURRENT_USER, pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY')
 
 -- name: load
 -- How a table stands; also where nothing is known of it, or nothing is there. What an earlier version did not keep is null.
