@@ -170,6 +170,13 @@ class SinkRules:
             with pytest.raises(TargetForeignError):
                 attempt()
 
+    def test_K10_what_is_not_of_penstock_makes_room_where_that_was_said(self, harness: SinkHarness) -> None:
+        harness.put_foreign()
+        harness.sink.remove_foreign(ITEMS)
+        assert harness.sink.load_target(ITEMS) is None
+        harness.copy()
+        assert harness.rows() == harness.source.sorted_rows()
+
     # tables that go ------------------------------------------------------------------------------------------------------------------
 
     def test_a_disowned_table_keeps_its_rows_and_is_copied_anew(self, harness: SinkHarness) -> None:

@@ -174,6 +174,11 @@ class EpochApplier:
             if status is not None and status.is_applied:
                 self._requests.append(partial(self._copy_anew, name, reason))
 
+    def await_copy(self, name: TableName) -> None:
+        """The table is as it was when the pipeline found it, and has never been the source's: a copy is to take its place."""
+        self._set({name: TableStatus(TableState.SNAPSHOTTING)})
+        self._anew[name] = "it was not written by this pipeline"
+
     def give_up_copy(self, name: TableName, reason: str) -> None:
         """A table that had to be copied anew cannot be."""
         if name in self._anew:

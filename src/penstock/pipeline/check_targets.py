@@ -33,8 +33,10 @@ def check_continuing(step: Step, config: PipelineConfig, address: SourceAddress,
         step.detail = "nothing has been copied yet"
         return
     last = EpochLog(root, config.pipeline).last()
-    tables = inspect_pipeline(selection, targets, last, config.schema_rule)
+    tables = inspect_pipeline(selection, targets, last, config.schema_rule, config.existing_policy)
     step.detail = f"{len(tables.filled):,} tables are filled" + (f", recorded up to {last.position}" if last is not None else "")
+    for name, policy in tables.foreign.items():
+        step.detail += f"; {targets.describe(name)} is not of this pipeline, and existing is {policy}: {policy.consequence}"
     with step.catching():
         slot = inspect_slot(connection, config.slot)
         check_origin(address, config, tables, last, system=identify_system(address), slot=slot)

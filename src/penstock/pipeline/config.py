@@ -18,6 +18,7 @@ from penstock.capture.confirming import Confirm
 from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.pipeline.durations import checked_duration, parse_seconds
+from penstock.pipeline.existing_policy import ExistingPolicy
 from penstock.pipeline.maintenance_config import MaintenanceConfig
 from penstock.pipeline.references import EnvReference, FileReference, Model
 from penstock.pipeline.refused_policy import RefusedPolicy
@@ -150,6 +151,11 @@ class PipelineConfig(Model):
     )
     hash_key: EnvReference | FileReference | None = Field(
         None, description="the secret under which columns are hashed, {env: NAME} or {file: PATH}"
+    )
+    existing: ExistingPolicy = Field(
+        ExistingPolicy.REFUSE,
+        description="when a table that the pipeline did not write stands where one of its own is to go: `refuse`; `adopt`, it becomes the "
+        "pipeline's, and its rows are replaced once a copy is complete; `replace`, it is removed with all that it holds",
     )
     refused: RefusedPolicy = Field(
         RefusedPolicy.STOP,
@@ -288,6 +294,10 @@ class PipelineConfig(Model):
         """What is done to the table's rows on their way; None: nothing."""
         rule = next((rule for rule in reversed(self.rules_of(name)) if rule.transforms), None)
         return None if rule is None else build_transform(rule, self.hash_key, needs_key=self.mode_of(name) is not Mode.APPEND)
+
+    def existing_policy(self, name: TableName) -> ExistingPolicy:
+        said = (rule.existing for rule in reversed(self.rules_of(name)) if rule.existing is not None)
+        return next(said, self.existing)
 
     def refused_policy(self, name: TableName) -> RefusedPolicy:
         said = (rule.refused for rule in reversed(self.rules_of(name)) if rule.refused is not None)

@@ -30,6 +30,7 @@ from penstock.pipeline.clock import await_end, planned_end
 from penstock.pipeline.companion import CaptureCompanion
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.existing import await_copies, take_over
 from penstock.pipeline.following import Follower
 from penstock.pipeline.letter_box import LetterBox
 from penstock.pipeline.letter_store import LetterStore
@@ -186,6 +187,8 @@ class Pipeline:
         )
         tables = self._prepare(applier, system)
         applier.adopt(tables.targets, tables.statuses, self._begun(tables))
+        for name in tables.awaiting:
+            applier.await_copy(name)
         applier.notice(tables.schemas)
         self._applier = applier
         if (tables.capturable or load_orders(self._config.state).resync) and not self._stopping.is_set():
@@ -198,7 +201,7 @@ class Pipeline:
         with connect(self._address) as connection:
             check_server(inspect_server(connection))
             selection = select_tables(connection, config)
-            tables = inspect_pipeline(selection, self._sink, last, config.schema_rule)
+            tables = inspect_pipeline(selection, self._sink, last, config.schema_rule, config.existing_policy)
             pause_ordered(tables, load_orders(config.state))
             slot = inspect_slot(connection, config.slot)
             check_origin(self._address, config, tables, last, system=system, slot=slot)
@@ -217,6 +220,8 @@ class Pipeline:
             self._check_membership(tables)
             with connect(self._address) as connection:
                 check_log(connection, config, tables, self._sink.describe)
+        take_over(tables, self._sink, config.state)
+        await_copies(tables, self._sink, load_orders(config.state))
         for name, status in tables.statuses.items():
             if status.state is TableState.FAILED:
                 self._observer.table_failed(name, status)

@@ -17,6 +17,7 @@ from penstock.errors import MembersDifferError, PenstockError, Recovery
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.background import BackgroundSnapshots
 from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.existing import await_copies, take_over
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import TableOrders, change_orders, load_orders
@@ -150,7 +151,7 @@ class Roster:
 
     def _add(self, selection: Selection, orders: TableOrders) -> None:
         config = self.config
-        tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_rule)
+        tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_rule, config.existing_policy)
         address = config.source.address()
         try:
             if tables.capturable:
@@ -167,6 +168,8 @@ class Roster:
                 raise
             for name in tables.going:
                 tables.statuses[name] = TableStatus.failed(error, None)
+        take_over(tables, self.sink, config.state)
+        await_copies(tables, self.sink, load_orders(config.state))
         self._admit(tables, orders)
 
     def _admit(self, tables: Tables, orders: TableOrders) -> None:
@@ -176,6 +179,8 @@ class Roster:
                 self.observer.table_failed(name, status)
             elif name in tables.targets:
                 self.applier.rejoin(tables.targets[name], paused=name in orders.paused)
+            elif status.state is TableState.SNAPSHOTTING:
+                self.applier.await_copy(name)
             elif name in orders.paused:
                 self.applier.admit(name, replace(status, state=TableState.PAUSED))
         pending = [table for table in tables.pending if table.name not in orders.paused]

@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from penstock.pipeline.existing_policy import ExistingPolicy
 from penstock.pipeline.references import EnvReference, FileReference, Model
 from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.routes import SOURCE_COLUMN, Route
@@ -44,6 +45,7 @@ class TableRule(Model):
     source_column: str | None = Field(
         None, min_length=1, description=f"with `into`: the column that says from which table a row is; default: `{SOURCE_COLUMN}`"
     )
+    existing: ExistingPolicy | None = Field(None, description="`existing` of these tables; of several rules that say it the last counts")
     refused: RefusedPolicy | None = Field(None, description="`refused` of these tables; of several rules that say it the last counts")
 
     @model_validator(mode="before")

@@ -19,11 +19,13 @@ from penstock.errors import (
     SchemaChangedError,
     SourceError,
     TableError,
+    TargetForeignError,
     TargetRewoundError,
     UnsupportedTableError,
 )
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
+from penstock.pipeline.existing_policy import ExistingPolicy
 from penstock.pipeline.following import why_anew
 from penstock.pipeline.orders import TableOrders, with_orders
 from penstock.pipeline.routing import route_tables
@@ -54,6 +56,8 @@ class Tables:
     targets: dict[TableName, Target] = field(default_factory=dict)
     statuses: dict[TableName, TableStatus] = field(default_factory=dict)
     schemas: dict[TableName, TableSchema] = field(default_factory=dict)
+    foreign: dict[TableName, ExistingPolicy] = field(default_factory=dict)
+    """Those in whose place something stands that the pipeline did not write; and what is to become of that."""
     anew: dict[TableName, str] = field(default_factory=dict)
     """Those whose target is to be copied anew, whatever else is the matter with it; and why."""
 
@@ -79,6 +83,11 @@ class Tables:
     @property
     def pending(self) -> list[CatalogTable]:
         return [self.sources[name] for name, status in self.statuses.items() if status.state is TableState.PENDING]
+
+    @property
+    def awaiting(self) -> list[TableName]:
+        """Adopted tables, of which a copy is being made beside them, or soon will be."""
+        return [name for name, status in self.statuses.items() if status.state is TableState.SNAPSHOTTING and status.applied is None]
 
     @property
     def filled(self) -> dict[TableName, Position]:
@@ -160,7 +169,11 @@ def check_selected(selection: Selection, source: str) -> None:
 
 
 def inspect_pipeline(
-    selection: Selection, sink: Targets, last: Epoch | None, rule_of: Callable[[TableName], SchemaRule] = lambda _: SchemaRule()
+    selection: Selection,
+    sink: Targets,
+    last: Epoch | None,
+    rule_of: Callable[[TableName], SchemaRule] = lambda _: SchemaRule(),
+    existing_of: Callable[[TableName], ExistingPolicy] = lambda _: ExistingPolicy.REFUSE,
 ) -> Tables:
     """Look at the target too. What one table cannot do fails that table alone."""
     tables = Tables(dict(selection.tables), schemas=dict(selection.schemas))
@@ -173,6 +186,9 @@ def inspect_pipeline(
         try:
             target = sink.load_target(name)
             _check_same(schema, target, sink.describe(name), rule_of(name))
+        except TargetForeignError as error:
+            _place_foreign(tables, name, error, existing_of(name))
+            continue
         except PenstockError as error:
             if error.recovery is not Recovery.OPERATOR or isinstance(error, SourceError):
                 raise
@@ -185,6 +201,15 @@ def inspect_pipeline(
                 tables.anew[name] = reason
         tables.statuses[name] = _status(tables.targets.get(name), name, last)
     return tables
+
+
+def _place_foreign(tables: Tables, name: TableName, error: TargetForeignError, policy: ExistingPolicy) -> None:
+    if policy is ExistingPolicy.REFUSE:
+        refused = TargetForeignError(error.message, hint=f"{error.hint}; or set existing: adopt, or existing: replace, for {name}")
+        tables.statuses[name] = TableStatus.failed(refused, None)
+    else:
+        tables.foreign[name] = policy
+        tables.statuses[name] = TableStatus(TableState.PENDING)
 
 
 def _indistinct(names: Iterable[TableName], sink: Targets) -> dict[TableName, PenstockError]:

@@ -146,6 +146,17 @@ def put_in_place(connection: Connection, filled: TableName, place: TableName, ke
         _name_key(connection, place)
 
 
+def difference(connection: Connection, place: TableName, columns: Sequence[TargetColumn], key: Sequence[str]) -> str | None:
+    """Why the table at `place` cannot stay as it is with these columns and this primary key; None if it can."""
+    wanted = dict(zip((column.name for column in columns), column_types(connection, columns), strict=True))
+    found = _columns(connection, place)
+    for name in [*found, *wanted]:
+        if found.get(name) != wanted.get(name):
+            return f"its column {name!r} is {found.get(name, 'not there')}, and the source's is {wanted.get(name, 'not there')}"
+    has = _primary_key(connection, place)[0]
+    return None if set(has) == set(key) else f"its primary key is ({', '.join(has)}), and the source's ({', '.join(key)})"
+
+
 def _make_equal(connection: Connection, place: TableName, filled: TableName, names: Sequence[str], key: Sequence[str]) -> None:
     """Take out the rows that `filled` does not have, and put in those that only it has. Without a key that is all of them."""
     parts: dict[str, sql.Composable] = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.change import ChangeCounts
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SinkRefusedError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.layout import Mode
@@ -156,6 +156,18 @@ class Sink(Targets):
     @abstractmethod
     def drop(self, table: TableName) -> None:
         """Remove the table and all that it holds."""
+
+    def adopt(self, schema: TableSchema) -> bool:
+        """Take what stands in the place of the table, and is not of this pipeline, for the pipeline's own, unfilled. Its rows stay for now.
+
+        Gives whether they are to be replaced by a shadow (see `replace`); if not, `finish_snapshot` does that in its commit. Raises if the
+        columns do not fit.
+        """
+        raise SinkRefusedError(f"{self.describe(schema.name)} cannot be adopted in this kind of sink", hint="set existing: replace for it")
+
+    def remove_foreign(self, table: TableName) -> None:
+        """Remove what stands in the place of the table, whoever wrote it."""
+        self.drop(table)
 
     @abstractmethod
     def disown(self, table: TableName) -> None:

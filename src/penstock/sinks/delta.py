@@ -38,7 +38,15 @@ from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.changed import replacements
 from penstock.sinks.delta_compaction import SharedTable
-from penstock.sinks.delta_definition import definition, is_as_begun, listed, snapshot_place, table_properties
+from penstock.sinks.delta_definition import (
+    check_adoptable,
+    definition,
+    is_as_begun,
+    listed,
+    ownership,
+    snapshot_place,
+    table_properties,
+)
 from penstock.sinks.delta_epoch import DeltaEpoch
 from penstock.sinks.delta_evolution import evolve_state
 from penstock.sinks.delta_leftovers import remove_attempts, unfinished_files
@@ -166,6 +174,15 @@ class DeltaSink(DeltaTargets, Sink):
     def drop(self, table: TableName) -> None:
         shutil.rmtree(self.path(table), ignore_errors=True)
         self._remember(table, None)
+
+    @override
+    def adopt(self, schema: TableSchema) -> bool:
+        path, layout = self.path(schema.name), self._layout(schema)
+        check_adoptable(path, layout)
+        properties = ownership(self._pipeline, layout, schema.oid)
+        with failing(path, "adopting"):
+            self._spark.sql(f"ALTER TABLE delta.{quoted(str(path))} SET TBLPROPERTIES ({listed(properties)})")
+        return True
 
     @override
     def disown(self, table: TableName) -> None:

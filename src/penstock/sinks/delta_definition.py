@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from penstock.errors import TargetForeignError
 from penstock.position import Position
 from penstock.sinks.base import SnapshotPlace
 from penstock.sinks.delta_log import KEY, MODE, ORIGIN, OWNER, SOURCE_OID, open_log
@@ -36,6 +37,27 @@ def table_properties(pipeline: str, layout: Layout, source_oid: int, origin: Ori
         "delta.enableDeletionVectors": "true",
         "delta.columnMapping.mode": "name",
     }
+
+
+def ownership(pipeline: str, layout: Layout, source_oid: int) -> dict[str, str]:
+    """What makes a table that is there the pipeline's. What it is able to do stays as it is."""
+    properties = table_properties(pipeline, layout, source_oid, None)
+    return {name: properties[name] for name in (OWNER, KEY, SOURCE_OID, MODE, ORIGIN)}
+
+
+def check_adoptable(path: Path, layout: Layout) -> None:
+    """Whatever the table has, a copy of the source must have too: nobody who reads it is to miss a column, or find another type."""
+    log = open_log(path)
+    found = pa.schema([]) if log is None else table_schema(Metadata({"schemaString": log.schema().to_json()}))
+    wanted = {field.name: field.type for field in layout.schema}
+    for field in found:
+        if wanted.get(field.name) != field.type:
+            known = wanted.get(field.name)
+            why = "is none of the source's" if known is None else f"is {field.type}, and would become {known}"
+            raise TargetForeignError(
+                f"{path} cannot be adopted: its column {field.name!r} {why}",
+                hint="alter the column there, or set existing: replace",
+            )
 
 
 def is_as_begun(metadata: Metadata, layout: Layout, source_oid: int) -> bool:

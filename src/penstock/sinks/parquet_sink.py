@@ -133,6 +133,11 @@ class ParquetSink(ParquetTargets, Sink):
         self._remember(table, None)
 
     @override
+    def remove_foreign(self, table: TableName) -> None:
+        storage.remove_tree(self.path(table))
+        self._remember(table, None)
+
+    @override
     def disown(self, table: TableName) -> None:
         found = load_table(self.path(table))
         if found is not None:

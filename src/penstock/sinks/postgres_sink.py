@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
-from penstock.errors import SchemaChangedError, SinkError, TableRewrittenError, TargetRewoundError
+from penstock.errors import SchemaChangedError, SinkError, TableRewrittenError, TargetForeignError, TargetRewoundError
 from penstock.position import Position
 from penstock.postgres.applied import (
     OWN_SCHEMA,
@@ -33,6 +33,7 @@ from penstock.postgres.applied import (
     is_prepared,
     is_there,
     load_chunks,
+    load_record,
     lock_position,
     owned_tables,
     record_begun,
@@ -42,7 +43,7 @@ from penstock.postgres.applied import (
     target_transaction,
 )
 from penstock.postgres.connection import Connection, SourceAddress
-from penstock.postgres.target_ddl import create_table, drop_table, put_in_place, staging_table
+from penstock.postgres.target_ddl import create_table, difference, drop_table, put_in_place, staging_table
 from penstock.postgres.target_lock import TargetLock
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
@@ -181,6 +182,38 @@ class PostgresSink(PostgresTargets, Sink):
             drop_table(connection, self.place(table))
             if is_prepared(connection):
                 forget_record(connection, self.place(table), self._pipeline)
+        self._remember(table, None)
+
+    @override
+    def adopt(self, schema: TableSchema) -> bool:
+        """Nothing of it is touched before the transaction that ends its snapshot, which changes the rows that differ."""
+        self._lock.ensure()
+        place, layout, columns = self.place(schema.name), self._layout(schema), target_columns(schema)
+        with target_transaction(self._address, f"adopting {self.describe(schema.name)}") as connection:
+            ensure_prepared(connection)
+            reason = (
+                difference(connection, place, columns, layout.identity) if layout.mode is Mode.MIRROR else f"{layout.mode} adds columns"
+            )
+            if reason is not None:
+                raise TargetForeignError(
+                    f"{self.describe(schema.name)} cannot be adopted: {reason}", hint="alter the table there, or set existing: replace"
+                )
+            former, _ = load_record(connection, place)
+            if former is not None:
+                forget_record(connection, place, former.pipeline)
+            begun = AppliedRecord(self._pipeline, schema.name, schema.oid, columns, schema.key, layout.mode, None, None)
+            record_begun(connection, place, begun)
+        return False
+
+    @override
+    def remove_foreign(self, table: TableName) -> None:
+        self._lock.ensure()
+        place = self.place(table)
+        with target_transaction(self._address, f"dropping {self.describe(table)}") as connection:
+            drop_table(connection, place)
+            former = load_record(connection, place)[0] if is_prepared(connection) else None
+            if former is not None:
+                forget_record(connection, place, former.pipeline)
         self._remember(table, None)
 
     @override
