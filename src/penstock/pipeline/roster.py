@@ -56,6 +56,7 @@ class Roster:
     _leaving: set[TableName] = field(default_factory=set)
     _sources: dict[TableName, tuple[TableName, ...]] = field(default_factory=dict)
     """Of which tables of the source each one consists."""
+    _mended: set[int] = field(default_factory=set)
     _glanced_at: float = 0.0
     _looked_at: float = 0.0
     _told: str | None = None
@@ -106,16 +107,21 @@ class Roster:
             self._add(_part(selection, new), orders)
         self._pause(orders)
         self.applier.notice(selection.schemas)
-        self._resync({name for name in orders.resync if has(name)} | self._alike_again(selection), selection)
+        self._resync([name for name in orders.resync if has(name)], selection)
+        self._mend(selection)
         if self.applier.replay(orders.replay):
             with connect(self.config.source.address()) as connection:
                 nudge(connection)
 
-    def _alike_again(self, selection: Selection) -> set[TableName]:
-        """Tables that failed because those that go into them differed, and can be copied by now."""
-        statuses = self.applier.statuses
-        failed = {name for name, status in statuses.items() if MembersDifferError.code in (status.reason or "")}
-        return {name for name in failed & selection.tables.keys() - selection.refused.keys() if self.config.schema_rule(name).renews}
+    def _mend(self, selection: Selection) -> None:
+        """Copy tables anew that failed because those that go into them differed, and are alike by now. What they are then is tried once."""
+        for name, status in self.applier.statuses.items():
+            table = selection.tables.get(name)
+            if table is None or name in selection.refused or MembersDifferError.code not in (status.reason or ""):
+                continue
+            if table.oid not in self._mended and self.config.schema_rule(name).renews:
+                self._resync([name], selection)
+                self._mended.add(table.oid)
 
     def _learn(self, tables: Mapping[TableName, CatalogTable]) -> None:
         self._sources |= {name: tuple(source.name for source in table.sources) for name, table in tables.items()}
