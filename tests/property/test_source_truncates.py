@@ -78,7 +78,7 @@ def follow(
 
 @pytest.mark.parametrize("mode", KEYED)
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name.name[:6])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(sizes=sizes)
 def test_K11_after_every_epoch_each_table_has_its_rows_whatever_the_others_did(table: TableSchema, mode: Mode, sizes: Sizes) -> None:
     members = {f"s{at}": chronicle(table, replace(sizes, seed=sizes.seed + at, truncates=0.4 * (at != 1))) for at in range(3)}
@@ -90,7 +90,7 @@ def test_K11_after_every_epoch_each_table_has_its_rows_whatever_the_others_did(t
     follow(table, layout_of(table, mode), {name: member.log for name, member in members.items()}, expected, sizes.seed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sizes=sizes)
 def test_K11_tables_without_a_key_have_as_many_equal_rows_as_each_source_had(sizes: Sizes) -> None:
     members = {f"s{at}": heap_of(sizes.seed + at, sizes.transactions, sizes.statements, 0.6) for at in range(2)}
