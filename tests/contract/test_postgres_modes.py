@@ -73,10 +73,10 @@ class Copy:
         with target_connection(self.address, "reading") as connection:
             wanted = Wanted(stored_names(self.layout), (), {})
             found = parse_rows(find_rows(connection, self.sink.place(self.table.name), wanted, None), self.layout).to_pylist()
-        return [_at_fence(row, fence) for row in found]
+        return [at_fence(row, fence) for row in found]
 
 
-def _at_fence(row: Record, fence: int) -> Record:
+def at_fence(row: Record, fence: int) -> Record:
     return {**row, VALID_FROM_TIME: None} if row.get(VALID_FROM) == fence else row
 
 
@@ -105,7 +105,7 @@ def test_after_every_epoch_the_table_is_what_the_model_says(
         end = copy.reader.end
         assert end is not None
         copy.follow(end.value)
-        expected = [_at_fence(row, source.fence) for row in source.expected(mode, end.value)]
+        expected = [at_fence(row, source.fence) for row in source.expected(mode, end.value)]
         assert canonical(copy.rows(source.fence), copy.layout) == canonical(expected, copy.layout)
     copy.sink.close()
 

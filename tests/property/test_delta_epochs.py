@@ -40,14 +40,14 @@ class Lake:
         for half in (rows[::2], rows[1::2]):
             add_rows(self.path, pa.Table.from_pylist(list(half), layout.schema), fence)
         self._reached = fence
-        self._writer = SpoolWriter(root / "spool", Position.of(fence))
-        self._reader = SpoolReader(root / "spool")
+        self.writer = SpoolWriter(root / "spool", Position.of(fence))
+        self.reader = SpoolReader(root / "spool")
 
     def spool(self, table: TableSchema, transactions: Sequence[Transaction]) -> Sequence[FileSlice]:
-        self._writer.append(whole(table, transactions))
-        self._writer.seal()
+        self.writer.append(whole(table, transactions))
+        self.writer.seal()
         start, self._reached = self._reached, transactions[-1].position
-        found = self._reader.read(Position.of(start), Position.of(self._reached)).tables.get(table.name)
+        found = self.reader.read(Position.of(start), Position.of(self._reached)).tables.get(table.name)
         return () if found is None else found.slices
 
     def apply(self, table: TableSchema, transactions: Sequence[Transaction]) -> None:

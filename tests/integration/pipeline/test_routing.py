@@ -62,11 +62,9 @@ def test_K11_the_same_keys_in_different_shards_are_different_rows_of_one_table(
 
     assert made.run_once().tables.keys() == {"lake.orders"}
     assert held() == _there(database, "shard_1", "shard_2")
-    _change(database)
-    made.run_once()
-    assert held() == _there(database, "shard_1", "shard_2")
 
     # A shard that comes while nobody runs joins: the table is copied anew by itself.
+    _change(database)
     database.execute(SHARD.format("shard_3"))
     report = verify_tables(spark, made.config)  # which has the pipeline come to where it compares
     assert [(str(each.table), each.equal) for each in report.verdicts] == [("lake.orders", True)]
@@ -100,5 +98,4 @@ def test_K11_shards_that_are_altered_one_by_one_and_shards_that_come_while_the_p
         run.wait_for_state("lake.orders", TableState.STREAMING)
         database.execute("DELETE FROM shard_3.orders WHERE id = 1; INSERT INTO shard_1.orders VALUES (3, 'again')")
         follows("shard_1", "shard_2", "shard_3")
-    made.assert_equal("lake.orders")
     assert {row["more"] for row in made.rows("lake.orders", "more")} == {7}
