@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from penstock.position import Position
+from penstock.schema import Column, TableSchema
 from penstock.sinks.layout import Mode
 from tests.contract.test_postgres_modes import TABLE, Copy, at_fence
 from tests.fix_postgres import Database
@@ -45,4 +47,30 @@ def test_K11_after_every_epoch_the_table_has_what_each_table_has(
         copy.sink.apply(target, changes, Position.of(high))  # a repetition changes nothing
         expected = [at_fence(row, FENCE) for row in shards.expected(high)]
         assert canonical(copy.rows(FENCE), copy.layout) == canonical(expected, copy.layout)
+    copy.sink.close()
+
+
+def test_what_comes_after_a_truncate_stays_however_long_the_epoch(
+    shared_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of the epoch must not take for old what another part has just written."""
+    shared_database.execute("DROP SCHEMA IF EXISTS penstock, copy_lake CASCADE")
+    monkeypatch.setattr("penstock.sinks.postgres_sink._ROWS_A_PART", 4)
+    table = TableSchema(1, TABLE.name, (Column("k", pa.string(), 23), Column("note", pa.string(), 25)), ("k",))
+    members = [Chronicle(table, [{"k": Value(str(number)), "note": Value("old")} for number in range(20)]) for _ in range(2)]
+    members[0].truncate()
+    for number in range(15):
+        members[0].insert({"k": Value(str(number)), "note": Value("new")})
+    members[0].commit()
+    shards = Shards(table, [member.log for member in members], lambda at, position: members[at].expected(Mode.MIRROR, position))
+    copy = Copy(tmp_path, shared_database, shards.schema, Mode.MIRROR)
+    copy.copy([{**row, SOURCE: Value(f"s{at}.t")} for at, member in enumerate(members) for row in member.states[FENCE]], FENCE)
+    (end,) = shards.positions
+    copy.spool([shards.step(FENCE, end)])
+    target = copy.sink.load_target(shards.schema.name)
+    assert target is not None
+    changes = shards.changes(target, copy.reader, FENCE, end)
+    assert changes is not None
+    copy.sink.apply(target, changes, Position.of(end))
+    assert canonical(copy.rows(FENCE), copy.layout) == canonical(shards.expected(end), copy.layout)
     copy.sink.close()
