@@ -416,7 +416,7 @@ class ConsumerBusyError(SpoolError):
 
 
 class SpoolFormatError(SpoolError):
-    """The spool was written by a version of Penstock that this one cannot read, or for another slot."""
+    """The spool, or what is kept beside the tables, was written by a version of Penstock that this one cannot read; or for another slot."""
 
     code = "PEN-2004"
     recovery = Recovery.OPERATOR

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import SinkError, SpoolCorruptError
+from penstock.pipeline.formats import check_format
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.schema import TableName
@@ -102,8 +103,10 @@ class EpochLog:
 def _rows(path: Path) -> Iterator[Epoch]:
     try:
         for line in path.read_text(encoding="utf-8").splitlines():
-            yield _parse(json.loads(line))
-    except (ValueError, KeyError, TypeError) as error:
+            document = json.loads(line)
+            check_format(document, FORMAT, path)
+            yield _parse(document)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpoolCorruptError(f"{path} is not a record of epochs", hint="restore the file from a backup of the target") from error
 
 

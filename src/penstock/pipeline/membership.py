@@ -12,12 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from penstock.errors import SpoolCorruptError, TargetRewoundError
+from penstock.pipeline.formats import check_format
 from penstock.pipeline.states import TableStatus
 from penstock.pipeline.tables import Tables
 from penstock.schema import TableName
 from penstock.spool import storage
 
 _FILE = "membership.json"
+_FORMAT = 1
 
 
 def load_memberships(state: Path) -> dict[TableName, str]:
@@ -26,7 +28,9 @@ def load_memberships(state: Path) -> dict[TableName, str]:
     if data is None:
         return {}
     try:
-        return {TableName.parse(name): str(token) for name, token in json.loads(data)["tables"].items()}
+        document = json.loads(data)
+        check_format(document, _FORMAT, state / _FILE)
+        return {TableName.parse(name): str(token) for name, token in document["tables"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         hint = "remove the file if the publication has not been changed since the last run"
         raise SpoolCorruptError(f"{state / _FILE} cannot be understood", hint=hint) from error
@@ -34,7 +38,7 @@ def load_memberships(state: Path) -> dict[TableName, str]:
 
 def save_memberships(state: Path, memberships: Mapping[TableName, str]) -> None:
     tables = {str(name): token for name, token in sorted(memberships.items())}
-    storage.replace_bytes(state / _FILE, json.dumps({"format": 1, "tables": tables}).encode())
+    storage.replace_bytes(state / _FILE, json.dumps({"format": _FORMAT, "tables": tables}).encode())
 
 
 def fail_rejoined(

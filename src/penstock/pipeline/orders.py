@@ -14,11 +14,13 @@ from pathlib import Path
 
 from penstock.errors import SpoolCorruptError
 from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.formats import check_format
 from penstock.schema import TableName
 from penstock.spool import storage
 
 FILE = "tables.json"
 _LOCK = "tables.lock"
+_FORMAT = 1
 _FIELDS = ("added", "removed", "paused", "resync", "replay")
 
 
@@ -73,8 +75,9 @@ def load_orders(state: Path) -> TableOrders:
         return TableOrders()
     try:
         document = json.loads(data)
+        check_format(document, _FORMAT, state / FILE)
         return TableOrders(*(frozenset(map(TableName.parse, document.get(field, ()))) for field in _FIELDS))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpoolCorruptError(f"{state / FILE} cannot be understood", hint="remove the file, and give the orders again") from error
 
 
@@ -92,6 +95,6 @@ def change_orders(state: Path, change: Callable[[TableOrders], TableOrders]) -> 
         before = load_orders(state)
         after = change(before)
         if after != before:
-            document = {"format": 1} | {field: sorted(map(str, getattr(after, field))) for field in _FIELDS}
+            document = {"format": _FORMAT} | {field: sorted(map(str, getattr(after, field))) for field in _FIELDS}
             storage.replace_bytes(state / FILE, json.dumps(document, indent=2).encode())
         return after

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.errors import SinkError, TargetForeignError
+from penstock.errors import SinkRefusedError, TargetForeignError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Target, Targets
@@ -76,14 +76,18 @@ def load_table(path: Path) -> LogTable | None:
         return None
     try:
         document: dict[str, Any] = json.loads(data)
-        if document["format"] != _FORMAT:
-            raise ValueError("written by another version")
+        if document["format"] > _FORMAT:
+            raise SinkRefusedError(
+                f"{path / _DOCUMENT} has format {document['format']}; this version of penstock reads up to {_FORMAT}",
+                hint="run the version of penstock that wrote it, or a newer one",
+            )
         columns = pa.schema([pa.field(name, parse_type(text)) for name, text in document["columns"]])
         return LogTable(
             document["pipeline"], document["source_oid"], tuple(document["key"]), columns, document["copy"], counts=document["counts"]
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise SinkError(f"{path / _DOCUMENT} cannot be read: {type(error).__name__}") from error
+        hint = f"restore the file, or remove {path} and run again to copy the table anew"
+        raise SinkRefusedError(f"{path / _DOCUMENT} cannot be understood", hint=hint) from error
 
 
 def position_directory(path: Path, position: Position) -> Path:
