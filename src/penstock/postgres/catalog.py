@@ -155,6 +155,10 @@ def check_mirrorable(schema: TableSchema, fault: KeyFault | None = KeyFault.MISS
     """
     if not schema.key and fault is not None:
         raise fault.error(schema.name)
+    if not schema.columns:
+        raise UnsupportedTableError(
+            f"table {schema.name} has no columns, so there is nothing of its rows to keep", hint="exclude the table, or give it a column"
+        )
     seen: dict[str, str] = {}
     for name in schema.column_names:
         other = seen.setdefault(name.casefold(), name)

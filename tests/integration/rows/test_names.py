@@ -70,6 +70,8 @@ def test_R15_a_table_without_columns_is_captured_and_cannot_be_mirrored(captured
     assert captured.rows("r15_zero") == [change("insert"), change("insert"), change("truncate")]
     with pytest.raises(TableWithoutKeyError, match=r"public\.r15_zero"):
         check_mirrorable(schema_now(captured, TableName("public", "r15_zero")))
+    with pytest.raises(UnsupportedTableError, match="no columns"):
+        check_mirrorable(schema_now(captured, TableName("public", "r15_zero")), None)
 
 
 def test_R15_columns_that_differ_only_in_case_are_captured_and_refused_by_a_mirror(captured: Captured) -> None:
