@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.errors import SinkError
 from penstock.position import Position
 from penstock.sinks.base import SnapshotFile
 from penstock.sinks.delta_bounds import load_bounds
@@ -105,7 +106,10 @@ class DeltaStep:
                 gone.setdefault(found.path, []).append(found)
         positions = {name: self._positions(name, found) for name, found in gone.items()}
         whole = {name for name, rows in positions.items() if rows.size == gone[name][0].file_rows}
-        vectors = write_vectors(self.path, {name: rows for name, rows in positions.items() if name not in whole})
+        try:
+            vectors = write_vectors(self.path, {name: rows for name, rows in positions.items() if name not in whole})
+        except OSError as error:
+            raise SinkError(f"nothing could be written to {self.path}: {error.strerror}") from error
         actions = [removed(files[name]) for name in whole]
         for name, vector in vectors.items():
             actions += marked(files[name], vector, gone[name][0].file_rows)

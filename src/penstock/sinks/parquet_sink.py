@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 from typing_extensions import override
 
-from penstock.errors import SchemaChangedError, SinkRefusedError, TableRewrittenError, TargetRewoundError
+from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, TableRewrittenError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
@@ -120,8 +121,9 @@ class ParquetSink(ParquetTargets, Sink):
     def _publish_copy(self, table: TableName, copy: Path, files: Sequence[SnapshotFile], fence: Position) -> None:
         """What attempts at chunks left that did not get to their end is no part of it."""
         wanted = {_SHAPE, *(file.name for file in files if file.rows)}
-        _remove(copy, lambda name: name not in wanted)
-        _publish(copy, fence)
+        with _failing(copy.parent):
+            _remove(copy, lambda name: name not in wanted)
+            _publish(copy, fence)
         self._remember(table, fence)
 
     # tables that go and come ------------------------------------------------------------------------------------------------------
@@ -201,7 +203,8 @@ class ParquetSink(ParquetTargets, Sink):
         if applied < end:
             slices = tuple(slices_after(changes.slices, applied))
             layout = _layout(found)
-            self._add(path, end, (lambda directory: EpochTask(directory, layout, slices, changes.views)) if slices else None)
+            with _failing(path):
+                self._add(path, end, (lambda directory: EpochTask(directory, layout, slices, changes.views)) if slices else None)
             self._remember(target.table, end)
 
     def _add(self, path: Path, end: Position, task: Callable[[str], EpochTask] | None) -> None:
@@ -233,6 +236,15 @@ class ParquetSink(ParquetTargets, Sink):
             self._reached.pop(table, None)
         else:
             self._reached[table] = position
+
+
+@contextmanager
+def _failing(path: Path) -> Iterator[None]:
+    """What the disk refuses is tried again: it may have room by then."""
+    try:
+        yield
+    except OSError as error:
+        raise SinkError(f"nothing could be added to {path}: {error.strerror}") from error
 
 
 def _publish(directory: Path, position: Position) -> None:
