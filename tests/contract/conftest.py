@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.places import PLACES, NewPlace, Place, PostgresPlace
 from tests.contract.wal_harness import WalHarness, wal_harness
 from tests.fix_postgres import Database, PostgresServer
 
@@ -23,3 +24,23 @@ def shared_database(postgres_server: PostgresServer) -> Iterator[Database]:
 def wal(shared_database: Database, tmp_path: Path) -> Iterator[WalHarness]:
     with wal_harness(shared_database, tmp_path) as harness:
         yield harness
+
+
+@pytest.fixture(scope="session")
+def new_place(
+    request: pytest.FixtureRequest, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[NewPlace]:
+    """Spark is started by whoever needs it first."""
+    database = postgres_server.create_database()
+
+    def make(name: str) -> Place:
+        spark = request.getfixturevalue("spark") if name in ("delta", "iceberg") else None
+        place = PLACES[name](tmp_path_factory.mktemp(name), spark)
+        if isinstance(place, PostgresPlace):
+            database.execute('DROP SCHEMA IF EXISTS penstock, copy_public, "copy_odd. schema" CASCADE')
+            place.dsn = database.dsn
+        return place
+
+    yield make
+    database.close()
+    postgres_server.drop_database(database.name)

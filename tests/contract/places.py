@@ -1,0 +1,264 @@
+"""The sinks of the matrix, as a configuration opens them: in which modes each can keep tables, and how its tables are read.
+
+Executors are this thread. Everything that they are handed goes through pickle, as it does on its way to Spark's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import psycopg
+import pyarrow.dataset as ds
+import pytest
+from _pytest.mark import ParameterSet
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from typing_extensions import override
+
+from penstock.errors import SinkError
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.sink_config import SinkConfig
+from penstock.pipeline.sinks import open_sink
+from penstock.position import Position
+from penstock.postgres.applied import target_connection
+from penstock.postgres.target_tables import Wanted, find_rows
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import Sink, SnapshotPlace
+from penstock.sinks.delta_targets import DeltaTargets
+from penstock.sinks.executors import Executors, In, Out
+from penstock.sinks.iceberg_catalog import IcebergCatalog
+from penstock.sinks.iceberg_epoch import EpochWriter
+from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.parquet_targets import ParquetTargets
+from penstock.sinks.postgres_rows import parse_rows, stored_names
+from penstock.sinks.postgres_targets import Naming
+from tests.delta_tables import rows_of
+from tests.integration.sinks.iceberg_lake import needs_iceberg, new_catalog
+from tests.property.chronicle import Record
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PIPELINE = "shop"
+Seam = tuple[object, str]
+"""An owner and the name of what it does: between two calls of these, a process can die."""
+FILES: tuple[Seam, ...] = tuple((os, name) for name in ("rename", "replace", "link", "unlink", "mkdir", "fsync"))
+
+
+class InlineExecutors(Executors):
+    """This thread; `interlude` is what happens elsewhere right before the tasks are done."""
+
+    def __init__(self) -> None:
+        self.interlude: Callable[[], None] = lambda: None
+
+    @property
+    @override
+    def parallelism(self) -> int:
+        return 2
+
+    @override
+    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
+        self.interlude()
+        sent, received = cloudpickle.loads(cloudpickle.dumps((function, list(tasks))))
+        try:
+            done = [sent(task) for task in received]
+        except OSError as error:
+            raise SinkError(f"a task failed: {error}") from error  # as Spark's say it
+        return list(cloudpickle.loads(cloudpickle.dumps(done)))
+
+
+class Place(ABC):
+    """A target of one kind that several pipelines in turn can open, and anybody can read."""
+
+    texts = False
+    """Whether values go there in the source's own writing."""
+    seams: tuple[Seam, ...] = ((InlineExecutors, "run"), *FILES)
+
+    def __init__(self, root: Path, spark: SparkSession | None) -> None:
+        self.root = root
+        self.spark = spark
+
+    @classmethod
+    def modes(cls) -> tuple[Mode, ...]:
+        """Those that the sink declares."""
+        return SinkConfig.model_validate(cls(Path(), None).sink_options()).modes
+
+    @abstractmethod
+    def sink_options(self) -> dict[str, Any]:
+        """What stands under `sink:`."""
+
+    @abstractmethod
+    def rows(self, table: TableName, layout: Layout) -> list[Record]:
+        """What the target shows to whoever reads it."""
+
+    def look(self, sink: Sink, table: TableName, layout: Layout) -> Callable[[], list[Record]]:
+        """What the target shows at this moment, for later."""
+        del sink
+        rows = self.rows(table, layout)
+        return lambda: rows
+
+    @abstractmethod
+    def executed_by(self, sink: Sink, executors: Executors) -> None:
+        """Let `executors` do what Spark's are asked to."""
+
+    def begin(self, sink: Sink, table: TableSchema, mode: Mode, fence: Position) -> SnapshotPlace:
+        """`begin_snapshot`, or what comes to the same and is quicker."""
+        del mode
+        return sink.begin_snapshot(table, fence)
+
+    def open(self, mode: Mode, pipeline: str = PIPELINE) -> Sink:
+        """As another process has it."""
+        config = PipelineConfig.model_validate(
+            {"pipeline": pipeline, "source": {"dsn": "host=x"}, "tables": ["*.*"], "sink": self.sink_options(), "mode": mode}
+        )
+        sink = open_sink(config, self.spark)  # type: ignore[arg-type]
+        self.executed_by(sink, InlineExecutors())
+        return sink
+
+
+class DeltaPlace(Place):
+    _begun: ClassVar[dict[tuple[TableSchema, Mode, Position], tuple[Path, SnapshotPlace]]] = {}
+    """To make a table takes Spark a second. One that was made once is copied, file by file: there is nothing of its place in it."""
+
+    @override
+    def begin(self, sink: Sink, table: TableSchema, mode: Mode, fence: Position) -> SnapshotPlace:
+        path = DeltaTargets(self.root / "lake", PIPELINE).path(table.name)
+        if (table, mode, fence) not in self._begun:
+            place, kept = sink.begin_snapshot(table, fence), self.root / "begun" / f"{len(self._begun)}"
+            shutil.copytree(path, kept)
+            self._begun[table, mode, fence] = kept, place
+            return place
+        kept, place = self._begun[table, mode, fence]
+        shutil.copytree(kept, path)
+        return replace(place, directory=str(path))
+
+    @override
+    def sink_options(self) -> dict[str, Any]:
+        return {"delta": {"path": self.root / "lake"}}
+
+    @override
+    def executed_by(self, sink: Any, executors: Executors) -> None:
+        sink._writer.executors = executors
+
+    @override
+    def rows(self, table: TableName, layout: Layout) -> list[Record]:
+        return rows_of(DeltaTargets(self.root / "lake", PIPELINE).path(table))
+
+
+class IcebergPlace(Place):
+    """What is done to files here is Iceberg's own affair."""
+
+    seams = ((InlineExecutors, "run"), (IcebergCatalog, "commit"), (EpochWriter, "_fetch"))
+
+    def __init__(self, root: Path, spark: SparkSession | None) -> None:
+        super().__init__(root, spark)
+        self._catalog = new_catalog()
+        self._versions: dict[TableName, list[int]] = {}
+        self._seen: dict[int, list[Record]] = {}
+
+    @override
+    def sink_options(self) -> dict[str, Any]:
+        return {"iceberg": {"catalog": self._catalog, "warehouse": self.root / "warehouse"}}
+
+    @override
+    def executed_by(self, sink: Any, executors: Executors) -> None:
+        sink._executors = sink._writer._executors = executors
+
+    @override
+    def rows(self, table: TableName, layout: Layout) -> list[Record]:
+        rows: list[Record] = self.open(layout.mode).read(table).toArrow().to_pylist()
+        return rows
+
+    @override
+    def look(self, sink: Sink, table: TableName, layout: Layout) -> Callable[[], list[Record]]:
+        """All versions are read at once, in one job, when the first is asked for."""
+        target = sink.load_target(table)
+        assert target is not None
+        assert target.applied is not None
+        version = sink.version_at(table, target.applied)
+        assert version is not None
+        self._versions.setdefault(table, []).append(version)
+
+        def seen() -> list[Record]:
+            if version not in self._seen:
+                frames = [sink.read(table, each).withColumn("version", F.lit(each)) for each in self._versions[table]]
+                self._seen |= {each: [] for each in self._versions[table]}
+                for row in reduce(DataFrame.unionByName, frames).toArrow().to_pylist():
+                    self._seen[row.pop("version")].append(row)
+            return self._seen[version]
+
+        return seen
+
+
+class PostgresPlace(Place):
+    texts = True
+    seams = ((InlineExecutors, "run"), (psycopg.Connection, "wait"))  # every way to the server and back
+
+    dsn = "host=x"
+
+    @override
+    def sink_options(self) -> dict[str, Any]:
+        return {"postgres": {"dsn": self.dsn, "schema_prefix": "copy_", "state": self.root / "state"}}
+
+    @override
+    def executed_by(self, sink: Any, executors: Executors) -> None:
+        sink._executors = executors
+
+    @override
+    def rows(self, table: TableName, layout: Layout) -> list[Record]:
+        place = Naming(prefix="copy_").place(table)
+        config = SinkConfig.model_validate(self.sink_options()).postgres
+        assert config is not None
+        with target_connection(config.address(), "reading") as connection:
+            rows: list[Record] = parse_rows(find_rows(connection, place, Wanted(stored_names(layout), (), {}), None), layout).to_pylist()
+        return rows
+
+
+class ParquetPlace(Place):
+    @override
+    def sink_options(self) -> dict[str, Any]:
+        return {"parquet": {"path": self.root / "lake"}}
+
+    @override
+    def executed_by(self, sink: Any, executors: Executors) -> None:
+        sink._executors = executors
+
+    @override
+    def rows(self, table: TableName, layout: Layout) -> list[Record]:
+        path = ParquetTargets(self.root / "lake", PIPELINE).path(table)
+        rows: list[Record] = ds.dataset(path).to_table().to_pylist()
+        return rows
+
+
+PLACES: dict[str, type[Place]] = {"delta": DeltaPlace, "iceberg": IcebergPlace, "postgres": PostgresPlace, "parquet": ParquetPlace}
+
+NewPlace = Callable[[str], Place]
+"""A place of that kind, with nothing in it."""
+
+SPARK = {"delta": [pytest.mark.spark], "iceberg": [pytest.mark.spark, needs_iceberg]}
+
+
+Cell = tuple[str, Mode]
+"""A sink, and one of the modes that it declares."""
+
+
+def cells(*modes: Mode, of: Collection[str] = tuple(PLACES)) -> list[Cell]:
+    """Sinks in those of these modes that they declare; one that declares none of them, in what it does."""
+    return [(name, mode) for name in of for mode in PLACES[name].modes() if mode in modes or not {*modes} & {*PLACES[name].modes()}]
+
+
+def one_cell_each(*modes: Mode) -> list[Cell]:
+    """Every sink in the first of these modes that it declares."""
+    return [(name, next(mode for mode in modes if mode in kind.modes())) for name, kind in PLACES.items()]
+
+
+def parameters(wanted: Sequence[Cell]) -> list[ParameterSet]:
+    return [pytest.param(cell, id="-".join(cell), marks=SPARK.get(cell[0], [])) for cell in wanted]
