@@ -446,6 +446,12 @@ class TargetRewoundError(SinkError):
     recovery = Recovery.OPERATOR
 
 
+class ValuesMissingError(TargetRewoundError):
+    """A change leaves values as they were, and the target does not have the row that has them."""
+
+    code = "PEN-3004"
+
+
 class SinkRefusedError(SinkError):
     """The target refused a write for a reason that trying again will not mend; only this table stops."""
 

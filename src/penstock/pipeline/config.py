@@ -187,8 +187,6 @@ class PipelineConfig(Model):
 
     @model_validator(mode="after")
     def _has_hash_key(self) -> PipelineConfig:
-        if any(rule.transforms for rule in self.tables):
-            raise ValueError("columns and where are known, and not applied yet")
         if self.hash_key is None and any(rule.columns is not None and rule.columns.hash for rule in self.tables):
             raise ValueError("columns are hashed, and hash_key is not given: add hash_key: {env: NAME}, a long random text")
         return self

@@ -6,7 +6,7 @@ is asked again, after the changes were captured: so it is never older than what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow.compute as pc
@@ -24,7 +24,9 @@ from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import CopyAnew, same_views
 from penstock.sinks.origin import Origin
 from penstock.spool.range import FileSlice
+from penstock.transforms.transform import Transform, is_made_by
 
+OTHER_TRANSFORM = "what is done to its columns and rows was changed"
 MADE_ANEW = "it was dropped and made anew"
 
 
@@ -48,7 +50,7 @@ class Follower:
             schema = schemas.get(name)
             if schema is None:
                 continue
-            reason = why_anew(schema, target)
+            reason = why_anew(schema, target, self._rule_of(name).transform)
             if reason is not None and self._rule_of(name).renews:
                 anew[name] = reason
             elif target.origin is not None:
@@ -72,9 +74,10 @@ class Follower:
         versions = changes.schemas
         if any(version.oid != target.source_oid for version in versions):
             raise _refused(rule, target, MADE_ANEW)
-        if target.origin is None:
-            if any(not _is_plain(target, version) for version in versions):
-                raise _refused(rule, target, "it changed, and nobody wrote down which of its columns was which")
+        if not is_made_by(target, rule.transform):
+            raise _refused(rule, target, OTHER_TRANSFORM)
+        if rule.transform is not None or target.origin is None:
+            _check_same(rule, target, versions)
             return changes
         views = same_views(target.origin, target.key, versions)
         if views is not None and target.table not in self._suspects:
@@ -115,14 +118,26 @@ class Follower:
         return _is_plain(target, schema) if target.origin is None else same_views(target.origin, target.key, [schema]) is not None
 
 
-def why_anew(schema: TableSchema, target: Target) -> str | None:
+def why_anew(schema: TableSchema, target: Target, transform: Transform | None) -> str | None:
     """Why a target is no copy of the table that the catalog has now, though the log may never show it."""
     if schema.oid != target.source_oid:
         return MADE_ANEW if schema.members is None else "the tables that are routed into it came, went or changed"
+    if not is_made_by(target, transform):
+        return OTHER_TRANSFORM
     origin = target.origin
     if origin is not None and origin.is_shape_of(schema) and not origin.is_same(schema):
         return "a column was dropped and made again with the same name"
     return None
+
+
+def _check_same(rule: SchemaRule, target: Target, versions: Sequence[TableSchema]) -> None:
+    """Raise unless changes of these shapes are of the very columns that the target has, or that its own were made of."""
+    seen = [version if rule.transform is None else rule.transform.schema(version) for version in versions]
+    if target.origin is None:
+        if not all(_is_plain(target, version) for version in seen):
+            raise _refused(rule, target, "it changed, and nobody wrote down which of its columns was which")
+    elif not all(target.origin.is_shape_of(version) for version in versions) or any(version.key != target.key for version in seen):
+        raise _refused(rule, target, "it changed its columns or its key, and they are transformed")
 
 
 def _is_plain(target: Target, version: TableSchema) -> bool:

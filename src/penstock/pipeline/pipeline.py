@@ -49,6 +49,7 @@ from penstock.pipeline.snapshot_state import SnapshotStore
 from penstock.pipeline.standing import check_log, check_origin, over_holes
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, check_selected, fail_blocked, fail_unpublished, inspect_pipeline, pause_ordered, select_tables
+from penstock.pipeline.transforming import transforming
 from penstock.pipeline.upkeep import Jobs, TableUpkeep
 from penstock.position import Position
 from penstock.postgres.attributes import CatalogShape, inspect_shape
@@ -64,6 +65,7 @@ from penstock.sinks.layout import Mode
 from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
 from penstock.spool.layout import SpoolLayout
+from penstock.transforms.transform import Transform
 
 _log = logging.getLogger(__name__)
 
@@ -103,7 +105,7 @@ class Pipeline:
         self._address = config.source.address()
         self._root = config.sink.root
         self._roster: Roster | None = None
-        self._sink = open_sink(config, spark, self._mode_of)
+        self._sink = transforming(open_sink(config, spark, self._mode_of), spark, config.state, self._transform_of)
         self._shadow_root = self._root / SHADOWS / config.pipeline
         self._reload = reload
         self._unfinished = SnapshotStore(self._root, config.pipeline)
@@ -116,6 +118,9 @@ class Pipeline:
     def _mode_of(self, table: TableName) -> Mode:
         """As the configuration has it now."""
         return (self._config if self._roster is None else self._roster.config).mode_of(table)
+
+    def _transform_of(self, table: TableName) -> Transform | None:
+        return self._config.transform_of(table)
 
     def stop(self) -> None:
         """Ask the run to end. The epoch that is being applied is finished first."""

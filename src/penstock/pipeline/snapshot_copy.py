@@ -111,7 +111,9 @@ class TableCopy:
         """Read one chunk, on an executor, which records it."""
         places, plan = self._places, self.plan
         task = ChunkTask(number, plan.chunks[number], plan.place)
-        writer = recording_writer(places.address, exported.name, places.sink.chunk_writer, refuse_inexact=places.types.refuses_inexact)
+        writer = recording_writer(
+            places.address, exported.name, places.sink.writer_for(plan.outline.schema), refuse_inexact=places.types.refuses_inexact
+        )
         recorded = RecordedTask(task, str(places.store.records_directory(plan)), exported.fence)
         (record,) = places.executors.run(writer, [recorded])
         self._records[number] = record

@@ -53,7 +53,7 @@ def recording_writer(
     def write(recorded: RecordedTask) -> ChunkRecord:
         task = recorded.task
         rows = read_chunk(address, snapshot, task.chunk, refuse_inexact=refuse_inexact)
-        file, fence = (writer or _write_file)(rows, task.place, task.index, recorded.fence)
+        file, fence = (writer or write_file)(rows, task.place, task.index, recorded.fence)
         record = ChunkRecord(task.index, fence, file, datetime.now(UTC))
         record_chunk(Path(recorded.records), record)
         return record
@@ -61,7 +61,7 @@ def recording_writer(
     return write
 
 
-def _write_file(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position) -> tuple[SnapshotFile, Position]:
+def write_file(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position) -> tuple[SnapshotFile, Position]:
     file = write_batches(batches, place, index)
     storage.sync_directory(Path(place.directory))
     return file, fence

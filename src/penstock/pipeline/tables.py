@@ -46,6 +46,7 @@ from penstock.postgres.publication import inspect_relations
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Target, Targets
 from penstock.sinks.layout import Mode, added_names
+from penstock.transforms.transform import is_made_by
 
 
 @dataclass(slots=True)
@@ -134,12 +135,13 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
         needs_key = mode is not Mode.APPEND and not (mode is Mode.MIRROR and schema.oid in whole)
         try:
             check_mirrorable(schema, faults.get(name, KeyFault.MISSING) if needs_key else None)
-            check_names(schema, mode)
-            if route is not None and config.transform_of(name) is not None:
+            transform = config.transform_of(name)
+            if route is not None and transform is not None:
                 raise UnsupportedTableError(
                     f"table {name} is routed into {route.into}, and a rule transforms its columns or rows: it cannot be both",
                     hint="take columns: and where: out of the rules that select it, or into:",
                 )
+            check_names(schema if transform is None else transform.schema(schema), mode)
         except TableError as error:
             selection.refused[name] = error
     unknown = [name for name in config.named_tables if name not in tables]
@@ -196,7 +198,7 @@ def inspect_pipeline(
             continue
         if target is not None and target.applied is not None:
             tables.targets[name] = target
-            reason = why_anew(schema, target) if rule_of(name).renews else None
+            reason = why_anew(schema, target, rule_of(name).transform) if rule_of(name).renews else None
             if reason is not None:
                 tables.anew[name] = reason
         tables.statuses[name] = _status(tables.targets.get(name), name, last)
@@ -236,6 +238,12 @@ def _check_same(schema: TableSchema, target: Target | None, place: str, rule: Sc
     """
     if target is None or target.applied is None or rule.renews:
         return
+    if not is_made_by(target, rule.transform):
+        raise SchemaChangedError(
+            f"columns: or where: of table {schema.name} changed since {place} was filled",
+            hint=f"put them back, or penstock tables resync {schema.name}, or remove {place} and run again to copy the table anew",
+        )
+    schema = schema if rule.transform is None else rule.transform.schema(schema)
     found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
     is_same = schema.key == target.key and found.equals(target.schema)
     if schema.oid != target.source_oid or (rule.policy is SchemaPolicy.STOP and not is_same):

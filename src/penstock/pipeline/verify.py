@@ -149,6 +149,9 @@ class SideBySide:
     def compare(self, table: CatalogTable, snapshot: ExportedSnapshot, version: int | None) -> Comparison:
         """The table under the snapshot, with a version of its target, or the newest."""
         schema, chunks = self._plan(table)
+        transform = self.config.transform_of(table.name)
+        fitted = None if transform is None else transform.fit(schema)
+        schema = schema if fitted is None else fitted.schema
         target = self.targets.load_target(table.name)
         if target is not None:
             _check_shape(schema, target, self.targets.describe(table.name))
@@ -157,7 +160,7 @@ class SideBySide:
         right = (rows if live is None else rows.where(live)).select(*(quoted(name) for name in (*schema.column_names, EXACT)))
         directory = self.scratch / str(table.oid)
         try:
-            files = copy_source(self.spark, self.config.source.address(), snapshot.name, chunks, directory)
+            files = copy_source(self.spark, self.config.source.address(), snapshot.name, chunks, directory, fitted)
             left = self.spark.read.schema(right.schema).parquet(*files) if files else right.limit(0)
             return TableComparer(schema, {field.name: field.dataType for field in right.schema}).compare(left, right)
         finally:

@@ -137,6 +137,11 @@ class Sink(Targets):
         """How executors write the chunks of a snapshot; None: to Parquet files in the directory of the place."""
         return None
 
+    def writer_for(self, schema: TableSchema) -> ChunkWriter | None:
+        """The same for the chunks of one table of the source."""
+        del schema
+        return self.chunk_writer
+
     @abstractmethod
     def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
         """Whether a snapshot that was begun at `place` can go on there: the table still waits for it, and `files` are as they were."""

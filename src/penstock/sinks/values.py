@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.change import EXACT, EXACT_TYPE
-from penstock.errors import TargetRewoundError
+from penstock.errors import ValuesMissingError
 from penstock.postgres.types.arrays import Bools, Ragged, as_arrow
 from penstock.sinks.keys import exact_texts, key_codes
 from penstock.sinks.layout import CURRENT, DELETED, Layout, Mode
@@ -42,7 +42,7 @@ def live_rows(rows: pa.Table, layout: Layout) -> pa.Table:
 def required(met: Bools) -> None:
     """Old values that only the target could have must not become nulls in silence."""
     if not met.all():
-        raise TargetRewoundError(
+        raise ValuesMissingError(
             "a row that was copied or applied before is no longer in the target",
             hint="remove the target table and run again to copy it anew",
         )

@@ -21,6 +21,7 @@ from penstock.change import METADATA_NAMES
 from penstock.errors import ConfigError, TransformError
 from penstock.schema import Column, TableSchema
 from penstock.secret import Secret
+from penstock.sinks.base import Target
 from penstock.transforms.columns import Action, CastTo, Hash, MadeColumn, Masked
 from penstock.transforms.condition import Condition, NotSimple
 from penstock.transforms.condition_text import parse_condition
@@ -65,6 +66,8 @@ class Transform:
 
     def fit(self, source: TableSchema) -> Fitted:
         columns = {column.name: column for column in source.columns}
+        if source.members is not None:
+            _refuse(source, "it is made of several tables, and what is routed cannot be transformed")
         self._check_named(source)
         made = tuple(self._made(column) for column in source.columns if column.name not in self.drop)
         for each in made:
@@ -162,6 +165,13 @@ class Fitted:
     @cached_property
     def arrow_schema(self) -> pa.Schema:
         return pa.schema([pa.field(column.name, column.arrow_type) for column in self.schema.columns])
+
+
+def is_made_by(target: Target, transform: Transform | None) -> bool:
+    """Whether the target's rows, as far as anybody wrote that down, are what the transform of now makes."""
+    if target.origin is None:
+        return target.applied is not None or transform is None
+    return target.origin.made_by == ("" if transform is None else transform.fingerprint)
 
 
 def _refuse(source: TableSchema, reason: str) -> NoReturn:

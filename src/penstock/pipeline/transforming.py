@@ -1,0 +1,225 @@
+"""`TransformingSink`: a sink before which rows are transformed. It is given the source's tables, and the sink behind it the target's.
+
+Chunks of a snapshot are transformed by whoever writes them. Changes, and what changed while a table was copied, are written to files once
+more (`transforms/staging.py`), so that no sink knows of any of this. Tables without a transform are passed on as they are.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.change import ChangeCounts
+from penstock.errors import RowRefusedError, SchemaChangedError, SinkError, TableRewrittenError, ValuesMissingError
+from penstock.pipeline.snapshot_task import write_file
+from penstock.position import Position
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.executors import Executors, SparkExecutors
+from penstock.sinks.views import View
+from penstock.spool.range import FileSlice
+from penstock.transforms.staging import BatchTransform, KeysTask, plan_stages, restage, stage
+from penstock.transforms.transform import Fitted, Transform, is_made_by
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TransformOf = Callable[[TableName], Transform | None]
+
+
+class TransformingSink(Sink):
+    def __init__(self, sink: Sink, transform_of: TransformOf, executors: Executors, directory: Path) -> None:
+        """`directory`: for files that are gone when they are applied; executors reach it."""
+        self._sink = sink
+        self._transform_of = transform_of
+        self._executors = executors
+        self._directory = directory
+
+    # snapshots -------------------------------------------------------------------------------------------------------------------
+
+    @override
+    def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
+        return self._sink.begin_snapshot(self._seen(schema), fence)
+
+    @override
+    def writer_for(self, schema: TableSchema) -> ChunkWriter | None:
+        transform = self._transform_of(schema.name)
+        writer = self._sink.writer_for(schema)
+        return writer if transform is None else _TransformingWriter(BatchTransform(transform.fit(schema)), writer or write_file)
+
+    @override
+    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+        """What was written must have been made by the very same transform."""
+        transform, target = self._transform_of(schema.name), self._sink.load_target(schema.name)
+        if target is None or not is_made_by(target, transform):
+            return False
+        return self._sink.can_resume_snapshot(self._seen(schema), place, files)
+
+    @override
+    def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
+        self._check_begun(schema)
+        self._sink.finish_snapshot(self._seen(schema), files, fence)
+
+    @override
+    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+        self._check_begun(schema)
+        transform = self._transform_of(schema.name)
+        if transform is None:
+            self._sink.repair_snapshot(schema, files, changed, fence)
+            return
+        directory = Path(changed.keys).parent / "transformed"
+        shutil.rmtree(directory, ignore_errors=True)
+        self._sink.repair_snapshot(self._seen(schema), files, self._restaged(transform.fit(schema), changed, directory), fence)
+
+    def _restaged(self, fitted: Fitted, changed: ChangedRows, directory: Path) -> ChangedRows:
+        keys, rows = directory / "keys", directory / "rows"
+        keys.mkdir(parents=True)
+        rows.mkdir()
+        tasks = [
+            *(
+                KeysTask(str(path), fitted, str(keys), at, is_keys=True)
+                for at, path in enumerate(sorted(Path(changed.keys).glob("*.parquet")))
+            ),
+            *(KeysTask(path, fitted, str(rows), at, is_keys=False) for at, path in enumerate(changed.rows)),
+        ]
+        done = self._executors.run(restage, tasks) if tasks else []
+        written = [str(rows / file.name) for task, file in zip(tasks, done, strict=True) if not task.is_keys and file.rows]
+        return ChangedRows(str(keys), tuple(written))
+
+    # epochs ----------------------------------------------------------------------------------------------------------------------
+
+    @override
+    def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
+        transform = self._transform_of(target.table)
+        if not is_made_by(target, transform):
+            raise SinkError(f"what is done to {target.table} was changed this very moment")
+        if transform is None or not changes.slices:
+            self._sink.apply(target, changes, end)
+            return
+        directory = self._directory / uuid4().hex
+        directory.mkdir(parents=True)
+        try:
+            self._sink.apply(target, self._staged(transform, changes, directory), end)
+        except ValuesMissingError as error:
+            if transform.where is None:
+                raise
+            raise RowRefusedError(
+                f"a row of {target.table} came into the filter with a change that lacks some of its values",
+                hint=f"ALTER TABLE {target.table} REPLICA IDENTITY FULL; then penstock tables resync CONFIG {target.table}",
+            ) from error
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _staged(self, transform: Transform, changes: TableChanges, directory: Path) -> TableChanges:
+        shapes = [(schema, list(slices)) for schema, slices in groupby(changes.slices, lambda slice: slice.file.schema)]
+        plans = [plan_stages(slices, transform.fit(schema), directory, self._executors.parallelism) for schema, slices in shapes]
+        tasks = [task for plan in plans for task in plan]
+        if len(shapes) > 1 and any(task.together for task in tasks):
+            raise SchemaChangedError(
+                f"table {changes.table} was altered, and some of its changes lack values that others may have",
+                hint=f"penstock tables resync CONFIG {changes.table}",
+            )
+        slices: list[FileSlice] = [slice for found in self._executors.run(stage, tasks) for slice in found]
+        counts = sum((slice.file.counts for slice in slices), ChangeCounts())
+        views = {slice.file.schema: _plain(slice.file.schema) for slice in slices}
+        return replace(changes, slices=tuple(slices), counts=counts, views=views)
+
+    # tables that go and come -------------------------------------------------------------------------------------------------------
+
+    @override
+    def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
+        self._sink.replace(table, shadow._sink if isinstance(shadow, TransformingSink) else shadow, position)  # noqa: SLF001 of this class
+
+    @override
+    def shadow(self, copy: str) -> Sink:
+        return TransformingSink(self._sink.shadow(copy), self._transform_of, self._executors, self._directory)
+
+    @override
+    def load_target(self, table: TableName) -> Target | None:
+        return self._sink.load_target(table)
+
+    @override
+    def describe(self, table: TableName) -> str:
+        return self._sink.describe(table)
+
+    @override
+    def tells_apart(self, one: TableName, other: TableName) -> bool:
+        return self._sink.tells_apart(one, other)
+
+    @override
+    def drop(self, table: TableName) -> None:
+        self._sink.drop(table)
+
+    @override
+    def disown(self, table: TableName) -> None:
+        self._sink.disown(table)
+
+    @override
+    def drop_shadows(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self._sink.drop_shadows()
+
+    @override
+    def version_at(self, table: TableName, position: Position) -> int | None:
+        return self._sink.version_at(table, position)
+
+    @override
+    def read(self, table: TableName, version: int | None = None) -> DataFrame:
+        return self._sink.read(table, version)
+
+    def _check_begun(self, schema: TableSchema) -> None:
+        """The configuration may be edited at any time."""
+        target = self._sink.load_target(schema.name)
+        if target is not None and target.origin is not None and not is_made_by(target, self._transform_of(schema.name)):
+            raise TableRewrittenError(f"what is done to {schema.name} was changed while it was copied; its snapshot starts again")
+
+    def _seen(self, schema: TableSchema) -> TableSchema:
+        transform = self._transform_of(schema.name)
+        return schema if transform is None else transform.schema(schema)
+
+
+def _pass_on() -> None:
+    """Whatever else a sink can do, the sink behind does."""
+    for name in (each for base in (Sink, *Sink.__mro__[1:-1]) for each in vars(base)):
+        if not name.startswith("_") and name not in vars(TransformingSink):
+            member = vars(Sink).get(name)
+            setattr(TransformingSink, name, _passed_on(name, is_property=isinstance(member, property)))
+
+
+def _passed_on(name: str, *, is_property: bool) -> object:
+    if is_property:
+        return property(lambda self: getattr(self._sink, name))
+    return lambda self, *given, **named: getattr(self._sink, name)(*given, **named)
+
+
+_pass_on()
+
+
+def transforming(sink: Sink, spark: SparkSession, state: Path, transform_of: TransformOf) -> TransformingSink:
+    """`transform_of` is asked all the while: what it says may change."""
+    return TransformingSink(sink, transform_of, SparkExecutors(spark), state / "transformed")
+
+
+@dataclass(frozen=True, slots=True)
+class _TransformingWriter:
+    """A `ChunkWriter`. Travels to the executors."""
+
+    transform: BatchTransform
+    writer: ChunkWriter
+
+    def __call__(
+        self, batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position
+    ) -> tuple[SnapshotFile, Position]:
+        return self.writer(self.transform(batches), place, index, fence)
+
+
+def _plain(schema: TableSchema) -> View:
+    return View({name: name for name in schema.column_names})

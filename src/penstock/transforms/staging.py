@@ -1,0 +1,144 @@
+"""Transformed changes, as files like those of the spool: whoever applies them need not know that they were ever otherwise.
+
+Runs on executors. A file is written for each that was read; what nothing is left of has none.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.change import COMMIT_VERSION, EXACT, EXACT_TYPE, ChangeCounts
+from penstock.errors import RowRefusedError
+from penstock.position import Position
+from penstock.schema import TableSchema
+from penstock.sinks.base import SnapshotFile, SnapshotPlace
+from penstock.sinks.changed import row_schema
+from penstock.sinks.collapse import match_column, match_text_column, value_column
+from penstock.sinks.keys import exact_texts
+from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.row_files import write_batches
+from penstock.sinks.slice_reader import read_slices
+from penstock.sinks.values import build_exact
+from penstock.spool.manifest import SegmentFile
+from penstock.spool.range import FileSlice
+from penstock.transforms.applying import count_changes, transform_changes, transform_keys, transform_rows
+from penstock.transforms.outcome import Outcome
+from penstock.transforms.transform import Fitted
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """Changes of one table, all of one shape, in order. Travels to an executor."""
+
+    slices: tuple[FileSlice, ...]
+    fitted: Fitted
+    directory: str
+    together: bool
+    """Whether they have to be looked at as a whole."""
+
+
+def plan_stages(slices: Sequence[FileSlice], fitted: Fitted, directory: Path, parallelism: int) -> list[StageTask]:
+    """Changes that lack values are looked at as a whole where there is a filter; others by file."""
+    counts = sum((slice.file.counts for slice in slices), ChangeCounts())
+    if fitted.is_filter and counts.unchanged:
+        return [StageTask(tuple(slices), fitted, str(directory), together=True)]
+    size = -(-len(slices) // max(1, parallelism))
+    return [StageTask(tuple(slices[at : at + size]), fitted, str(directory), together=False) for at in range(0, len(slices), size)]
+
+
+def stage(task: StageTask) -> list[FileSlice]:
+    """Write what becomes of the changes; gives the files, in the order of the changes. `RowRefusedError` if some cannot be transformed."""
+    groups = [task.slices] if task.together else [(slice,) for slice in task.slices]
+    return [found for group in groups if (found := _stage(group, task)) is not None]
+
+
+def _stage(slices: Sequence[FileSlice], task: StageTask) -> FileSlice | None:
+    fitted = task.fitted
+    kept = kept_of(transform_changes(fitted, read_source(slices, fitted.source)), fitted.source)
+    if not kept.num_rows:
+        return None
+    path = Path(task.directory) / f"{secrets.token_hex(8)}.parquet"
+    pq.write_table(kept, path, compression="none")
+    bounds = pc.min_max(kept.column(COMMIT_VERSION)).as_py()
+    counts = count_changes(kept, sum(slice.file.counts.moves for slice in slices))
+    low, high = Position.of(bounds["min"]), Position.of(bounds["max"])
+    file = SegmentFile(fitted.schema, path.name, kept.num_rows, path.stat().st_size, counts, low, high)
+    return FileSlice(path.absolute(), file, None, None)
+
+
+def read_source(slices: Sequence[FileSlice], source: TableSchema) -> pa.Table:
+    """Spooled changes with the source's own columns."""
+    columns = pa.schema([pa.field(column.name, column.arrow_type) for column in source.columns])
+    return read_slices(slices, Layout(columns, source.key, Mode.MIRROR))
+
+
+def kept_of(outcome: Outcome, source: TableSchema) -> pa.Table:
+    """What is kept, where nothing may be refused."""
+    if outcome.refused.num_rows:
+        reason, count = next(iter(outcome.reasons.items()))
+        raise RowRefusedError(
+            f"{count:,} rows of {source.name} cannot be transformed: {reason}",
+            hint=f"mend the rows, or the rule, and copy the table anew: penstock tables resync CONFIG {source.name}",
+        )
+    return outcome.kept
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTransform:
+    """What is done to the rows of a snapshot's chunks. Travels to the executors."""
+
+    fitted: Fitted
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from kept_of(transform_rows(self.fitted, pa.Table.from_batches([batch])), self.fitted.source).to_batches()
+
+
+@dataclass(frozen=True, slots=True)
+class KeysTask:
+    """A file of keys, or of rows, that changed while a table was copied."""
+
+    path: str
+    fitted: Fitted
+    directory: str
+    index: int
+    is_keys: bool = field(kw_only=True)
+
+
+def restage(task: KeysTask) -> SnapshotFile:
+    """The same as the target has them."""
+    with pq.ParquetFile(task.path, coerce_int96_timestamp_unit="us") as file:
+        found = file.read()
+    return (_keys if task.is_keys else _rows)(task, found)
+
+
+def _keys(task: KeysTask, found: pa.Table) -> SnapshotFile:
+    source = task.fitted.source
+    types = {column.name: column.arrow_type for column in source.columns}
+    columns = {name: found.column(match_column(at)).cast(types[name]) for at, name in enumerate(source.key)}
+    texts = {name: found.column(match_text_column(at)) for at, name in enumerate(source.key)}
+    made = transform_keys(task.fitted, pa.table({**columns, EXACT: build_exact(texts, found.num_rows)}))
+    named: dict[str, pa.Array | pa.ChunkedArray] = {}
+    for at, name in enumerate(task.fitted.key):
+        exact = exact_texts(made.column(EXACT), name)
+        named[match_column(at)] = made.column(name)
+        named[match_text_column(at)] = pa.nulls(made.num_rows, pa.string()) if exact is None else exact
+    table = pa.table(named)
+    return write_batches(iter(table.to_batches()), SnapshotPlace(task.directory, table.schema, "keys"), task.index)
+
+
+def _rows(task: KeysTask, found: pa.Table) -> SnapshotFile:
+    source, fitted = task.fitted.source, task.fitted
+    names = [*(value_column(at) for at in range(len(source.columns))), EXACT]
+    rows = found.select(names).rename_columns([*source.column_names, EXACT])
+    schema = pa.schema([*(pa.field(column.name, column.arrow_type) for column in source.columns), pa.field(EXACT, EXACT_TYPE)])
+    kept = kept_of(transform_rows(fitted, rows.cast(schema)), source)
+    place = SnapshotPlace(task.directory, row_schema(fitted.arrow_schema), "rows")
+    return write_batches(iter(kept.to_batches()), place, task.index)
