@@ -12,6 +12,7 @@ from penstock.capture.provision import plan_coverage
 from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError
 from penstock.lag import OpenTransaction
 from penstock.pipeline.check_targets import check_continuing
+from penstock.pipeline.check_transforms import warn_of_filters
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.findings import Step
 from penstock.pipeline.tables import Selection, select_tables
@@ -143,6 +144,7 @@ class _SourceCheck:
         self._warn_of_ignored(step)
         self._warn_of_idle_patterns(step, selection)
         _warn_of_twins(step, selection.tables)
+        warn_of_filters(step, self._connection, config, selection)
 
     def _warn_of_ignored(self, step: Step) -> None:
         named = set(self._config.named_tables)

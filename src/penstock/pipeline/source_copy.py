@@ -20,7 +20,7 @@ from penstock.transforms.transform import Fitted
 
 
 def copy_source(
-    spark: SparkSession, address: SourceAddress, snapshot: str, chunks: Sequence[Chunk], directory: Path, fitted: Fitted | None = None
+    spark: SparkSession, address: SourceAddress, snapshot: str, chunks: Sequence[Chunk], directory: Path, *, fitted: Fitted | None = None
 ) -> list[str]:
     """One Spark job, a task for each chunk; gives the paths of the files that were written. `fitted`: how the target sees the rows."""
     directory.mkdir(parents=True, exist_ok=True)

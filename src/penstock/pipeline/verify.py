@@ -160,7 +160,7 @@ class SideBySide:
         right = (rows if live is None else rows.where(live)).select(*(quoted(name) for name in (*schema.column_names, EXACT)))
         directory = self.scratch / str(table.oid)
         try:
-            files = copy_source(self.spark, self.config.source.address(), snapshot.name, chunks, directory, fitted)
+            files = copy_source(self.spark, self.config.source.address(), snapshot.name, chunks, directory, fitted=fitted)
             left = self.spark.read.schema(right.schema).parquet(*files) if files else right.limit(0)
             return TableComparer(schema, {field.name: field.dataType for field in right.schema}).compare(left, right)
         finally:

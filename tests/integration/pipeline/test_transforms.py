@@ -19,7 +19,8 @@ KEY = "a long random text"
 PEOPLE = """
     CREATE TABLE people (id int PRIMARY KEY, email text, region text, card text, pay numeric, tags text[], secret text);
     INSERT INTO people VALUES
-        (1, 'a@x', 'EU', '4111111111111111', 5, '{q,r}', 's1'), (2, 'b@x', 'US', '42', 'NaN', NULL, 's2'), (3, NULL, 'EU', NULL, 1.50, '{}', 's3')
+        (1, 'a@x', 'EU', '4111111111111111', 5, '{q,r}', 's1'), (2, 'b@x', 'US', '42', 'NaN', NULL, 's2'),
+        (3, NULL, 'EU', NULL, 1.50, '{}', 's3')
 """
 RULE = {
     "table": "public.people",

@@ -1,0 +1,105 @@
+"""Tables that are transformed while they are copied, without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typing_extensions import override
+
+from penstock.errors import RowRefusedError
+from penstock.pipeline.transforming import TransformingSink
+from penstock.position import Position
+from penstock.schema import TableName, TableSchema
+from penstock.secret import Secret
+from penstock.sinks.base import Sink, SnapshotPlace, Target
+from penstock.sinks.origin import Origin
+from penstock.transforms.hashing import hash_values
+from penstock.transforms.transform import Transform
+from tests.fix_captured import Captured
+from tests.integration.snapshot.copying import Copying
+from tests.integration.snapshot.local import FileSink, LocalExecutors
+from tests.integration.snapshot.test_resume import change, make
+
+KEY = Secret("a key for tests")
+HASHED = Transform(hash=("id",), rename={"v": "value"}, where="v LIKE 'c%' OR v IS NULL OR id < 60", key=KEY)
+
+
+class OriginSink(FileSink):
+    """Also keeps what a target was made from."""
+
+    origin: Origin | None = None
+
+    @override
+    def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
+        self.origin = Origin.of(schema)
+        return super().begin_snapshot(schema, fence)
+
+    @override
+    def load_target(self, table: TableName) -> Target | None:
+        target = super().load_target(table)
+        return None if target is None else replace(target, origin=self.origin)
+
+
+class Copied:
+    def __init__(self, captured: Captured, directory: Path, patch: pytest.MonkeyPatch) -> None:
+        self.transform = HASHED
+        self.sink = OriginSink(directory / "lake")
+        seen = TransformingSink(self.sink, lambda _: self.transform, LocalExecutors(), directory / "staged")
+        self.copying = Copying(captured, directory / "lake", executors=LocalExecutors(), sink=seen, rows=self.sink.rows, patch=patch)
+
+    def assert_exact(self, name: TableName) -> None:
+        """The target is what is left of the source at the fence."""
+        target = self.sink.load_target(name)
+        assert target is not None
+        assert target.applied is not None
+        held = self.copying.held[target.applied][name]
+        kept = [(key, v) for key, v in zip(held["id"], held["v"], strict=True) if v is None or v.startswith("c") or int(str(key)) < 60]
+        hashes = hash_values(pa.array([key for key, _ in kept]), KEY).to_pylist()
+        assert sorted((row["id"], row["value"]) for row in self.sink.rows(name)) == sorted(zip(hashes, (v for _, v in kept), strict=True))
+
+
+@pytest.fixture
+def copied(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copied:
+    return Copied(captured, tmp_path, monkeypatch)
+
+
+def test_K12_K13_rows_that_changed_while_a_table_was_copied_are_found_under_their_hashed_keys(copied: Copied) -> None:
+    name = make(copied.copying, "k13")
+    copied.copying.run("k13", chunks=4)
+    change(copied.copying, "k13")
+    watcher, failures = copied.copying.run("k13")
+    assert not failures
+    assert watcher.resumed[name][0] >= 4
+    copied.assert_exact(name)
+
+
+def test_a_copy_that_was_begun_under_another_transform_begins_anew(copied: Copied) -> None:
+    name = make(copied.copying, "k13_other")
+    copied.transform = Transform(hash=("id",), rename={"v": "value"}, key=KEY)
+    copied.copying.run("k13_other", chunks=4)
+    copied.transform = HASHED
+    watcher, failures = copied.copying.run("k13_other")
+    assert not failures
+    assert name not in watcher.resumed
+    copied.assert_exact(name)
+
+
+def test_rows_that_cannot_be_transformed_stop_their_table_and_are_not_told(copied: Copied) -> None:
+    name = make(copied.copying, "k13_cast")
+    copied.transform = Transform(cast={"v": "int"})
+    _, failures = copied.copying.run("k13_cast")
+    error = failures[name]
+    assert isinstance(error, RowRefusedError)
+    assert "cannot be cast to int" in error.message
+
+
+def test_whatever_a_sink_can_do_is_passed_on(tmp_path: Path) -> None:
+    """Also what sinks learn later."""
+    own = set(vars(TransformingSink))
+    assert {name for base in Sink.__mro__[:-1] for name in vars(base) if not name.startswith("_")} <= own
+    sink = TransformingSink(FileSink(tmp_path), lambda _: None, LocalExecutors(), tmp_path)
+    sink.close()
+    assert sink.chunk_writer is None

@@ -1,0 +1,109 @@
+"""Spooled changes that are transformed: as files of the same kind, from whatever files they came."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typing_extensions import override
+
+from penstock.change import CHANGE_TYPE, ChangeCounts
+from penstock.errors import RowRefusedError, SinkError, ValuesMissingError
+from penstock.pipeline.transforming import TransformingSink
+from penstock.position import Position
+from penstock.schema import TableName
+from penstock.secret import Secret
+from penstock.sinks.base import TableChanges, Target
+from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.origin import Origin
+from penstock.sinks.slice_reader import read_slices
+from penstock.spool import SpoolReader, SpoolWriter
+from penstock.transforms.applying import transform_changes
+from penstock.transforms.masking import Mask
+from penstock.transforms.staging import read_source
+from penstock.transforms.transform import Transform
+from tests.integration.sinks.history import PLAIN, History
+from tests.integration.snapshot.local import FileSink, LocalExecutors
+
+COLUMNS = Transform(drop=("blob",), rename={"note": "remark"}, hash=("id",), mask={"note": Mask(2)}, key=Secret("k"))
+
+
+class Taking(FileSink):
+    """A sink that only looks at what it is given."""
+
+    taken: pa.Table
+    changes: TableChanges
+    error: Exception | None = None
+
+    @override
+    def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
+        if self.error is not None:
+            raise self.error
+        self.changes = changes
+        schema = changes.slices[0].file.schema
+        columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
+        self.taken = read_slices(changes.slices, Layout(columns, schema.key, Mode.MIRROR), views=changes.views)
+
+
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory: pytest.TempPathFactory) -> TableChanges:
+    """Some transactions are there in pieces."""
+    history = History(PLAIN, 5, groups=20)
+    history.run(20, truncates=0.1)
+    root = tmp_path_factory.mktemp("spool")
+    writer = SpoolWriter(root, Position.of(history.source.fence))
+    for steps in history.steps():
+        for step in steps:
+            writer.append(step)
+        writer.seal()
+    found = SpoolReader(root).read(Position.of(history.source.fence), Position.of(history.source.position)).tables[PLAIN.name]
+    return TableChanges(PLAIN.name, found.slices, found.counts)
+
+
+def sink_with(transform: Transform, directory: Path) -> tuple[Taking, TransformingSink, Target]:
+    sink = Taking(directory / "lake")
+    target = Target(PLAIN.name, PLAIN.oid, PLAIN.key, pa.schema([]), Position.of(1), origin=Origin({}, 1, "", transform.fingerprint))
+    return sink, TransformingSink(sink, lambda _: transform, LocalExecutors(), directory / "staged"), target
+
+
+@pytest.mark.parametrize("transform", [COLUMNS, Transform(where="id >= 0")], ids=["columns", "where"])
+def test_a_sink_is_given_transformed_changes_in_the_order_of_the_log(transform: Transform, changes: TableChanges, tmp_path: Path) -> None:
+    sink, seen, target = sink_with(transform, tmp_path)
+    seen.apply(target, changes, Position.of(10**9))
+    expected = transform_changes(transform.fit(PLAIN), read_source(changes.slices, PLAIN))
+    assert expected.refused.num_rows == 0
+    assert sink.taken.equals(expected.kept)
+    kinds = sink.taken.column(CHANGE_TYPE).to_pylist()
+    counts = sink.changes.counts
+    assert (counts.inserts, counts.updates, counts.deletes, counts.truncates) == tuple(
+        kinds.count(kind) for kind in ("insert", "update_postimage", "delete", "truncate")
+    )
+    assert counts == sum((each.file.counts for each in sink.changes.slices), ChangeCounts())
+    positions = [(each.file.min_position, each.file.max_position) for each in sink.changes.slices]
+    assert positions == sorted(positions)
+    assert not list((tmp_path / "staged").iterdir()), "nothing is left when it is applied"
+
+
+def test_a_row_that_comes_into_the_filter_without_its_values_is_named(changes: TableChanges, tmp_path: Path) -> None:
+    sink, seen, target = sink_with(Transform(where="id >= 0"), tmp_path)
+    sink.error = ValuesMissingError("it is not there")
+    with pytest.raises(RowRefusedError, match="came into the filter") as caught:
+        seen.apply(target, changes, Position.of(10**9))
+    assert "REPLICA IDENTITY FULL" in (caught.value.hint or "")
+    assert not list((tmp_path / "staged").iterdir())
+
+
+def test_changes_are_not_applied_to_what_another_transform_made(changes: TableChanges, tmp_path: Path) -> None:
+    _, seen, target = sink_with(COLUMNS, tmp_path)
+    other = Target(target.table, target.source_oid, target.key, target.schema, target.applied, origin=Origin({}, 1, "", "other"))
+    with pytest.raises(SinkError, match="was changed"):
+        seen.apply(other, changes, Position.of(10**9))
+
+
+def test_tables_without_a_transform_are_passed_on_as_they_are(changes: TableChanges, tmp_path: Path) -> None:
+    sink = Taking(tmp_path / "lake")
+    seen = TransformingSink(sink, lambda _: None, LocalExecutors(), tmp_path / "staged")
+    target = Target(TableName("public", "plain"), PLAIN.oid, PLAIN.key, pa.schema([]), Position.of(1))
+    seen.apply(target, changes, Position.of(10**9))
+    assert sink.changes is changes
