@@ -118,7 +118,7 @@ class Follower:
         return _is_plain(target, schema) if target.origin is None else same_views(target.origin, target.key, [schema]) is not None
 
 
-def why_anew(schema: TableSchema, target: Target, transform: Transform | None) -> str | None:
+def why_anew(schema: TableSchema, target: Target, transform: Transform | None = None) -> str | None:
     """Why a target is no copy of the table that the catalog has now, though the log may never show it."""
     if schema.oid != target.source_oid:
         return MADE_ANEW if schema.members is None else "the tables that are routed into it came, went or changed"
