@@ -78,7 +78,7 @@ ANSWERS = {
     "day = DATE '2024-01-01'": "tfnff",
     "at > TIMESTAMP '2024-01-01 11:59:59'": "tnnnn",
     "at = '2024-01-01 12:00:00'": "tnnnn",
-    "`odd NAME` > 2": "fftTt".lower(),
+    "`Odd name` > 2": "ffttt",
     "CAST(n AS string) = '5'": "ftnft",
     "(n = 1 OR n = 5) AND NOT (s = 'EU')": "ftnft",
 }

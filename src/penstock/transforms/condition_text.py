@@ -216,11 +216,10 @@ class _Parser:
 
 
 def _resolve(text: str, columns: Collection[str]) -> str:
-    """Spark does not tell upper case from lower, and no table that it reads has columns which differ in nothing else."""
-    found = [name for name in columns if name.casefold() == text.casefold()]
-    if not found:
+    """Case counts, as it does wherever tables and columns are named."""
+    if text not in columns:
         raise ConfigError(f"there is no column {text!r}", hint=f"the columns are {', '.join(sorted(columns))}")
-    return found[0]
+    return text
 
 
 def _number(text: str) -> pa.Scalar:
