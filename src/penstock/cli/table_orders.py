@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import typer
@@ -26,6 +26,7 @@ _CHANGES: dict[str, Callable[[TableOrders, Iterable[TableName]], TableOrders]] =
     "resume": TableOrders.resume,
     "renew": TableOrders.renew,
 }
+_NAMED = 3
 _OF_WHAT_EXISTS = {"add", "pause", "renew"}
 _OF_WHAT_IS_SELECTED = {"remove", "pause", "resume", "renew"}
 
@@ -47,8 +48,13 @@ def print_tables(config: Path, *, as_json: bool) -> None:
         return
     shown = Table("table", "state", "ordered", box=None)
     for name, state, ordered in rows:
-        shown.add_row(f"{name} ← {', '.join(members[name])}" if name in members else str(name), state, ", ".join(ordered))
+        shown.add_row(f"{name}{_from(members.get(name, ()))}", state, ", ".join(ordered))
     Console().print(shown)
+
+
+def _from(members: Sequence[str]) -> str:
+    more = f" and {len(members) - _NAMED} more" if len(members) > _NAMED else ""
+    return f" ← {', '.join(members[:_NAMED])}{more}" if members else ""
 
 
 def order(path: Path, names: list[str], what: str) -> None:
