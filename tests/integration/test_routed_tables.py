@@ -94,3 +94,12 @@ def test_orders_are_about_the_table_that_others_go_into(path: Path, capsys: pyte
     assert _selected(path).tables.keys() == {TableName("public", "plain")}
     order(path, ["lake.orders"], "add")
     assert INTO in _selected(path).tables
+
+
+def test_S13_what_is_routed_is_not_transformed_in_silence_nor_left_as_it_is(tmp_path: Path, path: Path, database: Database) -> None:
+    """Whichever rule says it: a column that was to be dropped must not be in the target."""
+    for first, second in (({}, {"columns": {"drop": ["v"]}}), ({"columns": {"drop": ["v"]}}, {})):
+        rules = [{"match": "s*.*", **first}, {"match": "s*.orders", "into": "lake.orders", **second}]
+        selection = _selected(_write(tmp_path, database, rules))
+        assert selection.tables == {}
+        assert "a rule transforms its columns or rows: it cannot be both" in selection.refused[INTO].message
