@@ -61,7 +61,7 @@ from penstock.sinks.delta_log import (
     settle_restored,
     version_at,
 )
-from penstock.sinks.delta_merge import VIEW, merge_changes, replace_statement
+from penstock.sinks.delta_merge import VIEW, merge_changes, replace_statement, unless_moved
 from penstock.sinks.delta_protocol import can_delete, check_writable
 from penstock.sinks.delta_sessions import DeltaSessions, failing, first_line
 from penstock.sinks.delta_state import DeltaState, Unsupported
@@ -297,7 +297,7 @@ class DeltaSink(DeltaTargets, Sink):
             is_plain = changes.evolution is None and (schema is None or schema.column_names == tuple(target.schema.names))
             self._leave_to_delta(target.table, layout, reason, is_plain=is_plain)
         if schema is not None and changes.slices:
-            self._merge(target, schema, changes.slices, end)
+            self._merge(target, schema, changes.slices, end, None if state is None else state.version)
         else:
             record_position(path, application, end)
         return True
@@ -331,15 +331,19 @@ class DeltaSink(DeltaTargets, Sink):
             )
         _log.debug("the table is left to Delta", extra={"table": str(table), "reason": str(reason)})
 
-    def _merge(self, target: Target, schema: TableSchema, slices: Sequence[FileSlice], end: Position) -> None:
+    def _merge(self, target: Target, schema: TableSchema, slices: Sequence[FileSlice], end: Position, version: int | None) -> None:
         session, path = self._transaction(target.table, end), self.path(target.table)
         try:
             changes = load_changes(session, schema, slices)
         except AnalysisException as error:
             raise SinkError(f"the spooled changes of {target.table} cannot be read: {first_line(error)}") from error
         counts = sum((slice.file.counts for slice in slices), ChangeCounts())
+        # A MERGE by key comes to the same whatever of it the table has already.
+        is_repeatable = not counts.unchanged and (counts.updates or counts.deletes or counts.moves or counts.truncates)
+        if version is not None and not is_repeatable:
+            changes = unless_moved(changes, path, self._application(target.table), version)
         with failing(path, "applying changes to"):
-            merge_changes(session, str(path), target, changes, counts)
+            merge_changes(session, str(path), target, changes, counts, may_append=version is not None)
 
     def _check_reached(self, table: TableName, position: Position) -> None:
         if self._look(table)[1] != position:

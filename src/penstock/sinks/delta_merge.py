@@ -7,13 +7,14 @@ position with whatever it commits.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.change import EXACT, ChangeCounts
-from penstock.errors import SinkRefusedError, TargetRewoundError
+from penstock.change import COMMIT_VERSION, EXACT, ChangeCounts
+from penstock.errors import SinkError, SinkRefusedError, TargetRewoundError
 from penstock.sinks.base import Target
 from penstock.sinks.collapse import (
     DELETE,
@@ -28,6 +29,7 @@ from penstock.sinks.collapse import (
     may_be_text,
     value_column,
 )
+from penstock.sinks.delta_commits import has_moved
 from penstock.sinks.names import quoted, text_literal
 
 _MISSING = text_literal(f"{TargetRewoundError.code}: a row that was copied or applied before is no longer in the target")
@@ -36,14 +38,34 @@ _MISSING = text_literal(f"{TargetRewoundError.code}: a row that was copied or ap
 VIEW = "penstock_changes"
 
 
-def merge_changes(session: SparkSession, place: str, target: Target, changes: DataFrame, counts: ChangeCounts) -> None:
+def unless_moved(changes: DataFrame, path: Path, application: str, version: int) -> DataFrame:
+    """`changes` of an epoch that was planned for the table as it was at `version`; whoever reads them after a commit of ours gets an error.
+
+    Delta reads them after it has begun its transaction, and itself refuses what another run of ours commits from then on. What one had
+    committed before, it takes for what was there, and rows would come twice.
+    """
+
+    checked: list[bool] = []
+
+    def is_wanted(_: int) -> bool:
+        if not checked and has_moved(path, application, version):
+            raise SinkError("another run of the pipeline writes to it")
+        checked[:] = [True]
+        return True
+
+    return changes.where(F.udf(is_wanted, "boolean", useArrow=False)(COMMIT_VERSION))
+
+
+def merge_changes(
+    session: SparkSession, place: str, target: Target, changes: DataFrame, counts: ChangeCounts, *, may_append: bool = True
+) -> None:
     """Bring `changes` to the Delta table at `place`."""
     emptied = last_truncate(changes) if counts.truncates else None
     if emptied is not None:
         rest = collapse(after(changes, emptied), target.schema, target.key, counts).where(f"{OP} <> '{DELETE}'")
         values = [F.col(value_column(index)).alias(name) for index, name in enumerate(target.schema.names)]
         rest.select(*values, EXACT).write.format("delta").mode("overwrite").save(place)
-    elif not (counts.updates or counts.deletes or counts.moves):
+    elif may_append and not (counts.updates or counts.deletes or counts.moves):
         # Inserts alone cannot meet a row that is there: the target equals the source just before them, and the key is unique there.
         rows = changes.select(*(quoted(name) for name in target.schema.names), EXACT)
         rows.write.format("delta").mode("append").save(place)

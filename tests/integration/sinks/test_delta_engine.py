@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from penstock.errors import SchemaChangedError, TargetRewoundError
+from penstock.errors import SchemaChangedError, SinkError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, Column
-from penstock.sinks import delta_checkpoints
+from penstock.sinks import delta, delta_checkpoints
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.delta_epoch import DeltaEpoch
 from penstock.sinks.delta_state import load_state, newest_checkpoint
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import VALID_FROM, VALID_FROM_TIME, Layout, Mode
+from penstock.sinks.slices import load_changes
 from penstock.sinks.upkeep import Upkeep
 from tests.integration.sinks.mirror import PIPELINE, Mirror
 from tests.integration.sinks.source import NULL, Source, Value, time_of
@@ -121,6 +123,34 @@ def test_a_table_that_asks_for_more_than_we_know_is_left_to_delta(spark: SparkSe
     items.source.commit()
     items.follow()
     assert items.operation() == "MERGE"
+
+
+def test_K01_a_run_that_was_given_up_does_not_add_what_its_successor_has_added(
+    spark: SparkSession, items: Mirror, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left to Delta, inserts are an append, which takes the table as it is by then."""
+    spark.sql(f"ALTER TABLE delta.`{items.path}` SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')")
+    target, fence = items.target(), items.reached
+    positions = []
+    for key in (1000, 1001):
+        items.source.insert(item(key))
+        items.source.commit()
+        items.spool()
+        positions.append(items.source.position)
+    first, both = items.changes(fence, positions[0]), items.changes(fence, positions[1])
+    assert first is not None
+    assert both is not None
+
+    def late(*arguments: Any) -> DataFrame:
+        monkeypatch.undo()
+        DeltaSink(spark, items.path.parents[1], PIPELINE).apply(target, first, Position.of(positions[0]))
+        return load_changes(*arguments)
+
+    monkeypatch.setattr(delta, "load_changes", late)
+    with pytest.raises(SinkError, match="another run of the pipeline"):
+        items.sink.apply(target, both, Position.of(positions[1]))
+    items.sink.apply(target, both, Position.of(positions[1]))
+    assert items.rows() == items.source.sorted_rows()
 
 
 def test_K09_a_table_that_somebody_restored_goes_on_from_what_it_then_holds(spark: SparkSession, items: Mirror) -> None:
