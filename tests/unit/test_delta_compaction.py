@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +16,9 @@ from penstock.errors import SinkError
 from penstock.sinks import delta_compaction
 from penstock.sinks.delta_commit import commit, removed
 from penstock.sinks.delta_compaction import SharedTable, compact, costly_files
+from penstock.sinks.delta_rows import read_all
 from penstock.sinks.delta_state import DataFile, load_state
-from tests.delta_tables import APPLICATION, InlineExecutors, add_rows, rows_of, state_of
+from tests.delta_tables import APPLICATION, InlineExecutors, add_rows, files_of, rows_of, state_of
 from tests.integration.sinks.source import Value
 from tests.unit.test_delta_epoch import LAYOUT, Lake, Meanwhile
 
@@ -102,6 +104,13 @@ def _optimize(lake: Lake) -> None:
     assert commit(lake.path, state_of(lake.path).version + 1, [removed(file) for file in old])
 
 
+def _optimize_one(lake: Lake) -> None:
+    (old, *_) = state_of(lake.path).files.values()
+    files = files_of(lake.path)
+    add_rows(lake.path, read_all(replace(files, files=files.files[:1])), lake.source.position)
+    assert commit(lake.path, state_of(lake.path).version + 1, [removed(old)])
+
+
 def _redefine(lake: Lake) -> None:
     state = state_of(lake.path)
     metadata = {**state.metadata.action, "configuration": {**state.metadata.properties, "a": "b"}}
@@ -115,7 +124,7 @@ def _restore(lake: Lake) -> None:
     assert commit(lake.path, state_of(lake.path).version + 1, [removed(file), {"add": again}])
 
 
-@pytest.mark.parametrize("act", [_optimize, _redefine, _restore])
+@pytest.mark.parametrize("act", [_optimize, _optimize_one, _redefine, _restore])
 def test_K09_what_somebody_else_did_to_the_table_meanwhile_stays(lake: Lake, act: Callable[[Lake], None]) -> None:
     lake.change()
     follow(lake)
