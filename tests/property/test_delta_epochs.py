@@ -18,6 +18,8 @@ from penstock.schema import TableSchema
 from penstock.sinks import delta_epoch
 from penstock.sinks.delta_rows import read_all
 from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.slices import slices_after
+from penstock.sinks.steps import slices_upto, step_ends
 from penstock.spool import SpoolReader, SpoolWriter
 from penstock.spool.range import FileSlice
 from tests.delta_tables import APPLICATION, InlineExecutors, add_rows, at_version, create_table, epoch, files_of, rows_of, state_of
@@ -100,6 +102,26 @@ def test_an_epoch_in_parts_comes_to_the_same(sizes: Sizes, count: int) -> None:
         patch.setattr(delta_epoch, "_ROWS_A_TASK", max(rows // count, 1))
         target.apply(ODD, source.log)
         assert target.canonical() == canonical(source.expected(Mode.MIRROR, source.position), layout)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=4, deadline=None)
+@given(sizes=sizes, rows=st.integers(1, 30))
+def test_an_epoch_in_steps_comes_to_the_same_and_each_of_them_is_what_the_source_was(mode: Mode, sizes: Sizes, rows: int) -> None:
+    source = chronicle(ODD, sizes)
+    layout = layout_of(ODD, mode)
+    with lake(layout, source.fence, source.expected(mode, source.fence), mapped=True) as target:
+        slices = [slice for each in epochs(source.log, sizes.seed + 1) for slice in target.spool(ODD, each)]
+        end = Position.of(source.position)
+        ends = step_ends(slices, rows, end)
+        assert ends == sorted({*ends})
+        reached = Position.of(source.fence)
+        for upto in ends:
+            left = slices_upto(slices_after(slices, reached), upto)
+            assert upto == end or sum(slice.file.rows for slice in left) >= rows
+            assert epoch(target.path, layout, left, upto.value).apply(target.executors)
+            assert target.canonical() == canonical(source.expected(mode, upto.value), layout)
+            reached = upto
 
 
 @settings(max_examples=12, deadline=None)

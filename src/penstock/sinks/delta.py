@@ -37,6 +37,7 @@ from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.changed import replacements
+from penstock.sinks.delta_checks import checked_schema
 from penstock.sinks.delta_compaction import SharedTable
 from penstock.sinks.delta_definition import (
     check_adoptable,
@@ -74,10 +75,13 @@ from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.names import quoted
 from penstock.sinks.origin import Origin
 from penstock.sinks.slices import load_changes, slices_after
+from penstock.sinks.steps import slices_upto, step_ends
 from penstock.sinks.upkeep import Upkeep
 from penstock.spool.range import FileSlice
 
 _log = logging.getLogger(__name__)
+
+_ROWS_A_STEP = 2_000_000
 
 
 ModeOf = Callable[[TableName], Mode]
@@ -253,16 +257,22 @@ class DeltaSink(DeltaTargets, Sink):
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
-        schema = self._checked_schema(target, changes)
+        schema = checked_schema(target, changes, self._mode_of(target.table), str(self.path(target.table)))
+        # What a table becomes for them, it becomes with all of them.
+        ends = step_ends(changes.slices, _ROWS_A_STEP, end) if changes.evolution is None else [end]
         with self._turn(target.table):
-            for _ in range(ATTEMPTS):
-                state, applied = self._look(target.table)
-                reached = self._checked_position(target, applied)
-                if reached >= end:
-                    return
-                if self._advance(target, replace(changes, slices=slices_after(changes.slices, reached)), schema, state, end):
-                    self._check_reached(target.table, end)
-                    return
+            for upto in ends:
+                self._apply(target, replace(changes, slices=slices_upto(changes.slices, upto)), schema, upto)
+
+    def _apply(self, target: Target, changes: TableChanges, schema: TableSchema | None, end: Position) -> None:
+        for _ in range(ATTEMPTS):
+            state, applied = self._look(target.table)
+            reached = self._checked_position(target, applied)
+            if reached >= end:
+                return
+            if self._advance(target, replace(changes, slices=slices_after(changes.slices, reached)), schema, state, end):
+                self._check_reached(target.table, end)
+                return
         raise SinkError(f"others commit to {self.path(target.table)} faster than an epoch can be worked out")
 
     def _look(self, table: TableName) -> tuple[DeltaState | None, Position | None]:
@@ -373,23 +383,6 @@ class DeltaSink(DeltaTargets, Sink):
 
     def _application(self, table: TableName) -> str:
         return application_id(self._pipeline, table)
-
-    def _checked_schema(self, target: Target, changes: TableChanges) -> TableSchema | None:
-        """One schema of the changes, all of which the target must be able to take in, as its mode must be the one that is asked for."""
-        if target.mode is not self._mode_of(target.table):
-            raise SchemaChangedError(
-                f"table {target.table} is kept as {target.mode}, and {self._mode_of(target.table)} is asked for",
-                hint=f"penstock tables resync {target.table}, or the mode that it had",
-            )
-        for schema in changes.schemas:
-            found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
-            is_same = schema.key == target.key and found.equals(target.schema)
-            if schema not in changes.views and (schema.oid != target.source_oid or not is_same):
-                raise SchemaChangedError(
-                    f"table {target.table} changed its columns, its key or its identity, and the target cannot follow that yet",
-                    hint=f"remove {self.path(target.table)} and run again to copy the table anew",
-                )
-        return next(iter(changes.schemas), None)
 
     def _layout(self, schema: TableSchema) -> Layout:
         columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
