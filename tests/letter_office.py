@@ -11,6 +11,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from penstock.errors import RowRefusedError
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.letter_box import LetterBox
@@ -26,6 +27,8 @@ from penstock.sinks.layout import Mode
 from penstock.sinks.slice_reader import read_slices
 from penstock.sinks.slices import slices_after
 from penstock.spool import SpoolWriter, storage
+from penstock.transforms.applying import transform_changes
+from penstock.transforms.transform import Transform
 from tests.delta_tables import InlineExecutors
 from tests.integration.sinks.source import Source, whole
 from tests.property.chronicle import PlainTarget, Record
@@ -47,6 +50,8 @@ class ListSink(Ledger):
         self.list = PlainTarget(self.layout, rows)
         self.applied[table.name] = Position.of(fence)
         self.faults: Iterator[str] = iter(())
+        self.transform: Transform | None = None
+        """Only says what it would refuse; rows stay as they are."""
 
     @override
     def load_target(self, table: TableName) -> Target:
@@ -60,6 +65,8 @@ class ListSink(Ledger):
         reached = self.applied[target.table]
         if reached < end:
             read = read_slices(slices_after(changes.slices, reached), self.layout, None, changes.views)
+            if self.transform is not None and transform_changes(self.transform.fit(self.table), read).refused.num_rows:
+                raise RowRefusedError("some rows cannot be transformed", hint="mend them")
             self.list.apply(fold(read, self.layout, self.list.lookup))
             self.applied[target.table] = end
         if fault == "after":
@@ -89,6 +96,7 @@ class Office:
             mode_of=lambda _: self.sink.layout.mode,
             refuse_inexact=self.refuses,
             on_replayed=self.replayed.append,
+            transform_of=lambda _: self.sink.transform,
         )
         log = EpochLog(self.root / "lake", "p")
         observer = PipelineObserver()

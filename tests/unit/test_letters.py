@@ -24,6 +24,7 @@ from penstock.pipeline.states import TableState
 from penstock.position import Position
 from penstock.sinks.base import TableChanges
 from penstock.sinks.layout import Mode
+from penstock.transforms.transform import Transform
 from tests.integration.sinks.history import PLAIN
 from tests.integration.sinks.source import NULL, Row, Source, Value
 from tests.letter_office import Office, office
@@ -50,7 +51,7 @@ def made() -> Iterator[Office]:
 
 def epoch(made: Office) -> None:
     """Commit what was done to the source, and bring it to the target."""
-    position = made.source.commit()
+    position = made.source.commit(50)
     made.spool(len(made.source.log) - 1, len(made.source.log))
     made.apply(position)
 
@@ -152,6 +153,30 @@ def test_C08_a_replay_goes_before_the_changes_of_its_epoch(made: Office) -> None
     assert [(each["note"], dict(each["_exact"])) for each in made.sink.list.rows if each["id"] == 4] == [("late", {"amount": "7e50"})]
 
 
+def test_C08_rows_that_a_transform_refuses_are_letters_until_the_rule_is_mended(made: Office) -> None:
+    made.sink.transform = Transform(cast={"note": "int"}, rename={"id": "number"})
+    made.source.insert(row(4, note="44"))
+    made.source.insert(row(5, note="five"))
+    made.source.update(key(1), {"note": Value("one")})
+    made.source.update(key(2), {"note": Value("2")})
+    epoch(made)
+    assert sorted(amounts(made)) == [1, 2, 3, 4]
+    assert [each["note"] for each in made.sink.list.rows if each["id"] in (1, 2)] == ["n", "2"]
+    assert [(letter["code"], letter["key"]) for letter in made.letters()] == [("PEN-1415", '{"id":5}'), ("PEN-1415", '{"id":1}')]
+    assert "'note'" in made.letters()[0]["reason"]
+    made.source.update(key(1), {"note": Value("1")})
+    epoch(made)
+    assert [letter["key"] for letter in made.letters()] == ['{"id":5}'], "the key is the source's, whatever it is called in the target"
+    made.sink.transform = None
+    replay(made)
+    assert sorted(amounts(made)) == [1, 2, 3, 4, 5]
+    made.policy = RefusedPolicy.STOP
+    made.sink.transform = Transform(cast={"note": "int"})
+    made.source.insert(row(6, note="six"))
+    epoch(made)
+    assert "PEN-1415" in (made.applier.statuses[made.name].reason or "")
+
+
 def test_an_order_to_replay_what_has_no_letters_is_done_at_once(made: Office) -> None:
     made.box.order_replay(made.name)
     assert not made.applier.is_replaying
@@ -187,7 +212,7 @@ def test_letters_of_a_table_that_is_copied_anew_are_of_no_account(made: Office) 
     epoch(made)
     shadow = replace(made.sink.load_target(made.name), applied=Position.of(made.source.position))
     made.source.insert(row(5, BEYOND))
-    position = made.source.commit()
+    position = made.source.commit(50)
     made.spool(1, 2)
     found = made.applier._reader.read(shadow.applied or Position.ZERO, Position.of(position)).tables[made.name]
     changes = made.box.renew(made.sink, shadow, TableChanges(made.name, found.slices, found.counts), Position.of(position))

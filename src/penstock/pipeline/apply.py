@@ -18,7 +18,15 @@ from pathlib import Path
 from types import MappingProxyType
 
 from penstock.change import ChangeCounts
-from penstock.errors import ConnectionLostError, PenstockError, Recovery, SchemaChangedError, SpoolGapError, TargetRewoundError
+from penstock.errors import (
+    ConnectionLostError,
+    PenstockError,
+    Recovery,
+    RowRefusedError,
+    SchemaChangedError,
+    SpoolGapError,
+    TargetRewoundError,
+)
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.following import Follower
 from penstock.pipeline.letter_box import LetterBox
@@ -353,10 +361,18 @@ class EpochApplier:
         if letters is None:
             self._sink.apply(target, followed, end)
         else:
-            self._sink.apply(target, letters.screen(self._sink, target, followed, end), end)
+            self._put(letters, target, followed, end)
             letters.applied(changes.table)
         if followed.evolution is not None:
             self._reload(changes.table)
+
+    def _put(self, letters: LetterBox, target: Target, changes: TableChanges, end: Position) -> None:
+        try:
+            self._sink.apply(target, letters.screen(self._sink, target, changes, end), end)
+        except RowRefusedError:
+            if not letters.puts_aside(target.table):
+                raise
+            self._sink.apply(target, letters.screen(self._sink, target, changes, end, is_refused=True), end)
 
     def _reload(self, name: TableName) -> None:
         target = self._sink.load_target(name)

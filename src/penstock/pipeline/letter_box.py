@@ -10,12 +10,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
+import pyarrow as pa
+
 from penstock.errors import PenstockError, TargetRewoundError, find_error
 from penstock.pipeline.letter_files import leave_out
 from penstock.pipeline.letter_store import LetterStore, Posting
 from penstock.pipeline.letter_task import ScreeningReport, ScreeningTask, run_screening
 from penstock.pipeline.refused_policy import RefusedPolicy
-from penstock.pipeline.screening import Name, Refusal
+from penstock.pipeline.screening import Refusal
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import Sink, TableChanges, Target
@@ -24,6 +26,7 @@ from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.slices import slices_after
 from penstock.spool.range import FileSlice
 from penstock.spool.values import check_values
+from penstock.transforms.transform import Transform
 
 
 class LetterBox:
@@ -38,6 +41,7 @@ class LetterBox:
         mode_of: Callable[[TableName], Mode],
         refuse_inexact: bool,
         on_replayed: Callable[[TableName], None] = lambda _: None,
+        transform_of: Callable[[TableName], Transform | None] = lambda _: None,
     ) -> None:
         """`on_replayed` is told that the letters of a table have been replayed, as far as they could be."""
         self.store = store
@@ -46,6 +50,7 @@ class LetterBox:
         self._mode_of = mode_of
         self._refuse_inexact = refuse_inexact
         self._on_replayed = on_replayed
+        self._transform_of = transform_of
         self._posted = {posting.table: posting for posting in store.postings()}
         self._due: set[TableName] = set()
         self._lock = threading.Lock()
@@ -87,22 +92,25 @@ class LetterBox:
         counts = sum((slice.file.counts for slice in letters), changes.counts)
         return replace(changes, slices=(*letters, *changes.slices), counts=counts)
 
-    def screen(
-        self, sink: Sink, target: Target, changes: TableChanges, end: Position, known: Mapping[Name, Refusal] | None = None
-    ) -> TableChanges:
-        """Without what is refused, which is durable when this returns. Raises what stops the table, if that is the policy."""
+    def puts_aside(self, table: TableName) -> bool:
+        return self._policy_of(table) is RefusedPolicy.DEAD_LETTERS
+
+    def screen(self, sink: Sink, target: Target, changes: TableChanges, end: Position, *, is_refused: bool = False) -> TableChanges:
+        """Without what is refused, which is durable when this returns. Raises what stops the table, if that is the policy.
+
+        `is_refused`: the sink refused some of the changes as they are.
+        """
         table = target.table
         replayed = [slice for slice in changes.slices if self._is_letter(slice)]
         own = [slice for slice in changes.slices if not self._is_letter(slice)]
-        is_refused = self._is_suspicious(table, own) or bool(known)
+        is_refused = self._is_suspicious(table, own) or is_refused
         if not (is_refused or self.store.open_names(table) or table in self._posted):
             return changes
         reached = self._reached(sink, target)
         if reached >= end or not (is_refused or self.store.open_names(table)):
             return changes
         own = slices_after(own, reached)
-        task = self._task(target, changes, own, replayed, end)
-        report = self._run(replace(task, known={**task.known, **(known or {})}))
+        report = self._run(self._task(target, changes, own, replayed, end))
         screened = report.screened
         self._post(Posting(table, end, report.files, screened.superseded, frozenset(screened.replayed)))
         letters = [replace(slice, without=slice.without | screened.left_out) for slice in replayed]
@@ -134,6 +142,11 @@ class LetterBox:
     def _task(self, target: Target, changes: TableChanges, own: list[FileSlice], replayed: list[FileSlice], end: Position) -> ScreeningTask:
         table, evolution = target.table, changes.evolution
         columns, key = (target.schema, target.key) if evolution is None else (evolution.columns, evolution.key)
+        transform = self._transform_of(table)
+        if transform is not None and changes.slices:
+            # Only the sink sees what becomes of the rows: here they are still the source's.
+            source = changes.slices[-1].file.schema
+            columns, key = pa.schema([pa.field(column.name, column.arrow_type) for column in source.columns]), source.key
         letters = self.store.slices(table, end)
         others = [slice.path for slice in letters if slice.path not in {each.path for each in replayed}]
         return ScreeningTask(
@@ -141,12 +154,13 @@ class LetterBox:
             tuple(own),
             tuple(letters),
             Layout(columns, key, self._mode_of(table)),
-            changes.views,
+            changes.views if transform is None else {},
             self._refuse_inexact,
             bool(replayed),
             str(self.store.pending),
             self.store.new_stem(table, end),
             {name: _OF_OTHER_SHAPE for path in others for name in self.store.open_in(table, path)} if replayed else {},
+            transform,
         )
 
     def _run(self, task: ScreeningTask) -> ScreeningReport:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow as pa
 
 from penstock.change import COMMIT_VERSION, ORDINAL
+from penstock.errors import RowRefusedError
 from penstock.pipeline.letter_files import write_changes, write_durably
 from penstock.pipeline.letter_store import CHANGES_SUFFIX, LETTERS_SUFFIX
 from penstock.pipeline.letters import LETTERS, describe_letters
 from penstock.pipeline.screening import Name, Refusal, Screened, refused_values, screen
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.layout import Layout
+from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.slice_reader import read_slices
 from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
 from penstock.spool.rows import metadata_column, read_rows
+from penstock.transforms.applying import transform_changes
+from penstock.transforms.outcome import REASON
+from penstock.transforms.transform import Transform
 
 _MAX_ROWS, _MAX_BYTES = 65_536, 64 << 20
 
@@ -41,6 +46,8 @@ class ScreeningTask:
     """For the names of files of new letters."""
     known: Mapping[Name, Refusal] = field(default_factory=dict)
     """What has been found to be refused already, by whoever else looked."""
+    transform: Transform | None = None
+    """What is done to the rows later, which may refuse some. The layout is the source's then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +71,27 @@ def run_screening(task: ScreeningTask) -> ScreeningReport:
     letters, changes = tables
     letters = letters.sort_by([(COMMIT_VERSION, "ascending"), (ORDINAL, "ascending")])
     source = next((view.source for view in task.views.values() if view.source is not None), None)
-    screened = screen(changes, letters, narrow, refusals, replays=task.replays, source=source)
+    while True:
+        screened = screen(changes, letters, narrow, refusals, replays=task.replays, source=source)
+        found = {} if task.transform is None else _judged(task, task.transform, screened)
+        if found.keys() <= refusals.keys():
+            break
+        refusals |= found  # without them, others may lack values
     return ScreeningReport(screened, _written(task, screened) if screened.refused else ())
+
+
+def _judged(task: ScreeningTask, transform: Transform, screened: Screened) -> dict[Name, Refusal]:
+    """What the transform refuses of all that is left."""
+    slices = (*task.letters, *task.slices) if task.replays else task.slices
+    kept = [replace(slice, without=slice.without | screened.left_out) for slice in slices]
+    found: dict[Name, Refusal] = {}
+    for schema, group in groupby(kept, lambda slice: slice.file.schema):
+        columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
+        rows = read_slices(list(group), Layout(columns, schema.key, Mode.MIRROR))
+        refused = transform_changes(transform.fit(schema), rows).refused
+        named = (refused.column(name).to_pylist() for name in (COMMIT_VERSION, ORDINAL, REASON))
+        found |= {(version, ordinal): Refusal(RowRefusedError.code, reason) for version, ordinal, reason in zip(*named, strict=True)}
+    return found
 
 
 def _narrowed(layout: Layout) -> Layout:

@@ -272,13 +272,24 @@ class Pipeline:
         def policy(name: TableName) -> RefusedPolicy:
             return self._config.refused_policy(name)
 
+        def transform(name: TableName) -> Transform | None:
+            return self._config.transform_of(name)
+
         def replayed(name: TableName) -> None:
             change_orders(self._config.state, lambda orders: orders.replayed(name))
 
         store = LetterStore(self._root, self._config.pipeline)
         refuse_inexact = self._config.type_policy.refuses_inexact
         executors = SparkExecutors(self._spark)
-        return LetterBox(store, executors, policy_of=policy, mode_of=self._mode_of, refuse_inexact=refuse_inexact, on_replayed=replayed)
+        return LetterBox(
+            store,
+            executors,
+            policy_of=policy,
+            mode_of=self._mode_of,
+            refuse_inexact=refuse_inexact,
+            on_replayed=replayed,
+            transform_of=transform,
+        )
 
     def _rule(self, name: TableName) -> SchemaRule:
         """By the configuration as it is by then."""
