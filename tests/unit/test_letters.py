@@ -24,6 +24,7 @@ from penstock.pipeline.states import TableState
 from penstock.position import Position
 from penstock.sinks.base import TableChanges
 from penstock.sinks.layout import Mode
+from penstock.transforms.staging import plan_stages, stage
 from penstock.transforms.transform import Transform
 from tests.integration.sinks.history import PLAIN
 from tests.integration.sinks.source import NULL, Row, Source, Value
@@ -175,6 +176,16 @@ def test_C08_rows_that_a_transform_refuses_are_letters_until_the_rule_is_mended(
     made.source.insert(row(6, note="six"))
     epoch(made)
     assert "PEN-1415" in (made.applier.statuses[made.name].reason or "")
+
+
+def test_C08_letters_that_are_transformed_on_their_way_still_come_with_the_epoch(made: Office, tmp_path: Path) -> None:
+    made.source.insert(row(4, BEYOND))
+    epoch(made)
+    letters = made.box.store.slices(made.name, Position.of(9_000))
+    (task,) = plan_stages(letters, Transform(rename={"note": "text"}).fit(PLAIN), tmp_path, 1)
+    (staged,) = stage(task)
+    assert (staged.file.min_position, staged.file.max_position) == (Position.of(9_000), Position.of(9_000)), "no sink takes it for old"
+    assert pq.read_table(staged.path)["_commit_version"].to_pylist() == [made.source.position]
 
 
 def test_an_order_to_replay_what_has_no_letters_is_done_at_once(made: Office) -> None:

@@ -155,6 +155,10 @@ class TransformingSink(Sink):
         return self._sink.tells_apart(one, other)
 
     @override
+    def adopt(self, schema: TableSchema) -> bool:
+        return self._sink.adopt(self._seen(schema))
+
+    @override
     def drop(self, table: TableName) -> None:
         self._sink.drop(table)
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import COMMIT_VERSION, EXACT, EXACT_TYPE, ChangeCounts
+from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
 from penstock.errors import RowRefusedError
 from penstock.position import Position
 from penstock.schema import TableSchema
@@ -66,9 +65,10 @@ def _stage(slices: Sequence[FileSlice], task: StageTask) -> FileSlice | None:
         return None
     path = Path(task.directory) / f"{secrets.token_hex(8)}.parquet"
     pq.write_table(kept, path, compression="none")
-    bounds = pc.min_max(kept.column(COMMIT_VERSION)).as_py()
     counts = count_changes(kept, sum(slice.file.counts.moves for slice in slices))
-    low, high = Position.of(bounds["min"]), Position.of(bounds["max"])
+    # Not those of the rows: letters that are replayed come at a position that is later than their own.
+    low = min(slice.file.min_position if slice.after is None else Position.of(slice.after.value + 1) for slice in slices)
+    high = max(slice.upto or slice.file.max_position for slice in slices)
     file = SegmentFile(fitted.schema, path.name, kept.num_rows, path.stat().st_size, counts, low, high)
     return FileSlice(path.absolute(), file, None, None)
 
