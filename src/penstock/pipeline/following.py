@@ -106,16 +106,17 @@ class Follower:
 
     def is_followed(self, target: Target, slice: FileSlice) -> bool:
         """Whether changes that were captured long ago have the shape that the target has."""
-        schema = slice.file.schema
-        if is_routed(target.source_oid):
-            try:
+        schema, rule = slice.file.schema, self._rule_of(target.table)
+        try:
+            if is_routed(target.source_oid):
                 routed_views(target, TableChanges(target.table, (slice,), slice.file.counts), self.routed)
-            except CopyAnew:
-                return False
-            return True
-        if schema.oid != target.source_oid:
+                return True
+            if rule.transform is not None or target.origin is None:
+                _check_same(rule, target, [schema])
+                return schema.oid == target.source_oid
+        except (CopyAnew, SchemaChangedError):
             return False
-        return _is_plain(target, schema) if target.origin is None else same_views(target.origin, target.key, [schema]) is not None
+        return schema.oid == target.source_oid and same_views(target.origin, target.key, [schema]) is not None
 
 
 def why_anew(schema: TableSchema, target: Target, transform: Transform | None = None) -> str | None:
