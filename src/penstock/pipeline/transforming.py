@@ -185,13 +185,17 @@ class TransformingSink(Sink):
         if target is not None and target.origin is not None and not is_made_by(target, self._transform_of(schema.name)):
             raise TableRewrittenError(f"what is done to {schema.name} was changed while it was copied; its snapshot starts again")
 
+    def seen(self, given: object) -> object:
+        """A table of the source, as the target has it; anything else as it is."""
+        return self._seen(given) if isinstance(given, TableSchema) else given
+
     def _seen(self, schema: TableSchema) -> TableSchema:
         transform = self._transform_of(schema.name)
         return schema if transform is None else transform.schema(schema)
 
 
 def _pass_on() -> None:
-    """Whatever else a sink can do, the sink behind does."""
+    """Whatever else a sink can do, the sink behind does, with tables as the target has them."""
     for name in (each for base in (Sink, *Sink.__mro__[1:-1]) for each in vars(base)):
         if not name.startswith("_") and name not in vars(TransformingSink):
             member = vars(Sink).get(name)
@@ -201,7 +205,7 @@ def _pass_on() -> None:
 def _passed_on(name: str, *, is_property: bool) -> object:
     if is_property:
         return property(lambda self: getattr(self._sink, name))
-    return lambda self, *given, **named: getattr(self._sink, name)(*given, **named)
+    return lambda self, *given, **named: getattr(self._sink, name)(*map(self.seen, given), **named)
 
 
 _pass_on()
