@@ -7,20 +7,21 @@ are open, an executor reads the epoch's changes once more than the sink does (`l
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from penstock.errors import PenstockError, TargetRewoundError, find_error
+from penstock.pipeline.copy_letters import CopyLettersTask, write_copy_letters
 from penstock.pipeline.letter_files import leave_out
 from penstock.pipeline.letter_store import LetterStore, Posting
 from penstock.pipeline.letter_task import ScreeningReport, ScreeningTask, run_screening
 from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.screening import Refusal
 from penstock.position import Position
-from penstock.schema import TableName
-from penstock.sinks.base import Sink, TableChanges, Target
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import ChangedRows, Sink, TableChanges, Target
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.slices import slices_after
@@ -53,6 +54,8 @@ class LetterBox:
         self._transform_of = transform_of
         self._posted = {posting.table: posting for posting in store.postings()}
         self._due: set[TableName] = set()
+        self._of_shadows: dict[TableName, tuple[str, ...]] = {}
+        """Files of letters of copies that are to take a table's place."""
         self._lock = threading.Lock()
 
     def order_replay(self, table: TableName) -> None:
@@ -75,6 +78,7 @@ class LetterBox:
 
     def begin(self, targets: Mapping[TableName, Target]) -> None:
         """At the start of a run: what a former one did not get to say."""
+        self.store.sweep()
         for table, posting in list(self._posted.items()):
             if table in targets:
                 self._settle(posting, targets[table].applied)
@@ -122,10 +126,12 @@ class LetterBox:
         mine = main.load_target(table)
         if mine is not None and table in self._posted:
             self._settle(self._posted[table], mine.applied)
-        posting = Posting(table, end, anew=True)
-        if self._is_suspicious(table, changes.slices):
-            report = self._run(replace(self._task(shadow, changes, list(changes.slices), [], end), letters=()))
-            posting = replace(posting, files=report.files)
+        copied = self._of_shadows.get(table, ())
+        posting = Posting(table, end, copied, anew=True)
+        if changes.slices and (copied or self._is_suspicious(table, changes.slices)):
+            letters = tuple(self.store.pending_slices(copied, end))
+            report = self._run(replace(self._task(shadow, changes, list(changes.slices), [], end), letters=letters))
+            posting = replace(posting, files=(*copied, *report.files), superseded=report.screened.superseded)
             changes = replace(changes, slices=tuple(leave_out(slice, report.screened.left_out) for slice in changes.slices))
         if posting.files or self.store.open_names(table):
             self._post(posting)
@@ -136,8 +142,36 @@ class LetterBox:
         posting = self._posted.get(table)
         if posting is not None:
             self._settle(posting, posting.end)
+        self._of_shadows.pop(table, None)
         if table in self._due:
             self._replayed(table)
+
+    def take_copied(
+        self, schema: TableSchema, chunks: Sequence[str], repaired: Sequence[str], fence: Position, changed: ChangedRows | None
+    ) -> None:
+        """What is refused of a table that is copied into its place: letters, if the target takes the copy."""
+        files = self.write_copied(schema, chunks, repaired, fence, changed)
+        self._post(Posting(schema.name, fence, files, anew=True))
+
+    def copied(self, table: TableName) -> None:
+        posting = self._posted.get(table)
+        if posting is not None:
+            self._settle(posting, posting.end)
+
+    def keep_for_shadow(self, table: TableName, files: tuple[str, ...]) -> None:
+        self._of_shadows[table] = files
+
+    def write_copied(
+        self, schema: TableSchema, chunks: Sequence[str], repaired: Sequence[str], fence: Position, changed: ChangedRows | None
+    ) -> tuple[str, ...]:
+        if not chunks and not repaired:
+            return ()
+        table, stem = schema.name, self.store.new_stem(schema.name, fence)
+        task = CopyLettersTask(
+            table, schema, self._mode_of(table), fence, tuple(chunks), tuple(repaired), changed, str(self.store.pending), stem
+        )
+        (stems,) = self._executors.run(write_copy_letters, [task])
+        return stems
 
     def _task(self, target: Target, changes: TableChanges, own: list[FileSlice], replayed: list[FileSlice], end: Position) -> ScreeningTask:
         table, evolution = target.table, changes.evolution
@@ -207,6 +241,24 @@ class LetterBox:
 
     def _is_letter(self, slice: FileSlice) -> bool:
         return slice.path.is_relative_to(self.store.directory.absolute())
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowLetters:
+    """The same for a copy that is to take the place of a table, whose own letters count until it does."""
+
+    box: LetterBox
+
+    def puts_aside(self, table: TableName) -> bool:
+        return self.box.puts_aside(table)
+
+    def take_copied(
+        self, schema: TableSchema, chunks: Sequence[str], repaired: Sequence[str], fence: Position, changed: ChangedRows | None
+    ) -> None:
+        self.box.keep_for_shadow(schema.name, self.box.write_copied(schema, chunks, repaired, fence, changed))
+
+    def copied(self, table: TableName) -> None:
+        """It counts when it is in place."""
 
 
 _OF_OTHER_SHAPE = Refusal("PEN-1403", "the table has another shape now")

@@ -34,8 +34,8 @@ def write_changes(path: Path, schema: TableSchema, batches: list[pa.RecordBatch]
     write_durably(path, rows.replace_schema_metadata({_SCHEMA: json.dumps(schema_document(schema)).encode()}))
 
 
-def load_slice(path: Path, wanted: Collection[Name], end: Position) -> FileSlice:
-    """The letters `wanted` of a file, as if they had come at `end`: they are behind the target's position otherwise."""
+def load_slice(path: Path, wanted: Collection[Name] | None, end: Position) -> FileSlice:
+    """The letters `wanted` of a file, or all, as if they had come at `end`: they are behind the target's position otherwise."""
     try:
         with pq.ParquetFile(path) as file:
             schema = parse_schema(json.loads((file.schema_arrow.metadata or {})[_SCHEMA]))
@@ -55,7 +55,7 @@ def load_slice(path: Path, wanted: Collection[Name], end: Position) -> FileSlice
         unreadable=rows.num_rows,
     )
     file_of = SegmentFile(schema, path.name, rows.num_rows, path.stat().st_size, counts, end, end)
-    return FileSlice(path.absolute(), file_of, None, None, frozenset(name for name in names if name not in wanted))
+    return FileSlice(path.absolute(), file_of, None, None, frozenset(name for name in names if wanted is not None and name not in wanted))
 
 
 def leave_out(slice: FileSlice, names: Collection[Name]) -> FileSlice:

@@ -110,6 +110,10 @@ class LetterStore:
             for stem, names in sorted(files.items(), key=lambda each: min(each[1]))
         ]
 
+    def pending_slices(self, stems: Iterable[str], end: Position) -> list[FileSlice]:
+        """Letters that do not count yet, all of which are open."""
+        return [load_slice(self.pending / f"{stem}{CHANGES_SUFFIX}", None, end) for stem in stems]
+
     def load(self) -> pa.Table:
         """All letters, in the order in which they were refused."""
         found = [pq.read_table(path, schema=LETTERS, partitioning=None) for path in self._visible()]
@@ -143,11 +147,20 @@ class LetterStore:
                 visible = self.directory / f"{stem}.parquet"
                 _move(self.pending / f"{stem}{LETTERS_SUFFIX}", visible)
                 self._take_in(visible)
+                self._mark_in(stem, posting, {})
             storage.sync_directory(self._changes)
             storage.sync_directory(self.directory)
         storage.remove_file(self._document(posting.table))
-        for path in self.pending.glob(f"{_digest(posting.table)}-*.parquet"):
-            storage.remove_file(path)
+        for stem in posting.files:
+            for suffix in (LETTERS_SUFFIX, CHANGES_SUFFIX):
+                storage.remove_file(self.pending / f"{stem}{suffix}")
+
+    def sweep(self) -> None:
+        """At the start of a run: files of letters that no posting names, which somebody wrote who was killed."""
+        named = {f"{stem}{suffix}" for posting in self.postings() for stem in posting.files for suffix in (LETTERS_SUFFIX, CHANGES_SUFFIX)}
+        for path in self.pending.glob("*.parquet"):
+            if path.name not in named:
+                storage.remove_file(path)
 
     def void(self, table: TableName) -> None:
         """The table is about to be copied from the beginning, and nothing of it is in the target."""
@@ -155,13 +168,16 @@ class LetterStore:
             self.settle(Posting(table, Position.ZERO, anew=True), counts=True)
 
     def _mark(self, posting: Posting) -> None:
-        marks = {name: (LetterStatus.SUPERSEDED, by) for name, by in posting.superseded.items()}
-        marks |= dict.fromkeys(posting.replayed, (LetterStatus.REPLAYED, posting.end.value))
         for stem, names in list(self._open.get(posting.table, {}).items()):
-            given = dict.fromkeys(names, (LetterStatus.SUPERSEDED, posting.end.value)) if posting.anew else {}
-            given |= {name: mark for name, mark in marks.items() if name in names}
-            if given and stem not in posting.files:
-                self._rewrite(stem, given)
+            if stem not in posting.files:
+                self._mark_in(stem, posting, dict.fromkeys(names, (LetterStatus.SUPERSEDED, posting.end.value)) if posting.anew else {})
+
+    def _mark_in(self, stem: str, posting: Posting, marks: dict[Name, tuple[LetterStatus, int]]) -> None:
+        names = self._open.get(posting.table, {}).get(stem, set())
+        marks = {**marks, **{name: (LetterStatus.SUPERSEDED, by) for name, by in posting.superseded.items() if name in names}}
+        marks |= dict.fromkeys(posting.replayed & names, (LetterStatus.REPLAYED, posting.end.value))
+        if marks:
+            self._rewrite(stem, marks)
 
     def _rewrite(self, stem: str, marks: Mapping[Name, tuple[LetterStatus, int]]) -> None:
         path = self.directory / f"{stem}.parquet"

@@ -43,6 +43,7 @@ from penstock.pipeline.schema_policy import SchemaRule
 from penstock.pipeline.shadows import Shadows
 from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.snapshot import SnapshotCoordinator
+from penstock.pipeline.snapshot_copy import CopyLetters
 from penstock.pipeline.snapshot_executors import SparkSnapshotExecutors
 from penstock.pipeline.snapshot_progress import load_all_progress
 from penstock.pipeline.snapshot_state import SnapshotStore
@@ -197,7 +198,7 @@ class Pipeline:
         applier.notice(tables.schemas)
         self._applier = applier
         if (tables.capturable or load_orders(self._config.state).resync) and not self._stopping.is_set():
-            self._stream(applier, tables, shadows, goal)
+            self._stream(applier, tables, shadows, letters, goal)
         return RunResult(applier.position, {str(name): status for name, status in applier.statuses.items()})
 
     def _prepare(self, applier: EpochApplier, system: SystemIdentity) -> Tables:
@@ -306,7 +307,7 @@ class Pipeline:
             self._observer.interrupted(reason, 0.0)
             self._trouble = reason
 
-    def _copies(self, sink: Sink, door: Door, unfinished: SnapshotStore) -> BackgroundSnapshots:
+    def _copies(self, sink: Sink, door: Door, unfinished: SnapshotStore, letters: CopyLetters | None) -> BackgroundSnapshots:
         coordinator = SnapshotCoordinator(
             SparkSnapshotExecutors(self._spark),
             self._address,
@@ -320,12 +321,13 @@ class Pipeline:
             slot=self._config.slot,
             max_hold_seconds=self._config.max_snapshot_hold_seconds,
             on_wait=self._tell_wait,
+            letters=letters,
         )
         return BackgroundSnapshots(coordinator, door, self._observer)
 
-    def _stream(self, applier: EpochApplier, tables: Tables, shadows: Shadows, goal: Position | None) -> None:
+    def _stream(self, applier: EpochApplier, tables: Tables, shadows: Shadows, letters: LetterBox, goal: Position | None) -> None:
         with ExitStack() as ending:
-            snapshots = self._copies(self._sink, applier, self._unfinished)
+            snapshots = self._copies(self._sink, applier, self._unfinished, letters)
             renewals: list[BackgroundSnapshots] = []
             for table in tables.pending:
                 applier.expect(table.name)
@@ -380,7 +382,8 @@ class Pipeline:
             copy = uuid4().hex
             sink = self._sink.shadow(copy)
             shadows.begin(table.name, sink, applier.position)
-            renewals.append(self._copies(sink, shadows, SnapshotStore(self._shadow_root / copy, self._config.pipeline)))
+            unfinished = SnapshotStore(self._shadow_root / copy, self._config.pipeline)
+            renewals.append(self._copies(sink, shadows, unfinished, shadows.copy_letters))
             renewals[-1].start([table])
 
     def _tell_trouble(self) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from penstock.change import ChangeCounts
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.following import Follower
-from penstock.pipeline.letter_box import LetterBox
+from penstock.pipeline.letter_box import LetterBox, ShadowLetters
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.routing import gather
 from penstock.pipeline.states import TableStatus
@@ -49,6 +49,11 @@ class Shadows:
     @property
     def holds(self) -> list[Position]:
         return list(self._holds.copy().values())
+
+    @property
+    def copy_letters(self) -> ShadowLetters | None:
+        """Who takes rows that are refused while shadows are copied."""
+        return None if self._letters is None else ShadowLetters(self._letters)
 
     @property
     def is_waiting(self) -> bool:

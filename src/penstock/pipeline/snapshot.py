@@ -19,7 +19,7 @@ from pathlib import Path
 
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.snapshot_copy import CopyPlaces, TableCopy
+from penstock.pipeline.snapshot_copy import CopyLetters, CopyPlaces, TableCopy
 from penstock.pipeline.snapshot_executors import SnapshotExecutors
 from penstock.pipeline.snapshot_round import RoundEvents, RoundSource, SnapshotRound
 from penstock.pipeline.snapshot_state import SnapshotStore
@@ -54,6 +54,8 @@ class SnapshotCoordinator:
     """Whose log the changes after the fences come from. It is looked at now and then: without it the copying is pointless."""
     max_hold_seconds: float | None = field(default=None, kw_only=True)
     on_wait: OnWait = field(default=log_wait, kw_only=True)
+    letters: CopyLetters | None = field(default=None, kw_only=True)
+    """Takes rows that are refused; without it they stop their table."""
 
     def copy(
         self,
@@ -97,6 +99,7 @@ class SnapshotCoordinator:
             self.types,
             self.publication,
             is_stopping,
+            self.letters,
         )
 
 

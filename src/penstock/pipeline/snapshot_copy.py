@@ -7,12 +7,14 @@ under the next snapshot.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from penstock.errors import NoTablesError, TableRewrittenError
+from penstock.pipeline.copy_letters import chunk_basket
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot_executors import SnapshotExecutors
 from penstock.pipeline.snapshot_progress import SnapshotProgress, measure
@@ -27,8 +29,8 @@ from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.exported import ExportedSnapshot
 from penstock.postgres.outline import MeasuredTable, inspect_fingerprint, inspect_outline
 from penstock.postgres.types.policy import TypePolicy
-from penstock.schema import TableName
-from penstock.sinks.base import ChangedRows, Sink
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import ChangedRows, Sink, SnapshotFile
 from penstock.spool.reader import SpoolReader
 
 _log = logging.getLogger("penstock.snapshot")
@@ -52,6 +54,22 @@ class CopyPlaces:
     types: TypePolicy
     publication: str | None
     is_stopping: Callable[[], bool]
+    letters: CopyLetters | None = None
+
+
+class CopyLetters(Protocol):
+    """Who takes rows that are refused while a table is copied."""
+
+    def puts_aside(self, table: TableName) -> bool:
+        """Whether such rows do not stop the copy."""
+
+    def take_copied(
+        self, schema: TableSchema, chunks: Sequence[str], repaired: Sequence[str], fence: Position, changed: ChangedRows | None
+    ) -> None:
+        """What was refused, in files, right before the copy is handed over to the target."""
+
+    def copied(self, table: TableName) -> None:
+        """The target has it."""
 
 
 class TableCopy:
@@ -112,7 +130,11 @@ class TableCopy:
         places, plan = self._places, self.plan
         task = ChunkTask(number, plan.chunks[number], plan.place)
         writer = recording_writer(
-            places.address, exported.name, places.sink.writer_for(plan.outline.schema), refuse_inexact=places.types.refuses_inexact
+            places.address,
+            exported.name,
+            places.sink.writer_for(plan.outline.schema),
+            refuse_inexact=places.types.refuses_inexact,
+            puts_aside=self._puts_aside,
         )
         recorded = RecordedTask(task, str(places.store.records_directory(plan)), exported.fence)
         (record,) = places.executors.run(writer, [recorded])
@@ -134,7 +156,8 @@ class TableCopy:
         if slices:
             directory = places.store.records_directory(self.plan) / f"repair-{exported.fence.value:016X}"
             tasks = plan_rereading(places.executors, outline, slices, directory)
-            reader = key_reader(places.address, exported.name, refuse_inexact=places.types.refuses_inexact)
+            refuses = places.types.refuses_inexact
+            reader = key_reader(places.address, exported.name, refuse_inexact=refuses, puts_aside=self._puts_aside)
             files = places.executors.run(reader, tasks) if tasks else []
             rows = tuple(str(directory / "rows" / file.name) for file in files if file.rows)
             self._changed = ChangedRows(str(directory / "keys"), rows)
@@ -151,16 +174,33 @@ class TableCopy:
             raise TableRewrittenError(f"table {self.name} was altered while it was being copied; its snapshot starts again")
         files = [self._records[number].file for number in sorted(self._records)]
         target = places.sink.load_target(self.name)
-        if target is not None and target.applied == self._fence:
-            pass  # an attempt whose answer was lost
-        elif self._changed is None:
-            places.sink.finish_snapshot(plan.outline.schema, files, self._fence)
-        else:
-            places.sink.repair_snapshot(plan.outline.schema, files, self._changed, self._fence)
+        if target is None or target.applied != self._fence:  # else an attempt was made whose answer was lost
+            self._hand_over(files)
+        if places.letters is not None:
+            places.letters.copied(self.name)
         places.store.forget(self.name)
         rows = sum(file.rows for file in files)
         _log.info("snapshot finished", extra={"table": str(self.name), "plan": plan.id, "fence": str(self._fence), "rows": rows})
         places.observer.snapshot_finished(self.name, rows)
+
+    def _hand_over(self, files: Sequence[SnapshotFile]) -> None:
+        places, schema = self._places, self.plan.outline.schema
+        if places.letters is not None and self._puts_aside:
+            records = places.store.records_directory(self.plan)
+            baskets = [chunk_basket(records, number, record.fence) for number, record in sorted(self._records.items())]
+            repaired = [] if self._changed is None else sorted(Path(self._changed.keys).parent.glob("refused-*.parquet"))
+            chunks = [str(path) for path in baskets if path.exists()]
+            places.letters.take_copied(schema, chunks, list(map(str, repaired)), self._fence, self._changed)
+        if self._changed is None:
+            places.sink.finish_snapshot(schema, files, self._fence)
+        else:
+            places.sink.repair_snapshot(schema, files, self._changed, self._fence)
+
+    @property
+    def _puts_aside(self) -> bool:
+        """Not of several tables in one: a letter is of one table's shape."""
+        letters = self._places.letters
+        return letters is not None and not self.plan.outline.members and letters.puts_aside(self.name)
 
     def doom(self, reason: str) -> None:
         """What has been read is of no use: the table is planned anew when it is opened again."""

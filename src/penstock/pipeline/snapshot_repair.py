@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import SpoolFullError, SpoolGapError, TableRewrittenError
+from penstock.pipeline.copy_letters import Basket
 from penstock.pipeline.snapshot_executors import SnapshotExecutors
 from penstock.position import Position
 from penstock.postgres.chunks import with_constants
@@ -115,14 +116,22 @@ def plan_rereading(executors: SnapshotExecutors, outline: TableOutline, slices: 
     return tasks
 
 
-def key_reader(address: SourceAddress, snapshot: str, *, refuse_inexact: bool = False) -> Callable[[KeyTask], SnapshotFile]:
+def key_reader(
+    address: SourceAddress, snapshot: str, *, refuse_inexact: bool = False, puts_aside: bool = False
+) -> Callable[[KeyTask], SnapshotFile]:
     """The function that travels to the executors: it reads the rows under a file of keys, and writes them to a file."""
-    return lambda task: read_rows(address, snapshot, task, refuse_inexact=refuse_inexact)
+    return lambda task: read_rows(address, snapshot, task, refuse_inexact=refuse_inexact, puts_aside=puts_aside)
 
 
-def read_rows(address: SourceAddress, snapshot: str, task: KeyTask, *, refuse_inexact: bool = False) -> SnapshotFile:
-    batches = read_keys(address, snapshot, task.outline, _key_batches(task), refuse_inexact=refuse_inexact)
-    return write_batches(map(partial(with_constants, constants=task.constants), batches), task.place, task.index)
+def read_rows(
+    address: SourceAddress, snapshot: str, task: KeyTask, *, refuse_inexact: bool = False, puts_aside: bool = False
+) -> SnapshotFile:
+    basket = Basket(Path(task.place.directory).parent / f"refused-{task.index}.parquet") if puts_aside else None
+    batches: Iterator[pa.RecordBatch] = read_keys(
+        address, snapshot, task.outline, _key_batches(task), refuse_inexact=refuse_inexact, aside=basket
+    )
+    rows = batches if basket is None else basket.watch(batches)
+    return write_batches(map(partial(with_constants, constants=task.constants), rows), task.place, task.index)
 
 
 def _key_batches(task: KeyTask) -> Iterator[KeyBatch]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from penstock.pipeline.copy_letters import Basket, chunk_basket
 from penstock.pipeline.snapshot_state import ChunkRecord, record_chunk
 from penstock.position import Position
 from penstock.postgres.chunks import Chunk, read_chunk
@@ -46,13 +47,24 @@ class RecordedTask:
 
 
 def recording_writer(
-    address: SourceAddress, snapshot: str, writer: ChunkWriter | None = None, *, refuse_inexact: bool = False
+    address: SourceAddress,
+    snapshot: str,
+    writer: ChunkWriter | None = None,
+    *,
+    refuse_inexact: bool = False,
+    puts_aside: bool = False,
 ) -> Callable[[RecordedTask], ChunkRecord]:
-    """The same for chunks that are recorded. From then on nobody reads them again, whatever becomes of the driver."""
+    """The same for chunks that are recorded. From then on nobody reads them again, whatever becomes of the driver.
+
+    With `puts_aside`, rows that are refused are put beside the record of the chunk, instead of failing it.
+    """
 
     def write(recorded: RecordedTask) -> ChunkRecord:
         task = recorded.task
-        rows = read_chunk(address, snapshot, task.chunk, refuse_inexact=refuse_inexact)
+        basket = Basket(chunk_basket(Path(recorded.records), task.index, recorded.fence)) if puts_aside else None
+        rows: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, task.chunk, refuse_inexact=refuse_inexact, aside=basket)
+        if basket is not None:
+            rows = basket.watch(rows)
         file, fence = (writer or write_file)(rows, task.place, task.index, recorded.fence)
         record = ChunkRecord(task.index, fence, file, datetime.now(UTC))
         record_chunk(Path(recorded.records), record)

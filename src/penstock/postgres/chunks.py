@@ -7,13 +7,14 @@ relation's filenode before and after its rows and fails if it is not the planned
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
 import psycopg
 import pyarrow as pa
+import pyarrow.compute as pc
 from psycopg import sql
 
 from penstock.change import EXACT, EXACT_TYPE
@@ -28,6 +29,11 @@ from penstock.postgres.types.rows import DecodedRows, decode_rows
 from penstock.schema import TableName, TableSchema
 
 BLOCK_BYTES = 8192
+
+Aside = Callable[[pa.RecordBatch, Sequence[PenstockError]], None]
+"""Takes rows that are refused, and why each of them is."""
+
+_REPLACED = "\ufffd"
 
 # What SET TRANSACTION SNAPSHOT says, by version, to a name that is no longer exported: invalid parameter, undefined object; and to one
 # whose session has just ended: not in prerequisite state.
@@ -112,14 +118,17 @@ def _extended(schema: pa.Schema, constants: Sequence[tuple[str, str]]) -> pa.Sch
     return pa.schema([*fields[:-1], *(pa.field(name, pa.string()) for name, _ in constants), fields[-1]])
 
 
-def read_chunk(address: SourceAddress, snapshot: str | None, chunk: Chunk, *, refuse_inexact: bool = False) -> Generator[pa.RecordBatch]:
+def read_chunk(
+    address: SourceAddress, snapshot: str | None, chunk: Chunk, *, refuse_inexact: bool = False, aside: Aside | None = None
+) -> Generator[pa.RecordBatch]:
     """The rows of one chunk, typed by the stream's own decoder. Runs on an executor; opens its own connection.
 
     Without a snapshot it is read under one of its own, of no use to other chunks. With `refuse_inexact`, a value that its type cannot
-    hold is an error.
+    hold is an error; rows that are refused go to `aside`, if it is given.
     """
     with open_snapshot(address, snapshot, chunk.heap) as connection:
-        yield from map(partial(with_constants, constants=chunk.constants), _read(connection, chunk, refuse_inexact=refuse_inexact))
+        rows = _read(connection, chunk, refuse_inexact=refuse_inexact, aside=aside)
+        yield from map(partial(with_constants, constants=chunk.constants), rows)
 
 
 def probe_chunks(address: SourceAddress, snapshot: str, chunks: Sequence[Chunk]) -> dict[TableName, PenstockError]:
@@ -172,13 +181,16 @@ def reading(table: TableName) -> Iterator[None]:
         raise translate(error, f"reading {table}") from error
 
 
-def _read(connection: Connection, chunk: Chunk, *, refuse_inexact: bool) -> Generator[pa.RecordBatch]:
+def _read(connection: Connection, chunk: Chunk, *, refuse_inexact: bool, aside: Aside | None = None) -> Generator[pa.RecordBatch]:
     target = snapshot_schema(chunk.schema)
 
     def typed(texts: list[pa.StringArray]) -> pa.RecordBatch:
         rows = decode_rows(texts, chunk.schema)
+        found = pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
+        if aside is not None:
+            return kept_values(found, rows.unreadable, chunk.schema, aside, refuse_inexact=refuse_inexact)
         check_values(rows, chunk.schema, refuse_inexact=refuse_inexact)
-        return pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
+        return found
 
     with reading(chunk.heap):
         check_filenodes(connection, {chunk.heap_oid: chunk.filenode}, chunk.heap)
@@ -196,6 +208,27 @@ def chunk_statement(chunk: Chunk) -> str:
         # The server wrote it, from an expression that it checked when the publication was made.
         bounds.append(sql.SQL("({})").format(sql.SQL(chunk.row_filter)))
     return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(sql.SQL(", ").join(columns), heap, sql.SQL(" AND ").join(bounds)).as_string()
+
+
+def kept_values(
+    batch: pa.RecordBatch, unreadable: Collection[str], schema: TableSchema, aside: Aside, *, refuse_inexact: bool
+) -> pa.RecordBatch:
+    """The rows that `check_values` has nothing against; `aside` gets the others. `unreadable` are columns with such texts."""
+    exact = batch.column(batch.num_columns - 1)
+    errors: dict[int, PenstockError] = {}
+    if exact.null_count < batch.num_rows and (unreadable or refuse_inexact):
+        for row in pc.indices_nonzero(exact.is_valid()).to_pylist():
+            entries = exact[row].as_py()
+            broken = next((column for column, text in entries if column in unreadable and _REPLACED in text), None)
+            if broken is not None:
+                errors[row] = UnreadableTextError.of(schema.name, broken)
+            elif refuse_inexact:
+                errors[row] = UnrepresentableError.of(schema.name, entries[0][0])
+    if not errors:
+        return batch
+    refused = pa.array([row in errors for row in range(batch.num_rows)])
+    aside(batch.filter(refused), list(errors.values()))
+    return batch.filter(pc.invert(refused))
 
 
 def check_values(rows: DecodedRows, schema: TableSchema, *, refuse_inexact: bool) -> None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from penstock.errors import TableRewrittenError
-from penstock.postgres.chunks import check_filenodes, check_values, open_snapshot, reading, snapshot_schema
+from penstock.postgres.chunks import Aside, check_filenodes, check_values, kept_values, open_snapshot, reading, snapshot_schema
 from penstock.postgres.connection import Connection, SourceAddress
 from penstock.postgres.copying import read_texts
 from penstock.postgres.outline import TableOutline
@@ -42,7 +42,13 @@ def can_be_asked(arrow_type: pa.DataType) -> bool:
 
 
 def read_keys(
-    address: SourceAddress, snapshot: str, outline: TableOutline, batches: Iterable[KeyBatch], *, refuse_inexact: bool = False
+    address: SourceAddress,
+    snapshot: str,
+    outline: TableOutline,
+    batches: Iterable[KeyBatch],
+    *,
+    refuse_inexact: bool = False,
+    aside: Aside | None = None,
 ) -> Generator[pa.RecordBatch]:
     """The rows under these keys that are there, typed by the stream's own decoder. Runs on an executor; opens its own connection."""
     table = outline.schema.name
@@ -52,18 +58,22 @@ def read_keys(
             connection.execute(setting)
         check_filenodes(connection, filenodes, table)
         for batch in batches:
-            yield from _read(connection, outline, batch, refuse_inexact=refuse_inexact)
+            yield from _read(connection, outline, batch, refuse_inexact=refuse_inexact, aside=aside)
         check_filenodes(connection, filenodes, table)
 
 
-def _read(connection: Connection, outline: TableOutline, keys: KeyBatch, *, refuse_inexact: bool) -> Generator[pa.RecordBatch]:
+def _read(
+    connection: Connection, outline: TableOutline, keys: KeyBatch, *, refuse_inexact: bool, aside: Aside | None = None
+) -> Generator[pa.RecordBatch]:
     target = snapshot_schema(outline.schema)
     for texts in read_texts(connection, keys_statement(outline, keys.texts), 1 + len(outline.schema.columns)):
         places = pc.subtract(texts[0].cast(pa.int64()), 1)
         rows = decode_rows(texts[1:], outline.schema)
-        check_values(rows, outline.schema, refuse_inexact=refuse_inexact)
+        if aside is None:
+            check_values(rows, outline.schema, refuse_inexact=refuse_inexact)
         found = pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
-        yield found.filter(_is_asked(rows, outline, keys, places))
+        found = found.filter(_is_asked(rows, outline, keys, places))
+        yield found if aside is None else kept_values(found, rows.unreadable, outline.schema, aside, refuse_inexact=refuse_inexact)
 
 
 def _is_asked(rows: DecodedRows, outline: TableOutline, keys: KeyBatch, places: pa.Int64Array) -> pa.BooleanArray:

@@ -25,7 +25,7 @@ def test_C08_refused_rows_are_put_aside_and_a_replay_makes_the_mirror_equal(
     spark: SparkSession, database: Database, mirror: MirrorFactory
 ) -> None:
     database.execute("CREATE TABLE items (id int PRIMARY KEY, due date, size numeric); CREATE TABLE others (id int PRIMARY KEY)")
-    database.execute("INSERT INTO items VALUES (1, '2024-01-01', 1), (2, '2024-01-02', 2), (3, NULL, 3)")
+    database.execute("INSERT INTO items VALUES (1, '2024-01-01', 1), (2, '2024-01-02', 2), (3, NULL, 3), (6, 'infinity', 6)")
     made = mirror(types={"on_unrepresentable": "error"}, refused="dead_letters")
     made.run_once()
     database.execute("INSERT INTO items VALUES (4, 'infinity', 4), (5, '2024-01-05', 5)")
@@ -42,6 +42,7 @@ def test_C08_refused_rows_are_put_aside_and_a_replay_makes_the_mirror_equal(
         ('{"id":1}', "open", "update_postimage", '{"id":1,"due":"2024-01-01","size":"NaN"}'),
         ('{"id":2}', "superseded", "update_postimage", '{"id":2,"due":"2024-01-02","size":"NaN"}'),
         ('{"id":4}', "open", "insert", '{"id":4,"due":"infinity","size":4}'),
+        ('{"id":6}', "open", "snapshot", '{"id":6,"due":"infinity","size":6}'),
     ]
 
     _configure(made, types={"on_unrepresentable": "null"})

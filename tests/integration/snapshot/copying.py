@@ -20,6 +20,7 @@ from penstock.errors import PenstockError
 from penstock.pipeline import snapshot_round
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot import SnapshotCoordinator
+from penstock.pipeline.snapshot_copy import CopyLetters
 from penstock.pipeline.snapshot_executors import SnapshotExecutors
 from penstock.pipeline.snapshot_progress import SnapshotProgress
 from penstock.pipeline.snapshot_state import SnapshotStore
@@ -99,6 +100,7 @@ class Copying:
         publication: str | None = "p",
         is_stopping: Callable[[], bool] = lambda: False,
         into: TableName | None = None,
+        letters: CopyLetters | None = None,
     ) -> tuple[Watcher, dict[TableName, PenstockError]]:
         """Copy tables of schema public, all `into` one if that is given, to the end, or until so many chunks have been read."""
         watcher = watcher or Watcher()
@@ -119,6 +121,7 @@ class Copying:
             spool=self.captured.spool,
             slot=self.captured.slot,
             max_hold_seconds=hold_seconds,
+            letters=letters,
         )
         read = len(watcher.read)
         failures = coordinator.copy(
