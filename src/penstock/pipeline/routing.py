@@ -30,8 +30,8 @@ def join_members(
     refused: Mapping[TableName, PenstockError],
 ) -> tuple[CatalogTable, TableSchema]:
     """The table that `members` make together. Raises why there is none: a member that cannot be mirrored takes the others along."""
-    for name in sorted(refused):
-        error = refused[name]
+    if refused:
+        name, error = min(refused.items(), key=lambda item: item[0])
         raise MembersDifferError(f"{name}, which is routed into {into}, cannot be mirrored: {error.message}", hint=error.hint)
     schema = joined_schema(into, column, [schemas[name] for name in members])
     check_mirrorable(schema, None)
@@ -78,9 +78,9 @@ def gather(target: Target, found: SpoolRange, known: Mapping[int, TableSchema]) 
         return None if own is None else TableChanges(target.table, own.slices, own.counts)
     schema = known.get(target.source_oid)
     if schema is None or schema.members is None:
-        return TableChanges(target.table, (), ChangeCounts())  # for `routed_changes` to say
+        return TableChanges(target.table, (), ChangeCounts())  # for `routed_views` to say
     names, oids = ({getattr(member, what) for member in schema.members.schemas} for what in ("name", "oid"))
-    # One that was renamed comes under another name, one that was made anew with another OID: both are for `routed_changes` to find.
+    # One that was renamed comes under another name, one that was made anew with another OID: both are for `routed_views` to find.
     slices = [slice for each in found.tables.values() for slice in each.slices if slice.file.table in names or slice.file.oid in oids]
     if not slices:
         return None
