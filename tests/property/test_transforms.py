@@ -26,7 +26,7 @@ from penstock.transforms.transform import Transform
 from tests.integration.sinks.history import BEYOND, PLAIN, History
 from tests.integration.sinks.source import NULL, Row, Value, exact_of, own_arrays
 from tests.property.chronicle import Chronicle, PlainTarget, Record, canonical, changes_table, record_of
-from tests.property.test_fold import Sizes, chronicle, epochs, layout_of, sizes
+from tests.property.test_fold import HEAP, Sizes, chronicle, epochs, heap_of, layout_of, sizes
 
 KEY = Secret("a key for tests")
 
@@ -206,3 +206,21 @@ def test_K13_hashed_keys_are_the_same_by_rows_changes_and_keys(sizes: Sizes) -> 
     made = transform_changes(fitted, changes).kept
     assert made.num_rows == changes.num_rows
     assert pc.all(pc.equal(made.column(UNCHANGED).is_null(), changes.column(UNCHANGED).is_null())).as_py() in (True, None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(sizes=sizes)
+def test_K12_without_a_key_old_and_new_rows_are_each_looked_at_by_themselves(sizes: Sizes) -> None:
+    heap = heap_of(sizes.seed, sizes.transactions, sizes.statements, sizes.truncates)
+    fitted = Transform(where="d = 'x' OR d IS NULL").fit(HEAP)
+    layout = layout_of(HEAP, Mode.MIRROR)
+
+    def passing(position: int) -> list[Record]:
+        return [record_of(row) for row in heap.states[position] if row["d"].typed in (None, "x")]
+
+    target = PlainTarget(layout, passing(heap.fence))
+    for epoch in epochs(heap.log, sizes.seed):
+        outcome = transform_changes(fitted, changes_table(HEAP, epoch))
+        assert outcome.refused.num_rows == 0
+        target.apply(fold(outcome.kept, layout, target.lookup))
+        assert canonical(target.rows, layout) == canonical(passing(epoch[-1].position), layout)

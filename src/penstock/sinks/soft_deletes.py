@@ -25,7 +25,7 @@ def fold_soft_deletes(changes: pa.Table, layout: Layout, lookup: Lookup) -> tupl
     lives = Lives(changes, codes)
     values = Values.plan(layout, lives, np.sort(firsts_and_lasts(codes)[1]))
     former = Values.plan(layout, lives, _ends(values, codes))
-    stored = Stored.find(changes, np.union1d(values.asked, former.asked), layout, lookup)
+    stored = _find(codes, values, former, lookup)
     missing = values.lacking & (stored.met[values.bases] < 0)
     required(~missing | lives.is_delete[values.rows])
     # What is not there need not be flagged; but what was there before it, under its key, is gone since then.
@@ -37,6 +37,18 @@ def fold_soft_deletes(changes: pa.Table, layout: Layout, lookup: Lookup) -> tupl
         pa.concat_tables([key_table(changes, each.rows, layout.key) for each in flagged]),
         pa.concat_tables([_flagged(each, stored) for each in flagged]),
     )
+
+
+def _find(codes: Rows, values: Values, former: Values, lookup: Lookup) -> Stored:
+    """What the target has for both, each key asked for once."""
+    asked = values.asked
+    more = former.asked
+    asked = np.concatenate([asked, more[~np.isin(codes[more], codes[asked])]])
+    stored = Stored.find(values.lives.changes, asked, values.layout, lookup)
+    by_code = np.full(int(codes.max()) + 1 if len(codes) else 0, -1)
+    by_code[codes[asked]] = stored.met[asked]
+    stored.met[more] = by_code[codes[more]]
+    return stored
 
 
 def _ends(values: Values, codes: Rows) -> Rows:

@@ -19,7 +19,7 @@ from penstock.sinks.origin import Origin
 from penstock.transforms.hashing import hash_values
 from penstock.transforms.transform import Transform
 from tests.fix_captured import Captured
-from tests.integration.snapshot.copying import Copying
+from tests.integration.snapshot.copying import Copying, Watcher
 from tests.integration.snapshot.local import FileSink, LocalExecutors
 from tests.integration.snapshot.test_resume import change, make
 
@@ -84,6 +84,22 @@ def test_a_copy_that_was_begun_under_another_transform_begins_anew(copied: Copie
     watcher, failures = copied.copying.run("k13_other")
     assert not failures
     assert name not in watcher.resumed
+    copied.assert_exact(name)
+
+
+def test_a_rule_that_is_edited_while_its_table_is_copied_begins_the_copy_anew(copied: Copied) -> None:
+    name = make(copied.copying, "k13_edited")
+    copied.transform = Transform(hash=("id",), rename={"v": "value"}, key=KEY)
+    watcher = Watcher()
+
+    def edit(read: int) -> None:
+        if read == 4:
+            copied.transform = HASHED
+
+    watcher.after_chunk = edit
+    _, failures = copied.copying.run("k13_edited", watcher=watcher)
+    assert not failures
+    assert any("begins again" in trouble or "starts again" in trouble for trouble in watcher.troubles)
     copied.assert_exact(name)
 
 
