@@ -459,6 +459,12 @@ class SinkRefusedError(SinkError):
     recovery = Recovery.OPERATOR
 
 
+class ValuesRefusedError(SinkRefusedError):
+    """The target refused values of a row: by a constraint that somebody put there, or because its type does not read them."""
+
+    code = "PEN-3005"
+
+
 # --- pipeline --------------------------------------------------------------------------------------------------------------------
 
 

@@ -1,137 +1,92 @@
-"""What a Postgres target refuses, and how that is told: all that somebody needs to mend it, and nothing of the rows."""
+"""Rows that a Postgres target refuses, put aside: from the spool through the applier."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.errors import ConfigError, PenstockError, PrivilegeError, Recovery, SinkRefusedError
-from penstock.postgres.connection import SourceAddress
-from penstock.postgres.target_ddl import probe_target
-from penstock.schema import Column, TableName, TableSchema
-from penstock.sinks.postgres_targets import Naming, PostgresTargets
-from tests.contract.sink_harness import ITEMS, PIPELINE
+from penstock.pipeline.apply import EpochApplier
+from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.letter_box import LetterBox
+from penstock.pipeline.letter_store import LetterStore
+from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.refused_policy import RefusedPolicy
+from penstock.pipeline.states import TableState, TableStatus
+from penstock.sinks.layout import Mode
+from tests.contract.sink_harness import ITEMS
 from tests.contract.test_postgres_sink import PostgresHarness
+from tests.delta_tables import InlineExecutors
 from tests.fix_postgres import Database
+from tests.integration.sinks.source import Value
 
 
 @pytest.fixture
 def harness(shared_database: Database, tmp_path: Path) -> Iterator[PostgresHarness]:
     shared_database.execute("DROP SCHEMA IF EXISTS penstock, copy_public, mirror CASCADE")
     made = PostgresHarness(tmp_path, shared_database)
+    made.copy()
+    shared_database.execute("ALTER TABLE copy_public.items ADD CONSTRAINT polite CHECK (note NOT LIKE 'bad%'), ALTER size SET NOT NULL")
     yield made
     made.sink.close()
 
 
-@contextmanager
-def raising(harness: PostgresHarness, state: str) -> Iterator[None]:
-    """Whoever puts a row into the table meets a trigger that tells it to everybody."""
-    harness.database.execute(
-        f"""
-        CREATE OR REPLACE FUNCTION copy_public.tell() RETURNS trigger LANGUAGE plpgsql AS
-            $$BEGIN RAISE EXCEPTION 'no place for %', NEW.note USING ERRCODE = '{state}', DETAIL = NEW.note, HINT = NEW.note; END$$;
-        CREATE TRIGGER tell BEFORE INSERT ON copy_public.items FOR EACH ROW EXECUTE FUNCTION copy_public.tell()
-        """
-    )
-    yield
-    harness.database.execute("DROP TRIGGER tell ON copy_public.items")
+def open_applier(harness: PostgresHarness, root: Path, policy: RefusedPolicy) -> tuple[EpochApplier, LetterBox]:
+    (root / "lake").mkdir(exist_ok=True)
+    store = LetterStore(root / "lake", "shop")
+    box = LetterBox(store, InlineExecutors(), policy_of=lambda _: policy, mode_of=lambda _: Mode.MIRROR, refuse_inexact=False)
+    log = EpochLog(root / "lake", "shop")
+    observer = PipelineObserver()
+    applier = EpochApplier(harness.sink, log, root / "spool", consumer="shop", system="1/1", observer=observer, letters=box)
+    target = harness.target()
+    applier.adopt({ITEMS: target}, {ITEMS: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)})
+    return applier, box
 
 
-@pytest.mark.parametrize("state", ["P0001", "P0002", "45000", "XX000", "38000", "23514", "22023"])
-def test_what_a_trigger_says_of_a_row_is_not_told(harness: PostgresHarness, state: str) -> None:
-    harness.copy()
-    harness.source.insert(harness.item(20, "secret"))
-    with raising(harness, state), pytest.raises(SinkRefusedError) as refused:
-        harness.follow()
-    assert "secret" not in f"{refused.value} {refused.value.hint}"
-    assert f"SQLSTATE {state}" in str(refused.value)
-    assert refused.value.__cause__ is None
+def shown(box: LetterBox) -> list[tuple[Any, ...]]:
+    return [(each["key"], each["status"], each["code"]) for each in box.store.load().to_pylist()]
 
 
-@pytest.mark.parametrize(("function", "recovery"), [("pg_cancel_backend", Recovery.RETRY), ("pg_terminate_backend", Recovery.RETRY)])
-def test_a_copy_that_the_server_ends_does_not_tell_at_which_row(harness: PostgresHarness, function: str, recovery: Recovery) -> None:
-    """Its context is the row: `COPY items, line 1: "20 secret"`."""
-    harness.copy()
-    harness.database.execute(
-        f"CREATE FUNCTION copy_public.wait(text) RETURNS bool LANGUAGE plpgsql AS "
-        f"'BEGIN PERFORM pg_catalog.{function}(pg_catalog.pg_backend_pid()), pg_catalog.pg_sleep(60); RETURN true; END'"
-    )
-    harness.database.execute("ALTER TABLE copy_public.items ADD CHECK (copy_public.wait(note)) NOT VALID")
-    harness.source.insert(harness.item(20, "secret"))
-    with pytest.raises(PenstockError) as ended:
-        harness.follow()
-    assert ended.value.recovery is recovery
-    assert "secret" not in str(ended.value)
+def test_C08_rows_that_a_constraint_of_the_target_refuses_are_letters_and_a_replay_brings_them(
+    harness: PostgresHarness, tmp_path: Path
+) -> None:
+    source, key = harness.source, lambda number: (Value(str(number)),)
+    applier, box = open_applier(harness, tmp_path, RefusedPolicy.DEAD_LETTERS)
+    for number in range(100, 140):
+        source.insert(harness.item(number, "bad" if number % 10 == 3 else "fine", "1"))
+    source.update(key(1), {"note": Value("better")})
+    source.update(key(1), {"note": Value("bad again")})
+    source.update(key(2), {"size": Value(None)})
+    source.delete(key(3))
+    applier.apply(harness.commit())
+    refused = ['{"id":"103"}', '{"id":"113"}', '{"id":"123"}', '{"id":"133"}', '{"id":"1"}', '{"id":"2"}']
+    assert shown(box) == [(name, "open", "PEN-3005") for name in refused]
+    reasons = {each["reason"] for each in box.store.load().to_pylist()}
+    assert any("'polite'" in reason for reason in reasons)
+    rows: dict[int, str] = dict(harness.database.query("SELECT id::int, note FROM copy_public.items"))
+    assert len(rows) == 9 - 1 + 40 - 4
+    assert (rows[1], rows[2]) == ("better", "note 2"), "the change before the one that was refused"
+
+    source.delete(key(133))
+    applier.apply(harness.commit())
+    harness.database.execute("ALTER TABLE copy_public.items DROP CONSTRAINT polite")
+    box.order_replay(ITEMS)
+    source.insert(harness.item(500, "fine", "1"))
+    applier.apply(harness.commit())
+    assert dict.fromkeys(status for _, status, _ in shown(box)) == {"replayed": None, "superseded": None, "open": None}
+    assert [name for name, status, _ in shown(box) if status == "open"] == ['{"id":"2"}'], "its size is still refused"
+    harness.database.execute("ALTER TABLE copy_public.items ALTER size DROP NOT NULL")
+    box.order_replay(ITEMS)
+    source.insert(harness.item(501, "fine", "1"))
+    applier.apply(harness.commit())
+    assert harness.rows() == source.sorted_rows()
 
 
-@pytest.mark.parametrize(("state", "recovery"), [("53100", Recovery.RETRY), ("57014", Recovery.RETRY), ("42501", Recovery.OPERATOR)])
-def test_a_trigger_that_speaks_in_the_server_s_name_is_not_quoted_either(harness: PostgresHarness, state: str, recovery: Recovery) -> None:
-    harness.copy()
-    harness.source.insert(harness.item(20, "secret"))
-    with raising(harness, state), pytest.raises(PenstockError) as refused:
-        harness.follow()
-    assert "secret" not in f"{refused.value} {refused.value.hint}"
-    assert refused.value.recovery is recovery
-
-
-def test_what_keeps_a_table_from_being_replaced_is_named(harness: PostgresHarness) -> None:
-    harness.copy()
-    harness.database.execute("CREATE VIEW copy_public.notes AS SELECT note FROM copy_public.items")
-    harness.sink.disown(ITEMS)
-    harness.table = TableSchema(harness.table.oid, ITEMS, (*harness.table.columns[:2], Column("size", harness.types[2], 25)), ("id",))
-    with pytest.raises(SinkRefusedError, match=r"view copy_public\.notes depends on table copy_public\.items") as refused:
-        harness.copy()
-    assert refused.value.hint is not None
-    assert "drop what the message names" in refused.value.hint
-
-
-def test_a_schema_of_the_source_that_is_called_as_ours_needs_another_name(harness: PostgresHarness) -> None:
-    orders = TableName("penstock", "orders")
-    targets = PostgresTargets(harness.address, PIPELINE, Naming())
-    with pytest.raises(ConfigError, match="where positions are kept") as refused:
-        targets.load_target(orders)
-    assert refused.value.hint is not None
-    assert "schemas: {penstock: copied_penstock}" in refused.value.hint
-    assert PostgresTargets(harness.address, PIPELINE, Naming({"penstock": "copied_penstock"})).load_target(orders) is None
-
-
-@pytest.fixture
-def loader(harness: PostgresHarness) -> Iterator[str]:
-    name = f"loader_{harness.database.name}"
-    harness.database.execute(f"CREATE ROLE {name} LOGIN; REVOKE TEMPORARY ON DATABASE {harness.database.name} FROM public")
-    yield name
-    harness.database.execute(f"DROP OWNED BY {name} CASCADE; DROP ROLE {name}")
-    harness.database.execute(f"GRANT TEMPORARY ON DATABASE {harness.database.name} TO public")
-
-
-def test_a_check_names_what_the_role_lacks_and_the_statement_that_gives_it(harness: PostgresHarness, loader: str) -> None:
-    address = SourceAddress.parse(harness.database.dsn.replace("postgres@", f"{loader}@"))
-    targets = PostgresTargets(address, PIPELINE, Naming({"sales": "mirror"}, "copy_"))
-    tables = [ITEMS, TableName("sales", "orders"), TableName("later", "events")]
-    harness.put_foreign()
-    harness.database.execute("CREATE SCHEMA mirror")
-    with pytest.raises(PrivilegeError):
-        probe_target(address)
-    found = targets.find_problems(tables)
-    assert [error.message for error in found] == [
-        "the role may not make temporary tables, which the keys of an epoch go into",
-        "there is no schema 'copy_later', and the role may not make one",
-        "the table copy_public.items belongs to another role",
-        "the role may not put tables into the schema 'copy_public'",
-        "the role may not put tables into the schema 'mirror'",
-        "there is no schema 'penstock', and the role may not make one",
-    ]
-    temporary, *others = found
-    for error in others:
-        assert error.hint is not None
-        harness.database.execute(error.hint)
-    assert [error.message for error in targets.find_problems(tables)] == [temporary.message]
-    with pytest.raises(PrivilegeError, match="temporary"):
-        probe_target(address)
-    harness.database.execute(str(temporary.hint))
-    assert targets.find_problems(tables) == []
-    probe_target(address)
-    assert harness.database.query("SELECT nspname FROM pg_namespace WHERE nspname ~ '^penstock'") == []
+def test_by_default_a_constraint_of_the_target_stops_the_table(harness: PostgresHarness, tmp_path: Path) -> None:
+    applier, box = open_applier(harness, tmp_path, RefusedPolicy.STOP)
+    harness.source.insert(harness.item(100, "bad", "1"))
+    applier.apply(harness.commit())
+    assert "PEN-3005" in (applier.statuses[ITEMS].reason or "")
+    assert shown(box) == []

@@ -22,7 +22,6 @@ from penstock.errors import (
     ConnectionLostError,
     PenstockError,
     Recovery,
-    RowRefusedError,
     SchemaChangedError,
     SpoolGapError,
     TargetRewoundError,
@@ -361,18 +360,9 @@ class EpochApplier:
         if letters is None:
             self._sink.apply(target, followed, end)
         else:
-            self._put(letters, target, followed, end)
-            letters.applied(changes.table)
+            letters.apply(self._sink, target, followed, end)
         if followed.evolution is not None:
             self._reload(changes.table)
-
-    def _put(self, letters: LetterBox, target: Target, changes: TableChanges, end: Position) -> None:
-        try:
-            self._sink.apply(target, letters.screen(self._sink, target, changes, end), end)
-        except RowRefusedError:
-            if not letters.puts_aside(target.table):
-                raise
-            self._sink.apply(target, letters.screen(self._sink, target, changes, end, is_refused=True), end)
 
     def _reload(self, name: TableName) -> None:
         target = self._sink.load_target(name)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from penstock.errors import PenstockError, TargetRewoundError, find_error
+from penstock.errors import PenstockError, RowRefusedError, TargetRewoundError, ValuesRefusedError, find_error
 from penstock.pipeline.copy_letters import CopyLettersTask, write_copy_letters
 from penstock.pipeline.letter_files import leave_out
 from penstock.pipeline.letter_store import LetterStore, Posting
 from penstock.pipeline.letter_task import ScreeningReport, ScreeningTask, run_screening
 from penstock.pipeline.refused_policy import RefusedPolicy
-from penstock.pipeline.screening import Refusal
+from penstock.pipeline.screening import Name, Refusal
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, Sink, TableChanges, Target
@@ -99,22 +99,46 @@ class LetterBox:
     def puts_aside(self, table: TableName) -> bool:
         return self._policy_of(table) is RefusedPolicy.DEAD_LETTERS
 
-    def screen(self, sink: Sink, target: Target, changes: TableChanges, end: Position, *, is_refused: bool = False) -> TableChanges:
+    def apply(self, sink: Sink, target: Target, changes: TableChanges, end: Position) -> None:
+        """Have the sink apply what is not refused.
+
+        What the sink refuses is told by the transform, or asked of the target; without it, others may be refused in turn.
+        """
+        known: dict[Name, Refusal] | None = None
+        while True:
+            kept = self.screen(sink, target, changes, end, known)
+            try:
+                sink.apply(target, kept, end)
+            except (RowRefusedError, ValuesRefusedError) as error:
+                if not self.puts_aside(target.table):
+                    raise
+                found = sink.find_refused(target, kept, end) if isinstance(error, ValuesRefusedError) else {}
+                if known is not None and found.keys() <= known.keys():
+                    raise
+                known = {**(known or {}), **{name: Refusal(error.code, reason) for name, reason in found.items()}}
+            else:
+                self.applied(target.table)
+                return
+
+    def screen(
+        self, sink: Sink, target: Target, changes: TableChanges, end: Position, known: Mapping[Name, Refusal] | None = None
+    ) -> TableChanges:
         """Without what is refused, which is durable when this returns. Raises what stops the table, if that is the policy.
 
-        `is_refused`: the sink refused some of the changes as they are.
+        `known`: the sink refused some of the changes as they are; these among them, as far as is known.
         """
         table = target.table
         replayed = [slice for slice in changes.slices if self._is_letter(slice)]
         own = [slice for slice in changes.slices if not self._is_letter(slice)]
-        is_refused = self._is_suspicious(table, own) or is_refused
+        is_refused = self._is_suspicious(table, own) or known is not None
         if not (is_refused or self.store.open_names(table) or table in self._posted):
             return changes
         reached = self._reached(sink, target)
         if reached >= end or not (is_refused or self.store.open_names(table)):
             return changes
         own = slices_after(own, reached)
-        report = self._run(self._task(target, changes, own, replayed, end))
+        task = self._task(target, changes, own, replayed, end)
+        report = self._run(replace(task, known={**task.known, **(known or {})}))
         screened = report.screened
         self._post(Posting(table, end, report.files, screened.superseded, frozenset(screened.replayed)))
         letters = [replace(slice, without=slice.without | screened.left_out) for slice in replayed]

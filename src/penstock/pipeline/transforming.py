@@ -118,6 +118,18 @@ class TransformingSink(Sink):
         finally:
             shutil.rmtree(directory, ignore_errors=True)
 
+    @override
+    def find_refused(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
+        transform = self._transform_of(target.table)
+        if transform is None:
+            return self._sink.find_refused(target, changes, end)
+        directory = self._directory / uuid4().hex
+        directory.mkdir(parents=True)
+        try:
+            return self._sink.find_refused(target, self._staged(transform, changes, directory), end)
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
     def _staged(self, transform: Transform, changes: TableChanges, directory: Path) -> TableChanges:
         shapes = [(schema, list(slices)) for schema, slices in groupby(changes.slices, lambda slice: slice.file.schema)]
         plans = [plan_stages(slices, transform.fit(schema), directory, self._executors.parallelism) for schema, slices in shapes]

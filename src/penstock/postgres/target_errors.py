@@ -11,11 +11,11 @@ from contextlib import contextmanager
 
 import psycopg
 
-from penstock.errors import PenstockError, PrivilegeError, SinkError, SinkRefusedError, SourceError
+from penstock.errors import PenstockError, PrivilegeError, SinkError, SinkRefusedError, SourceError, ValuesRefusedError
 from penstock.postgres.connection import classify
 
 _PASSING = frozenset({"25", "40"})  # a transaction that was ended, or that met another one
-_OF_VALUES = frozenset({"22", "23"})
+OF_VALUES = frozenset({"22", "23"})
 _OF_NAMES = frozenset({"08", "0A", "28", "2B", "3D", "3F", "42", "53", "54", "55", "57", "58"})
 """Classes of messages about the catalog, or about the server."""
 
@@ -38,10 +38,10 @@ def _translated(error: psycopg.Error, doing: str) -> PenstockError:
     state = error.sqlstate or ""
     if state[:2] in _PASSING or state == "55P03":
         return SinkError(f"{doing}: {type(error).__name__} (SQLSTATE {state})")
-    if state[:2] in _OF_VALUES:
+    if state[:2] in OF_VALUES:
         column = f", column {error.diag.column_name!r}" if error.diag.column_name else ""
         hint = "see the server's log for the row, mend the target's table or the source's value, and copy the table anew"
-        return SinkRefusedError(f"{doing}: {type(error).__name__} (SQLSTATE {state}{column})", hint=hint)
+        return ValuesRefusedError(f"{doing}: {type(error).__name__} (SQLSTATE {state}{column})", hint=hint)
     words = _words(error, state)
     if state == "42501":
         hint = "grant that to the role in sink.postgres.dsn; what it is to alter or to drop must belong to it"

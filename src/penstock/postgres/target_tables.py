@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 import pyarrow as pa
 from psycopg import sql
 
@@ -16,6 +17,7 @@ from penstock.postgres.copying import read_texts
 from penstock.postgres.loading import load_rows
 from penstock.postgres.queries import query
 from penstock.postgres.target_ddl import staging_table, table_name
+from penstock.postgres.target_errors import OF_VALUES
 from penstock.schema import TableName
 
 _KEYS = sql.Identifier("pg_temp", "penstock_keys")
@@ -52,6 +54,20 @@ def load_chunk(address: SourceAddress, chunk: ChunkPlace, fence: Position, block
 
 def insert_rows(connection: Connection, place: TableName, names: Sequence[str], blocks: Blocks) -> int:
     return load_rows(connection, table_name(place), names, blocks)
+
+
+def try_rows(connection: Connection, place: TableName, names: Sequence[str], blocks: Blocks) -> str | None:
+    """Insert the rows, all of them or none; gives what the server has against them, in words that tell nothing of their values."""
+    try:
+        with connection.transaction():
+            insert_rows(connection, place, names, blocks)
+    except psycopg.Error as error:
+        if (error.sqlstate or "")[:2] not in OF_VALUES:
+            raise
+        rule = error.diag.constraint_name or error.diag.column_name
+        named = "" if rule is None else f", {rule!r}"
+        return f"the target refuses it: {type(error).__name__} (SQLSTATE {error.sqlstate}{named})"
+    return None
 
 
 def delete_keys(connection: Connection, place: TableName, key: Sequence[str], blocks: Blocks) -> None:

@@ -205,6 +205,11 @@ class Sink(Targets):
         With `changes.evolution`, which `can_evolve` was asked about, the target becomes that in the same commit.
         """
 
+    def find_refused(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
+        """After `ValuesRefusedError`: which changes the target refuses, by commit version and ordinal, and why. Nothing is written."""
+        del target, changes, end
+        return {}
+
     def can_evolve(self, target: Target, evolution: Evolution) -> bool:
         """Whether the target's columns can be changed in place; if not, the table is copied anew. Called right before `apply`."""
         del target, evolution

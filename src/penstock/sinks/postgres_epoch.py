@@ -60,15 +60,16 @@ def apply_epoch(task: EpochTask) -> None:
             record, alteration = task.evolved
             alter_columns(connection, task.place, alteration)
             record_evolved(connection, task.place, record)
-        for index, changes in enumerate(_runs(task)):
-            lookup = _lookup(connection, task)
+        for index, changes in enumerate(read_runs(task)):
+            lookup = lookup_in(connection, task)
             spelled = spelled_by_source(changes, task.layout, source_column(task.views.values()), lookup)
             outcome = fold(spelled, task.layout, lookup)
             write_outcome(connection, task.place, task.layout, outcome, is_first=index == 0)
         record_position(connection, task.place, task.pipeline, task.end)
 
 
-def _runs(task: EpochTask) -> Iterator[pa.Table]:
+def read_runs(task: EpochTask) -> Iterator[pa.Table]:
+    """The changes, in the runs in which they are taken."""
     if not task.parts:
         yield from (read_slices([slice], task.layout, views=task.views) for slice in task.slices)
         return
@@ -90,7 +91,7 @@ def write_outcome(connection: Connection, place: TableName, layout: Layout, outc
         insert_rows(connection, place, names, text_blocks(in_key_order(outcome.rows, layout.identity), names))
 
 
-def _lookup(connection: Connection, task: EpochTask) -> Lookup:
+def lookup_in(connection: Connection, task: EpochTask) -> Lookup:
     """What the table has now: the transaction sees it, and nobody else writes it."""
     layout = task.layout
     current = {CURRENT: "t"} if layout.mode is Mode.HISTORY else {}

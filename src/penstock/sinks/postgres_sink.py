@@ -54,6 +54,7 @@ from penstock.sinks.origin import Origin
 from penstock.sinks.postgres_epoch import EpochTask, apply_epoch
 from penstock.sinks.postgres_evolution import evolved_record, is_written_alike, plan_alteration
 from penstock.sinks.postgres_read import TableSource, read_table
+from penstock.sinks.postgres_refusals import find_refused
 from penstock.sinks.postgres_rows import is_told_by_text, source_columns, target_columns
 from penstock.sinks.postgres_snapshot import ChunkLoader, FinishTask, chunk_name, finish
 from penstock.sinks.postgres_targets import Naming, PostgresTargets
@@ -296,6 +297,14 @@ class PostgresSink(PostgresTargets, Sink):
         else:
             self._record_position(target.table, end)
         self._check_reached(target.table, end)
+
+    @override
+    def find_refused(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
+        record = self._checked_record(target)
+        assert record.position is not None
+        slices = slices_after(changes.slices, record.position)
+        task = self._epoch_task(record, replace(changes, slices=slices), record.position, end)
+        return self._executors.run(find_refused, [task])[0]
 
     @override
     def can_evolve(self, target: Target, evolution: Evolution) -> bool:
