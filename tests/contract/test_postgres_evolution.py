@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from penstock.change import ChangeType
+from penstock.change import ChangeCounts, ChangeType
 from penstock.errors import ConnectionLostError, SchemaChangedError, SinkError, SinkRefusedError, TargetForeignError
 from penstock.pipeline.following import Follower
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
@@ -25,7 +25,7 @@ from penstock.postgres.connection import SourceAddress
 from penstock.postgres.types.builtin import BUILTIN_TYPES
 from penstock.schema import Attributes, Column, TableSchema
 from penstock.sinks.base import TableChanges, Target
-from penstock.sinks.evolution import CopyAnew
+from penstock.sinks.evolution import CopyAnew, plan_evolution
 from penstock.sinks.layout import Mode
 from penstock.sinks.postgres_sink import PostgresSink
 from penstock.sinks.postgres_targets import Naming
@@ -266,6 +266,35 @@ def test_S01_in_every_mode_a_column_is_added_beside_those_of_the_mode(shared_dat
     past = None if mode is Mode.APPEND else "5"  # a log of changes holds them as they were
     versions = [("1", "uno", "6")] if mode is Mode.SOFT_DELETE else [("1", "one", past), ("1", "uno", "6")]
     assert found == [*versions, ("2", "two", past), ("3", "three", past)]
+
+
+def test_S01_R05_a_table_without_key_follows_and_its_rows_are_counted_with_the_new_column(follow: Follow) -> None:
+    before = _keyless(shape_of((1, "a", "int4")))
+    after = _keyless(shape_of((1, "a", "int4"), (2, "c", "int4"), c="5"))
+    follow.copy(before, [{"a": 1}, {"a": 1}, {"a": 1}, {"a": 2}])
+    follow.spool(before.schema, "delete", {"a": 1})
+    follow.spool(before.schema, "insert", {"a": 3})
+    follow.spool(after.schema, "delete", {"a": 1, "c": 5})
+    follow.spool(after.schema, "insert", {"a": 1, "c": 6})
+    follow.apply(after)
+    assert sorted(follow.rows("a", "c")) == [("1", "5"), ("1", "6"), ("2", "5"), ("3", "5")]
+
+
+def _keyless(shape: CatalogShape) -> CatalogShape:
+    return replace(shape, schema=replace(shape.schema, key=()))
+
+
+def test_S01_a_table_is_altered_though_no_row_of_it_changed(follow: Follow) -> None:
+    follow.copy(BEFORE, ROWS)
+    after = shape_of((1, "id", "int4"), (2, "a", "text"), (3, "renamed", "int4"), (4, "c", "int4"), c="5")
+    target, end = follow.target(), Position.of(150)
+    assert target.origin is not None
+    evolution = plan_evolution(target.schema, target.key, target.origin, [after.schema], after)
+    changes = TableChanges(NAME, (), ChangeCounts(), {}, evolution)
+    follow.sink.apply(target, changes, end)
+    assert (follow.target().applied, follow.rows("renamed", "c")) == (end, [("10", "5"), (None, "5")])
+    with pytest.raises(SchemaChangedError):  # by what was known before
+        follow.sink.apply(target, changes, Position.of(160))
 
 
 def test_S13_under_ignore_the_table_keeps_its_columns_and_still_holds_what_became_longer(shared_database: Database, tmp_path: Path) -> None:

@@ -345,7 +345,7 @@ class PostgresSink(PostgresTargets, Sink):
 
     def _check_shape(self, record: AppliedRecord, target: Target, changes: TableChanges) -> None:
         """Whoever found out how the changes are to be read must know the table as it is; nobody did: they must have its own shape."""
-        if changes.views:
+        if changes.views or changes.evolution is not None:
             is_same = _is_known_as(record, target) and changes.views.keys() >= set(changes.schemas)
         else:
             known = (record.source_oid, record.key, record.columns)
