@@ -11,6 +11,9 @@ import pytest
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.8"
+"""For an Iceberg catalog that is a database."""
+
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
@@ -18,7 +21,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     from penstock.errors import EnvironmentUnfitError
     from penstock.spark.session import SHORT_LIVED, build_session, delta_package, iceberg_package
 
-    packages = []
+    packages = [POSTGRES_DRIVER]
     for package in (delta_package, iceberg_package):
         with suppress(EnvironmentUnfitError):  # there is none for this Spark yet; the tests of the source need none
             packages.append(package())

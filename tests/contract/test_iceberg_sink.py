@@ -13,8 +13,9 @@ from pyspark.sql import SparkSession
 from typing_extensions import override
 
 from penstock.errors import SinkError
-from penstock.sinks.iceberg import IcebergPlace, IcebergSink
+from penstock.sinks.iceberg import IcebergSink
 from penstock.sinks.iceberg_catalog import IcebergCatalog
+from penstock.sinks.iceberg_definition import IcebergPlace
 from penstock.sinks.iceberg_maintenance import Maintenance
 from tests.contract.sink_harness import PIPELINE, SinkHarness
 from tests.contract.sink_rules import MirrorRules
@@ -31,7 +32,11 @@ class IcebergHarness(SinkHarness):
     def __init__(self, root: Path, spark: SparkSession) -> None:
         self.spark = spark
         self.place = IcebergPlace(new_catalog(), root / "warehouse", maintenance=Maintenance(0, 0, 0))
+        self.describe(self.place.catalog, self.place.warehouse)
         super().__init__(root)
+
+    def describe(self, name: str, warehouse: Path) -> None:
+        """Tell the session of the catalog. One that it is not told of is a directory."""
 
     @override
     def open(self, pipeline: str = PIPELINE) -> IcebergSink:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.sinks.base import SnapshotPlace
 from penstock.sinks.fold import COUNT, Outcome
-from penstock.sinks.iceberg_files import EpochTask, Stored, WrittenFile, write_outcome
+from penstock.sinks.iceberg_files import EpochTask, Stored, WrittenFile, named_columns, write_outcome
 from penstock.sinks.iceberg_schema import FIELD_ID, delete_columns
 from penstock.sinks.layout import Layout, Mode
 
@@ -73,7 +73,7 @@ class Lake:
         self.stored = stored
         self.directory = directory
         place = SnapshotPlace(str(directory), _files_schema(layout), "epoch")
-        self.task = EpochTask((), layout, place, str(directory / "scratch"))
+        self.task = EpochTask((), layout, place, str(directory / "scratch"), named_columns(layout))
 
     def commit(self, outcome: Outcome) -> pa.Table:
         written = write_outcome(outcome, self.task)

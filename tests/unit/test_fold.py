@@ -316,6 +316,14 @@ def test_R05_equal_rows_without_key_go_by_number() -> None:
     assert outcome.rows.to_pylist() == [{"a": 1, "b": None, EXACT: None}, {"a": None, "b": None, EXACT: None}]
 
 
+def test_R05_a_column_that_is_called_as_a_count_is_a_column() -> None:
+    table = TableSchema(1, TableName("public", "t"), (Column("_count", pa.int64(), 20),), ())
+    layout = layout_of(table, Mode.MIRROR)
+    changes = tuple(Change(ChangeType.DELETE, at, {"_count": Value(7)}) for at in range(2))
+    outcome = fold(changes_table(table, [Transaction(110, changes)]), layout, PlainTarget(layout, []).lookup)
+    assert outcome.gone.to_pylist() == [{"_count": 7, EXACT: None, COUNT: 2}]
+
+
 def test_R04_an_update_without_key_and_old_row_is_refused() -> None:
     layout = layout_of(HEAP, Mode.MIRROR)
     for change in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from penstock.errors import TargetForeignError
 from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, TableName
 from penstock.sinks.base import SnapshotPlace
-from penstock.sinks.iceberg_schema import delete_columns, field_ids, fitted, parse_columns
+from penstock.sinks.iceberg_schema import delete_columns, field_ids, fitted, parse_columns, type_document
 from penstock.sinks.iceberg_state import (
     POSITION,
-    SEQUENCE,
+    SNAPSHOT,
     SnapshotMark,
     ancestors_of,
     find_applied,
@@ -27,6 +28,8 @@ from penstock.sinks.iceberg_state import (
     position_properties,
 )
 from penstock.sinks.iceberg_targets import HadoopTargets, identifier
+from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.origin import Origin, OriginColumn
 from penstock.sinks.row_files import write_batches
 
 TABLE = TableName("public", "items")
@@ -39,18 +42,20 @@ COLUMNS = pa.schema(
         pa.field("size", pa.decimal128(38, 18)),
     ]
 )
+LAYOUT = Layout(COLUMNS, ("id",), Mode.SOFT_DELETE)
+ORIGIN = Origin({1: OriginColumn("id", 21, -1, "id")}, 5, "heap")
 
 
 def mark(number: int, position: int | None = None) -> SnapshotMark:
-    return SnapshotMark(number, number, number - 1 if number > 1 else None, None if position is None else Position.of(position))
+    return SnapshotMark(number, number - 1 if number > 1 else None, None if position is None else Position.of(position))
 
 
 def at(position: int | None) -> Position | None:
     return None if position is None else Position.of(position)
 
 
-def saved(position: int, sequence: int) -> dict[str, str]:
-    return position_properties(Position.of(position), sequence)
+def saved(position: int, snapshot: int) -> dict[str, str]:
+    return position_properties(Position.of(position), snapshot)
 
 
 @pytest.mark.parametrize(
@@ -62,11 +67,23 @@ def saved(position: int, sequence: int) -> dict[str, str]:
         ([mark(1, 100)], saved(200, 2), 100),  # rolled back: what it holds, not what it once held
         ([mark(5)], saved(300, 4), 300),  # compacted, and all before it expired
         ([mark(3)], saved(300, 4), None),  # rolled back to one that says nothing
+        ([SnapshotMark(5, 3, None)], saved(300, 4), None),  # and compacted after that
         ([mark(5)], {}, None),
         ([mark(1)], saved(300, 1), None),  # somebody else's first snapshot
         ([mark(2, 0), mark(1, 100)], saved(0, 2), None),  # disowned
     ],
-    ids=["none", "own", "compacted", "rolled back", "expired", "rolled back and expired", "foreign", "foreign first", "disowned"],
+    ids=[
+        "none",
+        "own",
+        "compacted",
+        "rolled back",
+        "expired",
+        "rolled back and expired",
+        "and compacted",
+        "foreign",
+        "foreign first",
+        "disowned",
+    ],
 )
 def test_the_position_is_that_of_the_nearest_commit_of_ours(
     marks: list[SnapshotMark], properties: dict[str, str], applied: int | None
@@ -93,7 +110,6 @@ def metadata(properties: Mapping[str, str], *marks: SnapshotMark) -> dict[str, A
     snapshots = [
         {
             "snapshot-id": each.id,
-            "sequence-number": each.sequence,
             "summary": {"operation": "append", **({} if each.position is None else {POSITION: str(each.position)})},
             **({} if each.parent is None else {"parent-snapshot-id": each.parent}),
         }
@@ -118,24 +134,25 @@ def _write(directory: Path, version: int, document: Mapping[str, Any]) -> None:
 def test_a_table_of_a_hadoop_catalog_is_known_without_spark(tmp_path: Path) -> None:
     targets = HadoopTargets(tmp_path, ("shop",), "p")
     assert targets.load_target(TABLE) is None
-    properties = identity_properties("p", ["id"], 42, COLUMNS)
+    properties = identity_properties("p", LAYOUT, 42, ORIGIN)
     directory = tmp_path / "shop" / "public" / "items"
     assert targets.describe(TABLE) == str(directory)
     _write(directory, 9, metadata(properties))
     begun = targets.load_target(TABLE)
     assert begun is not None
     assert begun.applied is None
-    _write(directory, 10, metadata(properties | {SEQUENCE: "1"}, mark(1, 100)))
+    _write(directory, 10, metadata(properties | {SNAPSHOT: "1"}, mark(1, 100)))
     (directory / "metadata" / "v.metadata.json").write_text("not a version")
     target = targets.load_target(TABLE)
     assert target is not None
     assert (target.source_oid, target.key, target.applied) == (42, ("id",), Position.of(100))
     assert target.schema.equals(COLUMNS)
+    assert (target.mode, target.origin) == (Mode.SOFT_DELETE, ORIGIN)
     assert target.schema.field("shape").type.field("wkb").metadata, "what pyspark needs of a type is kept too"
 
 
 def test_k10_a_table_of_another_pipeline_or_of_nobody_is_refused_without_spark(tmp_path: Path) -> None:
-    _write(tmp_path / "public" / "items", 1, metadata(identity_properties("other", ["id"], 42, COLUMNS)))
+    _write(tmp_path / "public" / "items", 1, metadata(identity_properties("other", LAYOUT, 42, None)))
     _write(tmp_path / "public" / "theirs", 1, metadata({}))
     targets = HadoopTargets(tmp_path, (), "p")
     with pytest.raises(TargetForeignError, match="'other'"):
@@ -230,3 +247,26 @@ def test_only_plain_exact_columns_name_rows_in_deletes() -> None:
 def test_a_type_that_no_table_of_ours_has_is_named() -> None:
     with pytest.raises(ValueError, match="uuid"):
         parse_columns({"fields": [{"id": 1, "name": "x", "type": "uuid"}]})
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.int64(),
+        pa.timestamp("us"),
+        pa.timestamp("us", "UTC"),
+        pa.decimal128(20, 3),
+        GEOMETRY_TYPE,
+        pa.list_(pa.list_(pa.struct([pa.field("a", pa.string()), pa.field("b", pa.map_(pa.string(), pa.float32()))]))),
+    ],
+    ids=str,
+)
+def test_a_type_is_written_as_it_is_read(kind: pa.DataType) -> None:
+    columns = parse_columns({"fields": [{"id": 1, "name": "x", "type": type_document(kind)}]})
+    assert columns.field("x").type == kind
+    written = json.dumps(type_document(kind))
+    numbers = [int(each) for each in re.findall(r'id": (\d+)', written)]
+    assert len(numbers) == len(set(numbers)), "no number stands for two columns"
+    assert type_document(pa.int16()) == "int"
+    with pytest.raises(ValueError, match="no type"):
+        type_document(pa.list_(pa.uint64()))

@@ -111,9 +111,7 @@ class SinkConfig(Model):
     @property
     def modes(self) -> tuple[Mode, ...]:
         """In which tables can be kept there, what they are without being told first."""
-        if self.parquet is not None:
-            return (Mode.APPEND,)
-        return (Mode.MIRROR,) if self.iceberg is not None else tuple(Mode)
+        return (Mode.APPEND,) if self.parquet is not None else tuple(Mode)
 
     @property
     def root(self) -> Path:

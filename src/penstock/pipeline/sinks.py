@@ -36,19 +36,22 @@ def open_sink(config: PipelineConfig, spark: SparkSession, mode_of: Callable[[Ta
 
         return ParquetSink(SparkExecutors(spark), config.sink.root, config.pipeline, spark)
     if config.sink.iceberg is not None:
-        return _iceberg_sink(config.sink.iceberg, config.pipeline, spark, config.maintenance)
+        return _iceberg_sink(config.sink.iceberg, config.pipeline, spark, modes, config.maintenance)
     from penstock.sinks.delta import DeltaSink
 
     return DeltaSink(spark, config.sink.root, config.pipeline, modes, config.maintenance.delta)
 
 
-def _iceberg_sink(config: IcebergConfig, pipeline: str, spark: SparkSession, chosen: MaintenanceConfig) -> Sink:
-    from penstock.sinks.iceberg import IcebergPlace, IcebergSink
+def _iceberg_sink(
+    config: IcebergConfig, pipeline: str, spark: SparkSession, mode_of: Callable[[TableName], Mode], chosen: MaintenanceConfig
+) -> Sink:
+    from penstock.sinks.iceberg import IcebergSink
+    from penstock.sinks.iceberg_definition import IcebergPlace
     from penstock.sinks.iceberg_maintenance import EXPIRE_EVERY, Maintenance
 
     maintenance = Maintenance(chosen.compact_after, chosen.iceberg_keep_seconds, EXPIRE_EVERY if chosen.vacuum else 0)
     place = IcebergPlace(config.catalog, config.warehouse, config.namespace, config.format_version, maintenance)
-    return IcebergSink(spark, place, pipeline)
+    return IcebergSink(spark, place, pipeline, mode_of=mode_of)
 
 
 def open_targets(config: PipelineConfig) -> Targets:

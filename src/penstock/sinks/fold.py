@@ -22,7 +22,8 @@ from penstock.sinks.soft_deletes import fold_soft_deletes
 from penstock.sinks.values import Lookup, Stored, Values, key_table, required, take
 from penstock.sinks.versions import fold_versions
 
-COUNT = "_count"
+COUNT = "_count\0"
+"""No column of any source can be called so."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,7 +33,7 @@ class Outcome:
     emptied: bool
     gone: pa.Table
     """`Layout.identity` and `_exact`, each row once: rows that the target may have or not. Of a table without key the whole rows, and how
-    many of each go, as `_count`."""
+    many of each go, as `COUNT`."""
     rows: pa.Table
     """`Layout.schema`."""
 

@@ -9,56 +9,74 @@ costs more with each delete, until it is rewritten (`iceberg_maintenance.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
-import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
-from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
-from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, TableRewrittenError, TargetRewoundError
+from penstock.change import ChangeCounts
+from penstock.errors import SinkError, SinkRefusedError, TableRewrittenError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.directories import folds_case
+from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors, SparkExecutors
 from penstock.sinks.iceberg_catalog import IcebergCatalog, LoadedTable, NewFile, TableChange, TableMovedError
-from penstock.sinks.iceberg_epoch import EpochTarget, EpochWriter, discard
+from penstock.sinks.iceberg_checks import check_begun, check_changes, check_columns
+from penstock.sinks.iceberg_definition import (
+    IcebergPlace,
+    definition,
+    files_place,
+    layout_of,
+    snapshot_place,
+    table_properties,
+    target_layout,
+)
+from penstock.sinks.iceberg_epoch import EpochWriter, discard
+from penstock.sinks.iceberg_evolution import evolve_table, past_of
 from penstock.sinks.iceberg_maintenance import Maintainer, Maintenance
-from penstock.sinks.iceberg_state import POSITION, find_applied, find_version, identity_properties, owned_target, position_properties
+from penstock.sinks.iceberg_reader import EpochTarget, LakeReader
+from penstock.sinks.iceberg_state import (
+    POSITION,
+    find_applied,
+    find_version,
+    identity_properties,
+    owned_target,
+)
 from penstock.sinks.iceberg_targets import identifier
 from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.names import quoted, sql_type, text_literal
+from penstock.sinks.names import quoted
+from penstock.sinks.origin import Origin
 from penstock.sinks.slices import slices_after
 
 _FILES = "snapshot-*.parquet"
-_METADATA_VERSIONS = 100
+
+ModeOf = Callable[[TableName], Mode]
 
 
-@dataclass(frozen=True, slots=True)
-class IcebergPlace:
-    """Which catalog the tables are in, under which namespaces, and where it keeps them."""
-
-    catalog: str
-    warehouse: Path
-    namespace: tuple[str, ...] = ()
-    format_version: int = 2
-    maintenance: Maintenance = field(default_factory=Maintenance)
+def mirrored(_: TableName) -> Mode:
+    return Mode.MIRROR
 
 
 class IcebergSink(Sink):
-    def __init__(self, spark: SparkSession, place: IcebergPlace, pipeline: str, executors: Executors | None = None) -> None:
+    """`mode_of`: how each table is to be kept; a table that is there and is kept in another way is refused."""
+
+    def __init__(
+        self, spark: SparkSession, place: IcebergPlace, pipeline: str, executors: Executors | None = None, mode_of: ModeOf = mirrored
+    ) -> None:
         self._spark = spark
         self._place = place
         self._pipeline = pipeline
+        self._mode_of = mode_of
         self._catalog = IcebergCatalog(spark, place.catalog, place.warehouse)
         self._executors = executors or SparkExecutors(spark)
-        scratch = place.warehouse / "penstock_scratch" / pipeline
-        self._writer = EpochWriter(spark, self._executors, place.catalog, place.warehouse, scratch)
+        self._reader = LakeReader(spark, place.catalog)
+        self._writer = EpochWriter(self._reader, self._executors, place.warehouse / "penstock_scratch" / pipeline)
         self._reached: dict[TableName, Position] = {}
         self._maintainers: dict[TableName, Maintainer] = {}
 
@@ -120,16 +138,15 @@ class IcebergSink(Sink):
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
         self.load_target(schema.name)  # what is another's is refused
         self._place.warehouse.mkdir(parents=True, exist_ok=True)
-        columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
-        listed = [f"{quoted(each.name)} {sql_type(each.type)}" for each in (*columns, pa.field(EXACT, EXACT_TYPE))]
-        properties = _listed(self._properties(schema.key, schema.oid, columns))
+        layout = layout_of(schema, self._mode_of(schema.name))
+        properties = table_properties(self._place, self._pipeline, layout, schema.oid, Origin.of(schema))
         # A replaced table has no current snapshot, and so no position.
-        self._define(schema.name, f"({', '.join(listed)}) USING iceberg TBLPROPERTIES ({properties})")
+        self._define(schema.name, definition(layout, properties))
         self._remember(schema.name, None)
         loaded = self._loaded(schema.name)
         loaded.directory.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers(schema.name, loaded, ())
-        return self._snapshot_place(loaded, f"snapshot-{fence.value:016X}")
+        return snapshot_place(loaded, layout, fence)
 
     def _define(self, table: TableName, definition: str) -> None:
         try:
@@ -142,20 +159,8 @@ class IcebergSink(Sink):
             raise SinkRefusedError(
                 f"creating {self.describe(table)}: {_first_line(error)}", hint="look at the message; dropping the table copies it anew"
             ) from error
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             raise SinkError(f"creating {self.describe(table)}: {_first_line(error)}") from error
-
-    def _properties(self, key: Sequence[str], source_oid: int, columns: pa.Schema) -> dict[str, str]:
-        return {
-            **identity_properties(self._pipeline, key, source_oid, columns),
-            "format-version": str(self._place.format_version),
-            "write.metadata.delete-after-commit.enabled": "true",
-            "write.metadata.previous-versions-max": str(_METADATA_VERSIONS),
-        }
-
-    @staticmethod
-    def _snapshot_place(loaded: LoadedTable, prefix: str) -> SnapshotPlace:
-        return SnapshotPlace(str(loaded.directory), loaded.schema, prefix)
 
     @override
     def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
@@ -163,7 +168,8 @@ class IcebergSink(Sink):
         if loaded is None:
             return False
         target = self._target(schema.name, loaded)
-        if target.applied is not None or target.source_oid != schema.oid or place.directory != str(loaded.directory):
+        is_begun = target.applied is None and target.source_oid == schema.oid and target.mode is self._mode_of(schema.name)
+        if not is_begun or place.directory != str(loaded.directory):
             return False
         found = {entry.name: entry.stat().st_size for entry in loaded.directory.glob(f"{place.prefix}-*.parquet")}
         same = place.schema.equals(loaded.schema, check_metadata=True)
@@ -188,8 +194,9 @@ class IcebergSink(Sink):
         if not self._holds(schema.name, files):
             self._fill(schema.name, files, Position.ZERO)
         loaded = self._loaded(schema.name)
-        target = self._target(schema.name, loaded)
-        change = self._writer.repair(self._epoch_target(target, loaded, fence), changed)
+        layout = target_layout(self._target(schema.name, loaded))
+        place = replace(snapshot_place(loaded, layout, fence), prefix=f"epoch-{fence.value:016X}")
+        change = self._writer.repair(EpochTarget(self.sql_name(schema.name), layout, place), changed)
         self._commit(loaded, change, fence)
         self._remember(schema.name, fence)
 
@@ -222,30 +229,60 @@ class IcebergSink(Sink):
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         loaded = self._catalog.load(self.identifier(target.table))
         found = None if loaded is None else self._target(target.table, loaded)
-        self._check_schema(found or target, changes)
-        if loaded is not None:
-            self._check_columns(target, loaded)
+        place = self.describe(target.table)
+        check_changes(found or target, self._mode_of(target.table), changes, place)
+        if found is not None and loaded is not None:
+            check_columns(found, loaded, place)
         applied = self._checked_position(target, found)
-        if loaded is None or applied >= end:
+        if loaded is None or found is None or applied >= end:
             return
-        slices = slices_after(changes.slices, applied)
-        change = TableChange()
-        if slices:
-            counts = sum((slice.file.counts for slice in slices), ChangeCounts())
-            change = self._writer.write(self._epoch_target(target, loaded, end), TableChanges(target.table, slices, counts))
-        self._commit(loaded, change, end)
+        check_begun(target, found, place)
+        change = self._advance(target, loaded, replace(changes, slices=slices_after(changes.slices, applied)), end)
         self._remember(target.table, end)
 
-    def _epoch_target(self, target: Target, loaded: LoadedTable, end: Position) -> EpochTarget:
-        layout = Layout(target.schema, target.key, Mode.MIRROR)
-        return EpochTarget(self.sql_name(target.table), layout, self._snapshot_place(loaded, f"epoch-{end.value:016X}"))
+    def _advance(self, target: Target, loaded: LoadedTable, changes: TableChanges, end: Position) -> TableChange:
+        layout, prefix, evolution, change = target_layout(target), f"epoch-{end.value:016X}", changes.evolution, TableChange()
+        writes = EpochTarget(self.sql_name(target.table), layout, files_place(loaded, prefix))
+        if evolution is not None:
+            loaded = self._evolved(loaded, evolution, target.mode)
+            layout = Layout(evolution.columns, evolution.key, target.mode)
+            writes = replace(writes, layout=layout, place=files_place(loaded, prefix), past=past_of(evolution, loaded.format_version))
+            change = replace(change, properties=identity_properties(self._pipeline, layout, target.source_oid, evolution.origin))
+        if changes.slices:
+            counts = sum((slice.file.counts for slice in changes.slices), ChangeCounts())
+            change = replace(self._writer.write(writes, replace(changes, counts=counts)), properties=change.properties)
+        if writes.past.is_rewritten and not change.is_whole:
+            change = replace(change, rewritten=self._writer.rewrite(writes))
+        self._commit(loaded, change, end)
+        return change
+
+    @override
+    def can_evolve(self, target: Target, evolution: Evolution) -> bool:
+        if not target.key and any(added.fill.is_valid for added in evolution.added):
+            return False  # rows without key are looked for by all that they have, and the new column is not there yet
+        loaded = self._catalog.load(self.identifier(target.table))
+        if loaded is None:
+            return False
+        found = self._target(target.table, loaded)
+        if not found.schema.equals(target.schema):
+            return bool(found.schema.equals(evolution.columns))  # it did, and the answer was lost
+        try:
+            return bool(self._evolved(loaded, evolution, target.mode))
+        except (SinkError, ValueError):
+            return False
+
+    def _evolved(self, loaded: LoadedTable, evolution: Evolution, mode: Mode) -> LoadedTable:
+        try:
+            return evolve_table(self._catalog, loaded, evolution, mode)
+        except TableMovedError as error:
+            raise _moved(loaded) from error
 
     def _commit(self, loaded: LoadedTable, change: TableChange, position: Position) -> None:
         try:
             self._catalog.commit(loaded, change, position)
         except TableMovedError as error:
-            discard(self._snapshot_place(loaded, ""), change)
-            raise SinkError(f"the table at {loaded.location} was changed by somebody else meanwhile; it is tried again") from error
+            discard(files_place(loaded, ""), change)
+            raise _moved(loaded) from error
 
     @override
     def maintain(self, table: TableName) -> None:
@@ -253,25 +290,6 @@ class IcebergSink(Sink):
         loaded = self._catalog.load(self.identifier(table))
         if loaded is not None and maintainer.is_due(loaded):
             maintainer.keep(loaded)
-
-    def _check_schema(self, target: Target, changes: TableChanges) -> None:
-        """All changes must have the one schema that the target has."""
-        for schema in changes.schemas:
-            found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
-            if schema.oid != target.source_oid or schema.key != target.key or not found.equals(target.schema):
-                raise SchemaChangedError(
-                    f"table {target.table} changed its columns, its key or its identity, and the target cannot follow that yet",
-                    hint=f"drop {self.describe(target.table)} and run again to copy the table anew",
-                )
-
-    def _check_columns(self, target: Target, loaded: LoadedTable) -> None:
-        """What the table is said to have must be what it has: a value for a column that somebody renamed would go nowhere."""
-        lacking = [name for name in (*target.schema.names, EXACT) if name not in loaded.schema.names]
-        if lacking:
-            raise SchemaChangedError(
-                f"{self.describe(target.table)} has no column {lacking[0]} any more",
-                hint=f"give the column its name again, or drop {self.describe(target.table)} and run again to copy the table anew",
-            )
 
     def _checked_position(self, target: Target, found: Target | None) -> Position:
         """How far the table is, by its own word, which must not be less than it was."""
@@ -308,28 +326,29 @@ class IcebergSink(Sink):
                 f"{self.describe(table)} is gone, so nothing can take its place", hint="restart the pipeline to copy the table anew"
             )
         writer = shadow.read(table).writeTo(self.sql_name(table)).using("iceberg")
-        for name, value in (self._properties(found.key, found.source_oid, found.schema) | position_properties(position, 0)).items():
+        for name, value in table_properties(self._place, self._pipeline, target_layout(found), found.source_oid, found.origin).items():
             writer = writer.tableProperty(name, value)
         try:
             writer.option(f"snapshot-property.{POSITION}", str(position)).createOrReplace()
         except AnalysisException as error:
             raise SinkRefusedError(f"replacing {self.describe(table)}: {_first_line(error)}", hint="look at the message") from error
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             raise SinkError(f"replacing {self.describe(table)}: {_first_line(error)}") from error
         after = self.load_target(table)
         if after is None or after.applied != position:
             raise SinkError(f"{self.describe(table)} is not at {position}, though Iceberg reported no error")
+        self._catalog.save_position(self._loaded(table), position)
 
     @override
     def shadow(self, copy: str) -> Sink:
         place = replace(self._place, namespace=(*self._shadows(), copy), maintenance=Maintenance(delete_files=0, expire_every=0))
-        return IcebergSink(self._spark, place, self._pipeline, self._executors)
+        return IcebergSink(self._spark, place, self._pipeline, self._executors, self._mode_of)
 
     @override
     def drop_shadows(self) -> None:
         try:
             _drop_below(self._spark, (self._place.catalog, *self._shadows()))
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             raise SinkError(f"shadows of former runs cannot be dropped: {_first_line(error)}") from error
 
     def _shadows(self) -> tuple[str, ...]:
@@ -352,8 +371,8 @@ def _drop_below(spark: SparkSession, namespace: Sequence[str]) -> None:
         spark.sql(f"DROP NAMESPACE {name}")
 
 
-def _listed(properties: Mapping[str, str]) -> str:
-    return ", ".join(f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items())
+def _moved(loaded: LoadedTable) -> SinkError:
+    return SinkError(f"the table at {loaded.location} was changed by somebody else meanwhile; it is tried again")
 
 
 def _first_line(error: BaseException) -> str:

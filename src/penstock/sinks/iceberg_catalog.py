@@ -2,7 +2,8 @@
 
 A commit is made against the very metadata that was loaded, and fails if the table has changed since by anybody's hand. What Iceberg's own
 `commit()` does instead, applying the change to whatever the table has become, is right for rows; but the position that was read decides
-which rows these are.
+which rows these are. So a transaction of Iceberg's is only used to work out the metadata, columns and rows and properties at once, which
+then takes the place of what was loaded, or does not.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,10 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, SinkError, SinkRefusedError
 from penstock.position import Position
-from penstock.sinks.iceberg_schema import field_ids, parse_columns
+from penstock.sinks.iceberg_schema import field_ids, parse_columns, type_document
 from penstock.sinks.iceberg_state import POSITION, PROPERTIES, SnapshotMark, position_properties
 
 _CATALOG = "org.apache.iceberg.spark.SparkCatalog"
-_BRANCH = "main"
 _GONE = ("org.apache.iceberg.exceptions.NoSuchTableException", "org.apache.iceberg.exceptions.NoSuchNamespaceException")
 _STALE = ("org.apache.iceberg.exceptions.CommitFailedException",)
 
@@ -51,6 +51,10 @@ class TableChange:
     deletes: Sequence[NewFile] = ()
     columns: Sequence[str] = ()
     is_whole: bool = False
+    rewritten: Sequence[NewFile] | None = None
+    """Before that, these take the place of all files that are there; they hold the same rows."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Of the table, from then on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,12 @@ class LoadedTable:
     """Those of ours."""
     delete_files: int | None = None
     """How many the current snapshot has; None if there is no snapshot."""
+    transaction: Any = None
+    """With what is to be changed about the columns, if anything; `schema` reckons with that."""
+
+    @property
+    def format_version(self) -> int:
+        return int(self.base.formatVersion())
 
     @property
     def directory(self) -> Path:
@@ -77,9 +87,7 @@ class LoadedTable:
         snapshot = self.base.currentSnapshot()
         while snapshot is not None:
             text, parent = snapshot.summary().get(POSITION), snapshot.parentId()
-            yield SnapshotMark(
-                snapshot.snapshotId(), snapshot.sequenceNumber(), parent, None if text is None else Position.parse(str(text))
-            )
+            yield SnapshotMark(snapshot.snapshotId(), parent, None if text is None else Position.parse(str(text)))
             snapshot = None if parent is None else self.base.snapshot(parent)
 
 
@@ -125,7 +133,7 @@ class IcebergCatalog:
             )
         snapshot = base.currentSnapshot()
         try:
-            schema = parse_columns(json.loads(self._jvm.org.apache.iceberg.SchemaParser.toJson(base.schema())))
+            schema = self.columns(base.schema())
         except ValueError as error:
             raise SinkRefusedError(f"the Iceberg table {'.'.join(identifier)} was altered: {error}", hint="drop the table") from error
         # Each value by itself: to walk through a map of Java's takes several calls an entry.
@@ -138,38 +146,68 @@ class IcebergCatalog:
         with failing(f"dropping {'.'.join(identifier)}"):
             self._java().dropTable(self._name(identifier), True)
 
+    def columns(self, java_schema: Any) -> pa.Schema:
+        """`ValueError` for what none of our tables has."""
+        return parse_columns(json.loads(self._jvm.org.apache.iceberg.SchemaParser.toJson(java_schema)))
+
+    def java_type(self, arrow_type: pa.DataType) -> Any:
+        document = {"type": "struct", "fields": [{"id": 1, "name": "c", "required": False, "type": type_document(arrow_type)}]}
+        return self._jvm.org.apache.iceberg.SchemaParser.fromJson(json.dumps(document)).findType(1)
+
+    def literal(self, value: object) -> Any:
+        return self._jvm.org.apache.iceberg.expressions.Expressions.lit(value)
+
+    def begin(self, loaded: LoadedTable) -> Any:
+        """A transaction on the very table that was loaded; `TableMovedError` if there is another by now."""
+        transaction = loaded.java.newTransaction()
+        if not transaction.startMetadata().equals(loaded.base):
+            raise TableMovedError
+        return transaction
+
     def commit(self, loaded: LoadedTable, change: TableChange, position: Position) -> None:
         """Change the table and its position at once; `TableMovedError` if it is not what was loaded. `Position.ZERO` stands for none."""
         with failing(f"committing to {loaded.location}"):
-            update = self._update(loaded, change)
+            transaction = loaded.transaction or self.begin(loaded)
+            if change.rewritten is not None:
+                # It says no position: it is the same rows. Nobody sees it without what follows.
+                self._overwrite(transaction, loaded, change.rewritten).commit()
+            update = self._update(transaction, loaded, change)
             update.set(POSITION, str(position))
-            snapshot = update.apply()
-            properties = self._jvm.java.util.HashMap()
-            for name, value in position_properties(position, snapshot.sequenceNumber()).items():
-                properties.put(name, value)
-            builder = self._jvm.org.apache.iceberg.TableMetadata.buildFrom(loaded.base)
-            updated = builder.setBranchSnapshot(snapshot, _BRANCH).setProperties(properties).build()
-            loaded.java.operations().commit(loaded.base, updated)
+            update.commit()
+            snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
+            properties = transaction.updateProperties()
+            for name, value in {**change.properties, **position_properties(position, snapshot)}.items():
+                properties.set(name, value)
+            properties.commit()
+            loaded.java.operations().commit(loaded.base, transaction.currentMetadata())
 
-    def _update(self, loaded: LoadedTable, change: TableChange) -> Any:
-        table, iceberg = loaded.java, self._jvm.org.apache.iceberg
-        files = [self._built(loaded, iceberg.DataFiles.builder(table.spec()), each) for each in change.files]
+    def save_position(self, loaded: LoadedTable, position: Position) -> None:
+        """Write down what the current snapshot says, for when that has expired."""
+        with failing(f"committing to {loaded.location}"):
+            properties = loaded.java.updateProperties()
+            for name, value in position_properties(position, loaded.base.currentSnapshot().snapshotId()).items():
+                properties.set(name, value)
+            properties.commit()
+
+    def _update(self, transaction: Any, loaded: LoadedTable, change: TableChange) -> Any:
         if change.is_whole:
-            update = table.newOverwrite().overwriteByRowFilter(iceberg.expressions.Expressions.alwaysTrue())
-            for each in files:
-                update.addFile(each)
-            return update
+            return self._overwrite(transaction, loaded, change.files)
         if not change.deletes:
-            update = table.newAppend()
-            for each in files:
-                update.appendFile(each)
-            return update
-        update = table.newRowDelta()
-        for each in files:
-            update.addRows(each)
+            return self._filled(transaction.newAppend(), "appendFile", loaded, change.files)
+        update = self._filled(transaction.newRowDelta(), "addRows", loaded, change.files)
+        iceberg, columns = self._jvm.org.apache.iceberg, self._ints(loaded, change.columns)
         for each in change.deletes:
-            builder = iceberg.FileMetadata.deleteFileBuilder(table.spec()).ofEqualityDeletes(self._ints(loaded, change.columns))
+            builder = iceberg.FileMetadata.deleteFileBuilder(loaded.java.spec()).ofEqualityDeletes(columns)
             update.addDeletes(self._built(loaded, builder, each))
+        return update
+
+    def _overwrite(self, transaction: Any, loaded: LoadedTable, files: Sequence[NewFile]) -> Any:
+        everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
+        return self._filled(transaction.newOverwrite().overwriteByRowFilter(everything), "addFile", loaded, files)
+
+    def _filled(self, update: Any, method: str, loaded: LoadedTable, files: Sequence[NewFile]) -> Any:
+        for each in files:
+            getattr(update, method)(self._built(loaded, self._jvm.org.apache.iceberg.DataFiles.builder(loaded.java.spec()), each))
         return update
 
     def _built(self, loaded: LoadedTable, builder: Any, file: NewFile) -> Any:
@@ -216,6 +254,15 @@ def ensure_catalog(spark: SparkSession, name: str, warehouse: Path) -> None:
         raise ConfigError(
             f"the catalog {name} of this Spark session lies elsewhere than in {warehouse}", hint="choose another sink.iceberg.catalog"
         )
+
+
+def with_catalog(spark: SparkSession, name: str) -> SparkSession:
+    """A session of its own that has the catalog as this one knows it, by whichever settings: a new one has only those of the start."""
+    session, prefix = spark.newSession(), f"spark.sql.catalog.{name}"
+    for key, value in spark.conf.getAll.items():
+        if key == prefix or key.startswith(f"{prefix}."):
+            session.conf.set(key, value)
+    return session
 
 
 def java_class(error: BaseException) -> str:

@@ -4,79 +4,56 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
-
 from penstock.change import ChangeCounts
-from penstock.errors import SinkError
 from penstock.sinks.base import ChangedRows, SnapshotPlace, TableChanges
-from penstock.sinks.executors import Executors, error_of_ours
-from penstock.sinks.iceberg_catalog import NewFile, TableChange, ensure_catalog
-from penstock.sinks.iceberg_files import (
-    EpochFiles,
-    EpochTask,
-    RepairTask,
-    Stored,
-    Wanted,
-    WrittenFile,
-    named_columns,
-    write_epoch,
-    write_repair,
-)
+from penstock.sinks.executors import Executors
+from penstock.sinks.iceberg_catalog import NewFile, TableChange
+from penstock.sinks.iceberg_files import EpochFiles, EpochTask, RepairTask, WrittenFile, named_columns, write_epoch, write_repair
+from penstock.sinks.iceberg_reader import EpochTarget, LakeReader
 from penstock.sinks.iceberg_schema import delete_columns
-from penstock.sinks.layout import CURRENT, Layout, Mode
-from penstock.sinks.names import quoted
+from penstock.sinks.layout import Mode
 from penstock.sinks.slice_reader import Part
+from penstock.sinks.source_truncates import source_column
+from penstock.spool.range import FileSlice
 
 _ROWS_A_TASK = 500_000
-_SETTINGS = {
-    "spark.sql.session.timeZone": "UTC",
-    # Files that pyarrow reads: times of any year, and none of Spark's oldest form of them.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
-}
+_ADDED_ROWS_A_TASK = 100_000
 
 Run = Callable[[Sequence[EpochTask]], list[EpochFiles]]
-
-
-@dataclass(frozen=True, slots=True)
-class EpochTarget:
-    """The table that is written to: its name in SQL, its layout, the place for its files."""
-
-    name: str
-    layout: Layout
-    place: SnapshotPlace
 
 
 class EpochWriter:
     """Has files written for one epoch. They are nobody's until they are committed."""
 
-    def __init__(self, spark: SparkSession, executors: Executors, catalog: str, warehouse: Path, scratch: Path) -> None:
-        self._spark = spark
+    def __init__(self, reader: LakeReader, executors: Executors, scratch: Path) -> None:
+        self._reader = reader
         self._executors = executors
-        self._catalog = catalog
-        self._warehouse = warehouse
         self._scratch = scratch
 
     def write(self, target: EpochTarget, changes: TableChanges) -> TableChange:
         """The files for `changes`, and what they do to the table."""
-        parts = _parts(target.layout.mode, changes.counts, self._executors.parallelism)
-        task = EpochTask(tuple(changes.slices), target.layout, target.place, "")
+        task = EpochTask(tuple(changes.slices), target.layout, target.place, "", named_columns(target.layout), views=changes.views)
+        if _adds_only(target.layout.mode, changes.counts):
+            tasks = [replace(task, slices=share, adds_only=True) for share in _shared(task.slices, changes.counts, self._executors)]
+            return _change(self._executors.run(write_epoch, tasks), ())
+        looks_up = target.layout.mode is not Mode.MIRROR or source_column(changes.views.values()) is not None
+        parts = _parts(changes.counts, self._executors.parallelism, looks_up=looks_up)
         return self._settled(target, task, parts, lambda tasks: self._executors.run(write_epoch, tasks))
 
     def repair(self, target: EpochTarget, changed: ChangedRows) -> TableChange:
-        """The same for rows that are to be replaced."""
-        task = EpochTask((), target.layout, target.place, "")
+        """The same for rows that are to be replaced, whatever else the mode has to tell them by."""
+        task = EpochTask((), target.layout, target.place, "", target.layout.key)
         return self._settled(
             target, task, 1, lambda tasks: self._executors.run(write_repair, [RepairTask(changed, each) for each in tasks])
         )
+
+    def rewrite(self, target: EpochTarget) -> list[NewFile]:
+        """All rows that are there, as they are from then on."""
+        return self._reader.rewrite(target, self._executors, self._scratch)
 
     def _settled(self, target: EpochTarget, task: EpochTask, parts: int, run: Run) -> TableChange:
         scratch = self._scratch / uuid4().hex
@@ -87,40 +64,34 @@ class EpochWriter:
                 found = run(tasks)
                 wanted = [each.wanted for each in found if each.wanted is not None]
                 if not wanted:
-                    return _change(found, delete_columns(target.place.schema, named_columns(target.layout)))
+                    return _change(found, delete_columns(target.place.schema, task.names))
                 discard(target.place, _change(found, ()))
                 # Rows that a delete takes without need may be meant by another part's: then one task does it all.
                 parts = parts if all(each.is_old for each in wanted) else 1
                 rows = [each for each in wanted if each.is_old == wanted[0].is_old]
-                stored = self._fetch(target, rows, scratch / uuid4().hex)
-                task = replace(task, old=stored) if rows[0].is_old else replace(task, alike=stored)
+                stored = self._reader.fetch(target, rows, scratch / uuid4().hex)
+                task = replace(task, old=(*task.old, stored)) if rows[0].is_old else replace(task, alike=stored)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _fetch(self, target: EpochTarget, wanted: Sequence[Wanted], directory: Path) -> Stored:
-        """Have the rows that are wanted written to files. They are looked for by a join with the keys, which are few."""
-        try:
-            session = self._spark.newSession()
-            ensure_catalog(session, self._catalog, self._warehouse)
-            for name, value in _SETTINGS.items():
-                session.conf.set(name, value)
-            rows = session.table(target.name)
-            if target.layout.mode is Mode.HISTORY and wanted[0].is_old:
-                rows = rows.where(F.col(CURRENT))
-            if all(each.keys is not None for each in wanted):
-                keys = session.read.parquet(*(each.keys for each in wanted if each.keys is not None)).distinct()
-                alike = [rows[quoted(name)].eqNullSafe(keys[f"k_{at}"]) for at, name in enumerate(wanted[0].columns)]
-                rows = rows.join(F.broadcast(keys), reduce(lambda one, other: one & other, alike), "left_semi")
-            names = target.layout.schema.names
-            rows.select(*(F.col(quoted(name)).alias(f"v_{at}") for at, name in enumerate(names))).write.parquet(str(directory))
-        except (PySparkException, Py4JJavaError) as error:
-            raise error_of_ours(error, SinkError) from error
-        return Stored(tuple(sorted(map(str, directory.glob("*.parquet")))))
+
+def _adds_only(mode: Mode, counts: ChangeCounts) -> bool:
+    """Inserts alone cannot meet a row that is there: the target equals the source just before them, and the key is unique there."""
+    if mode is Mode.MIRROR:
+        return not (counts.updates or counts.deletes or counts.moves or counts.truncates)
+    return mode is Mode.APPEND
 
 
-def _parts(mode: Mode, counts: ChangeCounts, parallelism: int) -> int:
-    """How many tasks share the keys of an epoch. What concerns several keys at once is for one."""
-    if (counts.unchanged and counts.moves) or (counts.truncates and mode is not Mode.MIRROR):
+def _shared(slices: Sequence[FileSlice], counts: ChangeCounts, executors: Executors) -> list[tuple[FileSlice, ...]]:
+    """Changes that need not meet: each task has some of the files."""
+    wanted = max(min(-(-counts.rows // _ADDED_ROWS_A_TASK), executors.parallelism), -(-counts.rows // _ROWS_A_TASK), 1)
+    count = min(wanted, len(slices))
+    return [tuple(slices[at::count]) for at in range(count)]
+
+
+def _parts(counts: ChangeCounts, parallelism: int, *, looks_up: bool) -> int:
+    """How many tasks share the keys of an epoch. What concerns several keys at once is for one; so is a truncate that looks rows up."""
+    if (counts.unchanged and counts.moves) or (counts.truncates and looks_up):
         return 1
     return max(1, min(parallelism, counts.rows // _ROWS_A_TASK))
 
@@ -137,5 +108,5 @@ def _new(file: WrittenFile) -> NewFile:
 
 def discard(place: SnapshotPlace, change: TableChange) -> None:
     """Remove files that are not to be committed."""
-    for file in (*change.files, *change.deletes):
+    for file in (*change.files, *change.deletes, *(change.rewritten or ())):
         (Path(place.directory) / file.name).unlink(missing_ok=True)

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +23,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.change import EXACT, EXACT_TYPE
-from penstock.sinks.base import ChangedRows, SnapshotPlace
+from penstock.schema import TableSchema
+from penstock.sinks.base import ChangedRows, SnapshotFile, SnapshotPlace
+from penstock.sinks.changed import row_schema
 from penstock.sinks.collapse import match_column, match_text_column
 from penstock.sinks.compression import writer_options
 from penstock.sinks.fold import COUNT, Outcome, fold
-from penstock.sinks.iceberg_schema import delete_columns, fitted
+from penstock.sinks.iceberg_schema import delete_columns, filled, fitted
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import Layout
-from penstock.sinks.slice_reader import Part, read_slices
+from penstock.sinks.row_files import write_batches
+from penstock.sinks.slice_reader import Part, read_groups, read_slices
+from penstock.sinks.source_truncates import source_column, spelled_by_source
+from penstock.sinks.views import View
 from penstock.spool import storage
 from penstock.spool.range import FileSlice
 
@@ -41,23 +45,30 @@ class Stored:
     """Rows that the target holds, in Parquet files whose columns are called `v_<i>`, for each column of the layout's schema."""
 
     files: tuple[str, ...]
+    fills: Mapping[str, pa.Scalar] = field(default_factory=dict)
+    """What they have in columns that are only now added."""
 
     def load(self, layout: Layout) -> pa.Table:
         schema = layout.schema
-        tables = [pq.read_table(file).rename_columns(schema.names) for file in self.files]
-        return pa.concat_tables([schema.empty_table(), *(fitted(table, schema) for table in tables)])
+        tables = [fitted(pq.read_table(file).rename_columns(schema.names), schema) for file in self.files]
+        return pa.concat_tables([schema.empty_table(), *(filled(table, self.fills) for table in tables)])
 
 
 @dataclass(frozen=True, slots=True)
 class EpochTask:
-    """A part of an epoch. `old`: rows under keys that lack a value; `alike`: rows that its deletes may take without need."""
+    """A part of an epoch. `old`: rows that were looked up, one time after the other; `alike`: those that deletes may take without need."""
 
     slices: tuple[FileSlice, ...]
     layout: Layout
     place: SnapshotPlace
     scratch: str
+    names: tuple[str, ...]
+    """The columns by which rows that go are told from others."""
     part: Part | None = None
-    old: Stored | None = None
+    views: Mapping[TableSchema, View] = field(default_factory=dict)
+    adds_only: bool = False
+    """The changes are rows as they are; there is nothing to be folded."""
+    old: tuple[Stored, ...] = ()
     alike: Stored | None = None
 
 
@@ -94,16 +105,21 @@ def named_columns(layout: Layout) -> tuple[str, ...]:
 
 def write_epoch(task: EpochTask) -> EpochFiles:
     """The function that travels to the executors."""
+    names = task.layout.schema.names
+    if task.adds_only:
+        return EpochFiles(rows=_write((rows.select(names) for rows in read_groups(task.slices, task.layout, task.views)), task, "rows"))
     lookup = _Lookup(task)
     try:
-        outcome = fold(read_slices(task.slices, task.layout, task.part), task.layout, lookup)
+        changes = read_slices(task.slices, task.layout, task.part, task.views)
+        spelled = spelled_by_source(changes, task.layout, source_column(task.views.values()), lookup)
+        outcome = fold(spelled, task.layout, lookup)
     except _RowsWantedError as wanted:
-        return EpochFiles(wanted=_wanted(wanted.keys, task, task.layout.key, is_old=True))
+        return EpochFiles(wanted=_wanted(wanted.keys, task, _asked(wanted.keys, task.layout), is_old=True))
     return write_outcome(outcome, task)
 
 
 def write_outcome(outcome: Outcome, task: EpochTask) -> EpochFiles:
-    names = named_columns(task.layout)
+    names = task.names
     columns = delete_columns(task.place.schema, names)
     gone, rows, emptied = outcome.gone, outcome.rows, outcome.emptied
     if emptied or not gone.num_rows:
@@ -115,7 +131,7 @@ def write_outcome(outcome: Outcome, task: EpochTask) -> EpochFiles:
         rows = pa.concat_tables([rows, stays])
         emptied = not columns
     deletes = gone.select(columns) if gone.num_rows and columns else None
-    return EpochFiles(emptied, _write(rows, task, "rows"), None if deletes is None else _write(_distinct(deletes), task, "deletes"))
+    return EpochFiles(emptied, _write([rows], task, "rows"), None if deletes is None else _write([_distinct(deletes)], task, "deletes"))
 
 
 def staying(gone: pa.Table, stored: pa.Table, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
@@ -150,22 +166,25 @@ class _RowsWantedError(Exception):
 
 
 class _Lookup:
-    """What the fold asks for. The rows are those that have been fetched for it, or none have been."""
+    """What is asked for, always the same and in the same order. The rows are those that have been fetched for it, or none have been."""
 
     def __init__(self, task: EpochTask) -> None:
         self._task = task
+        self._fetched = iter(task.old)
 
     def __call__(self, keys: pa.Table | None) -> pa.Table:
-        if self._task.old is None:
-            self._want(keys)
-        stored = self._task.old.load(self._task.layout)
+        fetched = next(self._fetched, None)
+        if fetched is None:
+            raise _RowsWantedError(keys)
+        stored = fetched.load(self._task.layout)
         if keys is None:
             return stored
-        asked, found = key_codes([keys, stored], self._task.layout.key)
+        asked, found = key_codes([keys, stored], _asked(keys, self._task.layout))
         return stored.filter(pa.array(np.isin(found, asked)))
 
-    def _want(self, keys: pa.Table | None) -> NoReturn:
-        raise _RowsWantedError(keys)
+
+def _asked(keys: pa.Table | None, layout: Layout) -> tuple[str, ...]:
+    return () if keys is None else tuple(name for name in layout.columns.names if name in keys.column_names)
 
 
 def _wanted(keys: pa.Table | None, task: EpochTask, names: Sequence[str], *, is_old: bool) -> Wanted:
@@ -196,20 +215,28 @@ def _distinct(table: pa.Table) -> pa.Table:
     return table.group_by(table.column_names, use_threads=False).aggregate([])
 
 
-def _write(table: pa.Table, task: EpochTask, kind: str) -> WrittenFile | None:
+def _write(tables: Iterable[pa.Table], task: EpochTask, kind: str) -> WrittenFile | None:
     """No rows leave no file. The name is new each time: another attempt must not touch what may already be part of the table."""
-    if not table.num_rows:
-        return None
-    fields = [field for field in task.place.schema if field.name in table.column_names]
-    whole = fitted(table, pa.schema(fields))
+    rows, some = 0, (table for table in tables if table.num_rows)
     name = f"{task.place.prefix}-{secrets.token_hex(8)}-{kind}.parquet"
     path = Path(task.place.directory) / name
+    table = next(some, None)
+    if table is None:
+        return None
+    whole = _fitted(table, task)
     with pq.ParquetWriter(path, whole.schema, **writer_options(whole)) as writer:
-        writer.write_table(whole)
+        while table is not None:
+            writer.write_table(_fitted(table, task))
+            rows += table.num_rows
+            table = next(some, None)
     with path.open("rb") as file:
         os.fsync(file.fileno())
     storage.sync_directory(path.parent)
-    return WrittenFile(name, whole.num_rows, path.stat().st_size)
+    return WrittenFile(name, rows, path.stat().st_size)
+
+
+def _fitted(table: pa.Table, task: EpochTask) -> pa.Table:
+    return fitted(table, pa.schema([field for field in task.place.schema if field.name in table.column_names]))
 
 
 # --- what changed while a table was being copied ---------------------------------------------------------------------------
@@ -234,7 +261,10 @@ def write_repair(repair: RepairTask) -> EpochFiles:
         ],
         names=[*layout.key, EXACT],
     )
-    rows = _read(changed.rows).rename_columns([*layout.columns.names, EXACT]) if changed.rows else layout.schema.empty_table()
+    rows = _read(changed.rows) if changed.rows else row_schema(layout.columns).empty_table()
+    rows = rows.rename_columns([*layout.columns.names, EXACT])
+    for name, value in repair.task.place.values:
+        rows = rows.append_column(name, pa.repeat(pa.scalar(value).cast(layout.schema.field(name).type), rows.num_rows))
     return write_outcome(Outcome(False, gone, fitted(rows, layout.schema)), repair.task)
 
 
@@ -248,3 +278,25 @@ def _exact_keys(texts: Sequence[pa.ChunkedArray], names: Sequence[str]) -> pa.Ar
     rows = zip(*(column.to_pylist() for column in texts), strict=True)
     found = [[(name, text) for name, text in zip(names, row, strict=True) if text is not None] or None for row in rows]
     return pa.array(found, EXACT_TYPE)
+
+
+# --- tables that are written anew ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AnewTask:
+    """A file of rows with all columns of the table, which are called `v_<i>`."""
+
+    file: str
+    place: SnapshotPlace
+    fills: Mapping[str, pa.Scalar]
+    """What they have in columns that are only now added."""
+
+
+def write_anew(task: AnewTask) -> SnapshotFile:
+    """The function that travels to the executors."""
+    place = replace(task.place, prefix=f"{task.place.prefix}-anew")
+    with pq.ParquetFile(task.file, coerce_int96_timestamp_unit="us") as file:
+        tables = (pa.Table.from_batches([batch]).rename_columns(place.schema.names) for batch in file.iter_batches())
+        rows = (batch for table in tables for batch in filled(fitted(table, place.schema), task.fills).to_batches())
+        return write_batches(rows, place, 0)

@@ -1,14 +1,18 @@
 """What keeps Iceberg tables quick to read, and their metadata small, between epochs.
 
 Every epoch with updates leaves a file of equality deletes, which whoever reads the table has to take in; so, after a number of them, the
-data files are rewritten without the rows that are gone. Every epoch leaves a snapshot, which the table's metadata lists; so those that are
-old enough are expired. A rewrite says no position: by the time that it is committed, the table may hold more than when it began.
+data files are rewritten without the rows that are gone. Files that cannot hold such a row, by their bounds, are left alone; the deletes
+would stay beside them for ever, so those that reach no file are taken out. Every epoch leaves a snapshot, which the table's metadata lists;
+so those that are old enough are expired. A rewrite says no position: by the time that it is committed, the table may hold more than when it
+began.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +26,8 @@ _log = logging.getLogger(__name__)
 _REST = 10
 """A rewrite that took a second is not followed by another for ten: however large the table, it takes no more than a tenth of the time."""
 EXPIRE_EVERY = 100
+KEPT_SNAPSHOTS = 5
+"""So many stay however old: by these the position is known, whatever others put on top of ours."""
 
 _OPTIONS = {
     "delete-file-threshold": "1",
@@ -78,6 +84,7 @@ class Maintainer:
             for name, value in _OPTIONS.items():
                 action = action.option(name, value)
             action.execute()
+            _take_out_idle(table, jvm)
         took = time.monotonic() - started
         self._rests_until = time.monotonic() + _REST * took
         _log.info("table rewritten", extra={"location": table.location, "seconds": round(took, 3)})
@@ -90,6 +97,29 @@ class Maintainer:
         with failing(f"expiring snapshots of {table.location}"):
             table.java.refresh()
             before = int((time.time() - self._maintenance.keep_seconds) * 1000)
-            table.java.expireSnapshots().expireOlderThan(before).retainLast(1).cleanExpiredFiles(True).commit()
+            table.java.expireSnapshots().expireOlderThan(before).retainLast(KEPT_SNAPSHOTS).cleanExpiredFiles(True).commit()
             table.java.refresh()
             self._kept = len(table.java.operations().current().snapshots())
+
+
+def _take_out_idle(table: LoadedTable, jvm: Any) -> None:
+    """Take out the deletes that no file of the table is read with. Files that are added later are never read with older deletes."""
+    table.java.refresh()
+    with closing(table.java.newScan().planFiles()) as tasks:
+        used = {str(file.location()) for task in _each(tasks.iterator()) for file in _each(task.deletes().iterator())}
+    manifests = table.java.currentSnapshot().deleteManifests(table.java.io())
+    idle = []
+    for manifest in _each(manifests.iterator()):
+        reader = jvm.org.apache.iceberg.ManifestFiles.readDeleteManifest(manifest, table.java.io(), table.java.specs())
+        with closing(reader):
+            idle += [file for file in _each(reader.iterator()) if str(file.location()) not in used]
+    if idle:
+        update = table.java.newRewrite()
+        for file in idle:
+            update.deleteFile(file)
+        update.commit()
+
+
+def _each(iterator: Any) -> Iterator[Any]:
+    while iterator.hasNext():
+        yield iterator.next()

@@ -7,7 +7,8 @@ larger one: a smallint is an int there.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -53,6 +54,33 @@ def _type(found: str | Mapping[str, Any]) -> pa.DataType:
     return pa.struct([_field(each["name"], each["type"], each["id"]) for each in found["fields"]])
 
 
+def type_document(arrow_type: pa.DataType, numbers: Iterator[int] | None = None) -> str | dict[str, Any]:
+    """A type as Iceberg writes it in JSON; the numbers inside of it are nobody's yet. `ValueError` for what has none."""
+    numbers = numbers or count(2)
+    for name, each in _PRIMITIVES.items():
+        if each == arrow_type:
+            return name
+    if pa.types.is_int8(arrow_type) or pa.types.is_int16(arrow_type):
+        return "int"
+    if pa.types.is_decimal128(arrow_type):
+        return f"decimal({arrow_type.precision},{arrow_type.scale})"
+    if pa.types.is_list(arrow_type):
+        return {"type": "list", "element-required": False, **_inner("element", arrow_type.value_type, numbers)}
+    if pa.types.is_map(arrow_type):
+        key, value = _inner("key", arrow_type.key_type, numbers), _inner("value", arrow_type.item_type, numbers)
+        return {"type": "map", "value-required": False, **key, **value}
+    if pa.types.is_struct(arrow_type):
+        inner = [
+            {"id": next(numbers), "name": each.name, "required": False, "type": type_document(each.type, numbers)} for each in arrow_type
+        ]
+        return {"type": "struct", "fields": inner}
+    raise ValueError(f"Iceberg has no type for {arrow_type}")
+
+
+def _inner(role: str, arrow_type: pa.DataType, numbers: Iterator[int]) -> dict[str, Any]:
+    return {f"{role}-id": next(numbers), role: type_document(arrow_type, numbers)}
+
+
 def field_ids(columns: pa.Schema, names: Sequence[str]) -> list[int]:
     return [int(columns.field(name).metadata[FIELD_ID]) for name in names]
 
@@ -67,6 +95,15 @@ def fitted(table: pa.Table, columns: pa.Schema) -> pa.Table:
     """The columns of a table as a file has them, ids and all."""
     arrays = [_cast(table.column(field.name), field.type) for field in columns]
     return pa.table(arrays, schema=columns)
+
+
+def filled(rows: pa.Table, fills: Mapping[str, pa.Scalar]) -> pa.Table:
+    """Rows that have nothing yet in the columns of `fills`, with what was given to all of them."""
+    columns = [
+        pa.repeat(fills[field.name].cast(field.type), rows.num_rows) if field.name in fills else rows.column(field.name)
+        for field in rows.schema
+    ]
+    return pa.table(columns, schema=rows.schema)
 
 
 def _cast(column: pa.ChunkedArray, arrow_type: pa.DataType) -> pa.ChunkedArray:

@@ -2,8 +2,8 @@
 
 The position is in the summary of the very snapshot that brought the rows. Snapshots that others add on top, by compaction, have none: the
 nearest ancestor that has one counts. So a table that was rolled back says what it holds, and not what it once held. Ancestors expire, and
-with them what they say; therefore each of our commits writes the position as a property of the table too, with its sequence number. That
-property counts only where the ancestors end in nothing, and only for a table that is not older than it.
+with them what they say; therefore each of our commits writes the position as a property of the table too, with the snapshot that it is of.
+That property counts only where the ancestors end in that very snapshot: nothing else shows that the table was not rolled back since.
 """
 
 from __future__ import annotations
@@ -20,15 +20,20 @@ from penstock.errors import TargetForeignError
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import Target
+from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.origin import Origin
 from penstock.spool.arrow_text import parse_type, type_text
 
 OWNER = "penstock.pipeline"
 KEY = "penstock.key"
 SOURCE_OID = "penstock.source_oid"
 COLUMNS = "penstock.columns"
+MODE = "penstock.mode"
+ORIGIN = "penstock.origin"
 POSITION = "penstock.position"
-SEQUENCE = "penstock.sequence"
-PROPERTIES = (OWNER, KEY, SOURCE_OID, COLUMNS, POSITION, SEQUENCE)
+SNAPSHOT = "penstock.snapshot"
+"""The snapshot that `POSITION` is of."""
+PROPERTIES = (OWNER, KEY, SOURCE_OID, COLUMNS, MODE, ORIGIN, POSITION, SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +41,39 @@ class SnapshotMark:
     """What counts of one snapshot of the table."""
 
     id: int
-    sequence: int
     parent: int | None
     position: Position | None
     """None: not a commit of ours."""
 
 
-def position_properties(position: Position, sequence: int) -> dict[str, str]:
-    return {POSITION: str(position), SEQUENCE: str(sequence)}
+def position_properties(position: Position, snapshot: int) -> dict[str, str]:
+    return {POSITION: str(position), SNAPSHOT: str(snapshot)}
 
 
-def identity_properties(pipeline: str, key: Iterable[str], source_oid: int, columns: pa.Schema) -> dict[str, str]:
+def identity_properties(pipeline: str, layout: Layout, source_oid: int, origin: Origin | None) -> dict[str, str]:
     """What a table says of itself. Its columns have types here that Iceberg does not tell apart."""
-    listed = [[field.name, type_text(field.type)] for field in columns]
-    return {OWNER: pipeline, KEY: json.dumps(list(key)), SOURCE_OID: str(source_oid), COLUMNS: json.dumps(listed)}
+    listed = [[field.name, type_text(field.type)] for field in layout.columns]
+    return {
+        OWNER: pipeline,
+        KEY: json.dumps(list(layout.key)),
+        SOURCE_OID: str(source_oid),
+        COLUMNS: json.dumps(listed),
+        MODE: layout.mode.value,
+        ORIGIN: "" if origin is None else str(origin),
+    }
 
 
 def find_applied(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str]) -> Position | None:
     """How far the table is. `ancestors`: its current snapshot and those before it, newest first, as far as they are still there."""
-    newest: SnapshotMark | None = None
     parent: int | None = None
     for mark in ancestors:
-        newest = newest or mark
         if mark.position is not None:
             return mark.position if mark.position > Position.ZERO else None
         parent = mark.parent
-    if newest is None or parent is None or POSITION not in properties:
+    if parent is None or POSITION not in properties or properties.get(SNAPSHOT) != str(parent):
         return None
     position = Position.parse(properties[POSITION])
-    return position if position > Position.ZERO and int(properties.get(SEQUENCE, "0")) <= newest.sequence else None
+    return position if position > Position.ZERO else None
 
 
 def find_version(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str], position: Position) -> int | None:
@@ -94,7 +103,9 @@ def owned_target(table: TableName, place: str, pipeline: str, properties: Mappin
             hint="choose another namespace under sink.iceberg, or drop that table",
         )
     columns = pa.schema([pa.field(name, parse_type(text)) for name, text in json.loads(properties[COLUMNS])])
-    return Target(table, int(properties[SOURCE_OID]), tuple(json.loads(properties[KEY])), columns, applied)
+    key, mode = tuple(json.loads(properties[KEY])), Mode(properties.get(MODE, Mode.MIRROR.value))
+    origin = Origin.parse(properties[ORIGIN]) if properties.get(ORIGIN) else None
+    return Target(table, int(properties[SOURCE_OID]), key, columns, applied, mode, origin)
 
 
 # --- the metadata of a table in a Hadoop catalog, read without Spark -----------------------------------------------------------
@@ -128,5 +139,5 @@ def ancestors_of(metadata: Mapping[str, Any]) -> Iterator[SnapshotMark]:
         text = found.get("summary", {}).get(POSITION)
         position = None if text is None else Position.parse(text)
         parent = found.get("parent-snapshot-id")
-        yield SnapshotMark(number, found.get("sequence-number", 0), parent, position)
+        yield SnapshotMark(number, parent, position)
         number = parent

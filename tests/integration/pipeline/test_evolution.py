@@ -10,10 +10,11 @@ from penstock.pipeline.observer import PipelineObserver
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
 from tests.integration.pipeline.test_online import running
+from tests.integration.sinks.iceberg_lake import needs_iceberg
 
 pytestmark = pytest.mark.spark
 
-SINKS = ["delta", "postgres"]
+SINKS = ["delta", "postgres", pytest.param("iceberg", marks=needs_iceberg)]
 CASES: dict[str, Sequence[str]] = {
     "s01_added": (
         "INSERT INTO {} VALUES (3, 'before', 3)",

@@ -1,9 +1,12 @@
-"""Every mode, from a statement in Postgres to a row in Delta."""
+"""Every mode, from a statement in Postgres to a row in Delta or Iceberg."""
 
 from __future__ import annotations
 
+import pytest
+
 from tests.fix_pipeline import MirrorFactory
 from tests.fix_postgres import Database
+from tests.integration.sinks.iceberg_lake import needs_iceberg
 
 TABLES = [
     {"table": "public.kept", "mode": "soft_delete"},
@@ -13,7 +16,8 @@ TABLES = [
 ]
 
 
-def test_K16_every_mode_holds_what_the_source_had_and_has(database: Database, mirror: MirrorFactory) -> None:
+@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=needs_iceberg)])
+def test_K16_every_mode_holds_what_the_source_had_and_has(database: Database, mirror_into: MirrorFactory, kind: str) -> None:
     for table in ("kept", "versions", "changes"):
         database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, size int, long text)")
         database.execute(f"ALTER TABLE {table} ALTER long SET STORAGE EXTERNAL")
@@ -21,7 +25,7 @@ def test_K16_every_mode_holds_what_the_source_had_and_has(database: Database, mi
     database.execute("CREATE TABLE heap (a int, b numeric)")
     database.execute("ALTER TABLE heap REPLICA IDENTITY FULL")
     database.execute("INSERT INTO heap SELECT 1, 'NaN' FROM generate_series(1, 4)")
-    modes = mirror(tables=TABLES)
+    modes = mirror_into(kind, tables=TABLES)
     modes.run_once()
     for table in ("kept", "versions", "changes"):
         database.execute(f"UPDATE {table} SET size = 1 WHERE id = 1")

@@ -10,7 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.schema import TableName
-from penstock.sinks.iceberg import IcebergPlace, IcebergSink
+from penstock.sinks.iceberg import IcebergSink, ModeOf, mirrored
+from penstock.sinks.iceberg_definition import IcebergPlace
 from penstock.sinks.iceberg_maintenance import Maintenance
 from penstock.spark.session import spark_minor
 from tests.integration.sinks.mirror import PIPELINE
@@ -25,10 +26,17 @@ def new_catalog() -> str:
     return f"lake_{next(_numbers)}"
 
 
-def open_lake(spark: SparkSession, root: Path, catalog: str | None = None, pipeline: str = PIPELINE, **options: Any) -> IcebergSink:
+def open_lake(
+    spark: SparkSession,
+    root: Path,
+    catalog: str | None = None,
+    pipeline: str = PIPELINE,
+    mode_of: ModeOf = mirrored,
+    **options: Any,
+) -> IcebergSink:
     never = Maintenance(delete_files=0, expire_every=0)
     place = IcebergPlace(catalog or new_catalog(), root / "warehouse", **{"maintenance": never, **options})
-    return IcebergSink(spark, place, pipeline)
+    return IcebergSink(spark, place, pipeline, mode_of=mode_of)
 
 
 def summaries(sink: IcebergSink, spark: SparkSession, table: TableName) -> list[dict[str, str]]:
