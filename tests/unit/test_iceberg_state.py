@@ -12,10 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.errors import TargetForeignError
+from penstock.errors import SinkRefusedError, TargetForeignError
 from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, TableName
 from penstock.sinks.base import SnapshotPlace
+from penstock.sinks.iceberg_names import check_names, own_names, stored_name
 from penstock.sinks.iceberg_schema import delete_columns, field_ids, fitted, parse_columns, type_document
 from penstock.sinks.iceberg_state import (
     POSITION,
@@ -227,6 +228,22 @@ def test_chunks_of_a_snapshot_are_written_with_the_types_and_ids_of_the_table(tm
     assert "int32 field_id=7 id;" in str(found.schema)
     assert "int32 field_id=9 element;" in str(found.schema)
     assert found.read().to_pylist() == [{"id": 1, "a.b": [2], "shape": None}]
+
+
+@pytest.mark.parametrize(("name", "mode"), [("_Pos", Mode.MIRROR), ("_deleted", Mode.HISTORY), ("_is_deleted", Mode.SOFT_DELETE)])
+def test_K14_a_column_whose_name_iceberg_needs_is_refused(name: str, mode: Mode) -> None:
+    layout = Layout(pa.schema([("id", pa.int32()), (name, pa.int32())]), ("id",), mode)
+    with pytest.raises(SinkRefusedError, match=name):
+        check_names(layout, "lake.public.t")
+    check_names(Layout(pa.schema([("id", pa.int32()), ("_is_deleted", pa.int32())]), ("id",), Mode.MIRROR), "lake.public.t")
+
+
+def test_what_iceberg_calls_otherwise_is_known_by_its_own_name() -> None:
+    layout = Layout(pa.schema([("id", pa.int32())]), ("id",), Mode.SOFT_DELETE)
+    stored = pa.schema([field.with_name(stored_name(field.name, layout.mode)) for field in layout.schema])
+    assert stored.names == ["id", "_is_deleted", "_deleted_at", "_exact"]
+    assert own_names(stored, layout.mode).equals(layout.schema)
+    assert own_names(stored, Mode.MIRROR) is stored
 
 
 def test_only_plain_exact_columns_name_rows_in_deletes() -> None:

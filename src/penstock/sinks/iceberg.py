@@ -40,6 +40,7 @@ from penstock.sinks.iceberg_definition import (
 from penstock.sinks.iceberg_epoch import EpochWriter, discard
 from penstock.sinks.iceberg_evolution import evolve_table, past_of
 from penstock.sinks.iceberg_maintenance import Maintainer, Maintenance
+from penstock.sinks.iceberg_names import IS_DELETED, check_names
 from penstock.sinks.iceberg_reader import EpochTarget, LakeReader
 from penstock.sinks.iceberg_state import (
     POSITION,
@@ -49,7 +50,7 @@ from penstock.sinks.iceberg_state import (
     owned_target,
 )
 from penstock.sinks.iceberg_targets import identifier
-from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.layout import DELETED, Layout, Mode
 from penstock.sinks.names import quoted
 from penstock.sinks.origin import Origin
 from penstock.sinks.slices import slices_after
@@ -114,7 +115,8 @@ class IcebergSink(Sink):
         name = self.sql_name(table)
         self._spark.sql(f"REFRESH TABLE {name}")
         reader = self._spark.read if version is None else self._spark.read.option("versionAsOf", version)
-        return reader.table(name)
+        rows = reader.table(name)
+        return rows if self._mode_of(table) is not Mode.SOFT_DELETE else rows.withColumnRenamed(IS_DELETED, DELETED)
 
     def _target(self, table: TableName, loaded: LoadedTable) -> Target:
         applied = find_applied(loaded.ancestors(), loaded.properties)
@@ -139,6 +141,7 @@ class IcebergSink(Sink):
         self.load_target(schema.name)  # what is another's is refused
         self._place.warehouse.mkdir(parents=True, exist_ok=True)
         layout = layout_of(schema, self._mode_of(schema.name))
+        check_names(layout, self.describe(schema.name))
         properties = table_properties(self._place, self._pipeline, layout, schema.oid, Origin.of(schema))
         # A replaced table has no current snapshot, and so no position.
         self._define(schema.name, definition(layout, properties))
@@ -237,10 +240,10 @@ class IcebergSink(Sink):
         if loaded is None or found is None or applied >= end:
             return
         check_begun(target, found, place)
-        change = self._advance(target, loaded, replace(changes, slices=slices_after(changes.slices, applied)), end)
+        self._advance(target, loaded, replace(changes, slices=slices_after(changes.slices, applied)), end)
         self._remember(target.table, end)
 
-    def _advance(self, target: Target, loaded: LoadedTable, changes: TableChanges, end: Position) -> TableChange:
+    def _advance(self, target: Target, loaded: LoadedTable, changes: TableChanges, end: Position) -> None:
         layout, prefix, evolution, change = target_layout(target), f"epoch-{end.value:016X}", changes.evolution, TableChange()
         writes = EpochTarget(self.sql_name(target.table), layout, files_place(loaded, prefix))
         if evolution is not None:
@@ -254,7 +257,6 @@ class IcebergSink(Sink):
         if writes.past.is_rewritten and not change.is_whole:
             change = replace(change, rewritten=self._writer.rewrite(writes))
         self._commit(loaded, change, end)
-        return change
 
     @override
     def can_evolve(self, target: Target, evolution: Evolution) -> bool:
@@ -267,6 +269,7 @@ class IcebergSink(Sink):
         if not found.schema.equals(target.schema):
             return bool(found.schema.equals(evolution.columns))  # it did, and the answer was lost
         try:
+            check_names(Layout(evolution.columns, evolution.key, target.mode), self.describe(target.table))
             return bool(self._evolved(loaded, evolution, target.mode))
         except (SinkError, ValueError):
             return False
@@ -325,7 +328,9 @@ class IcebergSink(Sink):
             raise TargetRewoundError(
                 f"{self.describe(table)} is gone, so nothing can take its place", hint="restart the pipeline to copy the table anew"
             )
-        writer = shadow.read(table).writeTo(self.sql_name(table)).using("iceberg")
+        rows = shadow.read(table)
+        rows = rows if found.mode is not Mode.SOFT_DELETE else rows.withColumnRenamed(DELETED, IS_DELETED)
+        writer = rows.writeTo(self.sql_name(table)).using("iceberg")
         for name, value in table_properties(self._place, self._pipeline, target_layout(found), found.source_oid, found.origin).items():
             writer = writer.tableProperty(name, value)
         try:

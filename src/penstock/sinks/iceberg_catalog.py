@@ -22,8 +22,10 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, SinkError, SinkRefusedError
 from penstock.position import Position
+from penstock.sinks.iceberg_names import own_names
 from penstock.sinks.iceberg_schema import field_ids, parse_columns, type_document
-from penstock.sinks.iceberg_state import POSITION, PROPERTIES, SnapshotMark, position_properties
+from penstock.sinks.iceberg_state import MODE, POSITION, PROPERTIES, SnapshotMark, position_properties
+from penstock.sinks.layout import Mode
 
 _CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 _GONE = ("org.apache.iceberg.exceptions.NoSuchTableException", "org.apache.iceberg.exceptions.NoSuchNamespaceException")
@@ -132,13 +134,14 @@ class IcebergCatalog:
                 hint="ALTER TABLE … DROP PARTITION FIELD …, or drop the table to have it copied anew",
             )
         snapshot = base.currentSnapshot()
-        try:
-            schema = self.columns(base.schema())
-        except ValueError as error:
-            raise SinkRefusedError(f"the Iceberg table {'.'.join(identifier)} was altered: {error}", hint="drop the table") from error
         # Each value by itself: to walk through a map of Java's takes several calls an entry.
         found = base.properties()
         properties = {name: str(value) for name in PROPERTIES if (value := found.get(name)) is not None}
+        mode = Mode(properties.get(MODE, Mode.MIRROR.value))
+        try:
+            schema = self.columns(base.schema(), mode)
+        except ValueError as error:
+            raise SinkRefusedError(f"the Iceberg table {'.'.join(identifier)} was altered: {error}", hint="drop the table") from error
         deletes = None if snapshot is None else int(snapshot.summary().get("total-delete-files") or 0)
         return LoadedTable(table, base, base.location(), schema, properties, deletes)
 
@@ -146,9 +149,9 @@ class IcebergCatalog:
         with failing(f"dropping {'.'.join(identifier)}"):
             self._java().dropTable(self._name(identifier), True)
 
-    def columns(self, java_schema: Any) -> pa.Schema:
+    def columns(self, java_schema: Any, mode: Mode) -> pa.Schema:
         """`ValueError` for what none of our tables has."""
-        return parse_columns(json.loads(self._jvm.org.apache.iceberg.SchemaParser.toJson(java_schema)))
+        return own_names(parse_columns(json.loads(self._jvm.org.apache.iceberg.SchemaParser.toJson(java_schema))), mode)
 
     def java_type(self, arrow_type: pa.DataType) -> Any:
         document = {"type": "struct", "fields": [{"id": 1, "name": "c", "required": False, "type": type_document(arrow_type)}]}

@@ -14,6 +14,7 @@ from penstock.schema import TableSchema
 from penstock.sinks.base import SnapshotPlace, Target
 from penstock.sinks.iceberg_catalog import LoadedTable
 from penstock.sinks.iceberg_maintenance import KEPT_SNAPSHOTS, Maintenance
+from penstock.sinks.iceberg_names import stored_name
 from penstock.sinks.iceberg_state import identity_properties
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.names import quoted, sql_type, text_literal
@@ -43,7 +44,7 @@ def target_layout(target: Target) -> Layout:
 
 def definition(layout: Layout, properties: Mapping[str, str]) -> str:
     """What stands behind the table's name in CREATE TABLE."""
-    columns = [f"{quoted(field.name)} {sql_type(field.type)}" for field in layout.schema]
+    columns = [f"{quoted(stored_name(field.name, layout.mode))} {sql_type(field.type)}" for field in layout.schema]
     listed = [f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items()]
     return f"({', '.join(columns)}) USING iceberg TBLPROPERTIES ({', '.join(listed)})"
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.iceberg_catalog import IcebergCatalog, LoadedTable, failing
+from penstock.sinks.iceberg_names import stored_name
 from penstock.sinks.layout import Mode, added_names
 
 _SAYS_DEFAULTS = 3
@@ -63,6 +64,6 @@ def evolve_table(catalog: IcebergCatalog, loaded: LoadedTable, evolution: Evolut
             literal = catalog.literal(added.fill.as_py()) if _is_said(added.fill, loaded.format_version) else None
             update.addColumn(None, added.name, catalog.java_type(added.arrow_type), None, literal)
             if following is not None:
-                update.moveBefore(added.name, following)
+                update.moveBefore(added.name, stored_name(following, mode))
         update.commit()
-        return replace(loaded, transaction=transaction, schema=catalog.columns(transaction.table().schema()))
+        return replace(loaded, transaction=transaction, schema=catalog.columns(transaction.table().schema(), mode))

@@ -24,6 +24,7 @@ from penstock.sinks.executors import Executors, error_of_ours
 from penstock.sinks.iceberg_catalog import NewFile, with_catalog
 from penstock.sinks.iceberg_evolution import Past
 from penstock.sinks.iceberg_files import AnewTask, Stored, Wanted, write_anew
+from penstock.sinks.iceberg_names import stored_name
 from penstock.sinks.layout import CURRENT, Layout, Mode
 from penstock.sinks.names import quoted, sql_type
 
@@ -103,7 +104,9 @@ class LakeReader:
         rows = session.table(target.name)
         types = {each.name: sql_type(each.type) for each in target.place.schema}
         columns = [
-            F.lit(None).cast(types[name]) if name in past.added else F.col(quoted(past.names.get(name, name))).cast(types[name])
+            F.lit(None).cast(types[name])
+            if name in past.added
+            else F.col(quoted(stored_name(past.names.get(name, name), target.layout.mode))).cast(types[name])
             for name in target.place.schema.names
         ]
         return rows.select(*(column.alias(name) for name, column in zip(target.place.schema.names, columns, strict=True)))
