@@ -35,7 +35,7 @@ from penstock.sinks.base import Sink, SnapshotPlace
 from penstock.sinks.delta_targets import DeltaTargets
 from penstock.sinks.executors import Executors, In, Out
 from penstock.sinks.iceberg_catalog import IcebergCatalog
-from penstock.sinks.iceberg_epoch import EpochWriter
+from penstock.sinks.iceberg_reader import LakeReader
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.parquet_targets import ParquetTargets
 from penstock.sinks.postgres_rows import parse_rows, stored_names
@@ -156,7 +156,7 @@ class DeltaPlace(Place):
 class IcebergPlace(Place):
     """What is done to files here is Iceberg's own affair."""
 
-    seams = ((InlineExecutors, "run"), (IcebergCatalog, "commit"), (EpochWriter, "_fetch"))
+    seams = ((InlineExecutors, "run"), (IcebergCatalog, "commit"), (LakeReader, "fetch"))
 
     def __init__(self, root: Path, spark: SparkSession | None) -> None:
         super().__init__(root, spark)
