@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
+from penstock.cli.table_orders import order
 from penstock.pipeline.check_places import check_places
 from penstock.pipeline.verify import verify_tables
 from tests.fix_pipeline import MirrorFactory
@@ -62,6 +63,16 @@ def test_C06_a_mirror_in_postgres_has_every_value_to_the_letter(
     assert target_database.query("SELECT * FROM copy_public.plain") == [(7, "last")]
     kept = target_database.query("SELECT id, note, _current FROM copy_public.kept ORDER BY id, _valid_from")
     assert kept == [(1, "one", False), (1, "uno", True), (2, "two", False)]
+
+    # What somebody did to the tables: one is mended in place when that is ordered, one that is gone comes back by itself.
+    target_database.execute(
+        "CREATE VIEW copy_public.seen AS SELECT note FROM copy_public.plain; UPDATE copy_public.plain SET note = 'spoiled'"
+    )
+    target_database.execute("DROP TABLE copy_public.kept")
+    order(made.path, ["public.plain"], "renew")
+    made.run_once()
+    assert target_database.query("SELECT note FROM copy_public.seen") == [("last",)]
+    assert target_database.query("SELECT id, note, _current FROM copy_public.kept") == [(1, "uno", True)]
 
 
 def test_K15_a_log_in_parquet_has_every_change_behind_the_rows_that_were_there(
