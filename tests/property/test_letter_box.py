@@ -19,7 +19,7 @@ from tests.property.test_screening import Desk
 
 
 @pytest.mark.parametrize("mode", KEYED)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(sizes=sizes)
 def test_C08_letters_are_exact_whenever_the_pipeline_dies_and_a_replay_makes_the_table_equal(mode: Mode, sizes: Sizes) -> None:
     source = chronicle(PLAIN, sizes, moves_leave_values=False)

@@ -72,7 +72,7 @@ def names_of(changes: pa.Table) -> set[Name]:
 
 @pytest.mark.parametrize("mode", KEYED)
 @pytest.mark.parametrize("table", [PLAIN, ODD, BEYOND], ids=lambda table: table.name.name[:6])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(sizes=sizes)
 def test_C08_rows_without_a_letter_are_right_after_every_epoch_and_a_replay_brings_the_others(
     table: TableSchema, mode: Mode, sizes: Sizes
@@ -91,7 +91,7 @@ def test_C08_rows_without_a_letter_are_right_after_every_epoch_and_a_replay_brin
         assert moves_leave_values or desk.letters.num_rows == 0, "only values that went with a former key cannot be had again"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(sizes=sizes)
 def test_C08_rows_without_key_are_in_the_target_or_have_a_letter_each(sizes: Sizes) -> None:
     heap = heap_of(sizes.seed, sizes.transactions, sizes.statements, sizes.truncates)

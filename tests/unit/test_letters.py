@@ -21,6 +21,7 @@ from penstock.pipeline.letters import LETTERS
 from penstock.pipeline.orders import load_orders
 from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.states import TableState
+from penstock.pipeline.status import inspect_status
 from penstock.position import Position
 from penstock.sinks.base import TableChanges
 from penstock.sinks.layout import Mode
@@ -257,6 +258,7 @@ def test_the_command_line_shows_letters_and_orders_replays(made: Office, tmp_pat
         f"pipeline: p\nsource: {{dsn: dbname=x}}\ntables: [public.plain]\nsink: {sink}\nrefused: dead_letters\n", encoding="utf-8"
     )
     runner = CliRunner()
+    assert inspect_status(load_config(path)).as_document()["dead_letters"] == {"public.plain": 1}
     shown = json.loads(runner.invoke(app, ["dead-letters", "list", str(path), "--json"], catch_exceptions=False).stdout)
     assert [(each["table"], each["status"], each["key"]) for each in shown] == [("public.plain", "open", '{"id":4}')]
     assert "PEN-1411" in runner.invoke(app, ["dead-letters", "list", str(path)], catch_exceptions=False).stdout

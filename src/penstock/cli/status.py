@@ -19,6 +19,8 @@ def print_status(status: PipelineStatus, console: Console) -> None:
         console.print(f"  {name:<10} {escape(value)}", highlight=False, soft_wrap=True)
     for table_name, progress in sorted(status.snapshots.items()):
         console.print(f"  {'copying':<10} {escape(str(table_name))}: {_progress(progress)}", highlight=False, soft_wrap=True)
+    for table_name, count in sorted(status.letters.items()):
+        console.print(f"  {'letters':<10} {escape(str(table_name))}: {count:,} rows could not be applied", highlight=False, soft_wrap=True)
     if status.epoch is None:
         console.print("  no epoch has been recorded yet", highlight=False)
         return

@@ -148,12 +148,19 @@ class LetterStore:
                 _move(self.pending / f"{stem}{LETTERS_SUFFIX}", visible)
                 self._take_in(visible)
                 self._mark_in(stem, posting, {})
+            self._remove_settled(posting.table)
             storage.sync_directory(self._changes)
             storage.sync_directory(self.directory)
         storage.remove_file(self._document(posting.table))
         for stem in posting.files:
             for suffix in (LETTERS_SUFFIX, CHANGES_SUFFIX):
                 storage.remove_file(self.pending / f"{stem}{suffix}")
+
+    def _remove_settled(self, table: TableName) -> None:
+        """Changes that nobody will replay any more."""
+        for path in self._changes.glob(f"{_digest(table)}-*.parquet"):
+            if path.stem not in self._open.get(table, {}):
+                storage.remove_file(path)
 
     def sweep(self) -> None:
         """At the start of a run: files of letters that no posting names, which somebody wrote who was killed."""
@@ -188,14 +195,13 @@ class LetterStore:
         self._take_in(path)
 
     def _take_in(self, path: Path) -> None:
-        """Learn which letters of a file are open. What can no longer be replayed is removed."""
+        """Learn which letters of a file are open."""
         letters = pq.read_table(path, columns=list(_NAMES), partitioning=None).to_pylist()
         for table in {letter["table"] for letter in letters}:
             names = {(each["commit_version"], each["ordinal"]) for each in letters if each["status"] == LetterStatus.OPEN}
             self._open.setdefault(TableName.parse(table), {})[path.stem] = names
             if not names:
                 del self._open[TableName.parse(table)][path.stem]
-                storage.remove_file(self._changes / path.name)
 
     def _visible(self) -> Iterable[Path]:
         return sorted(path for path in self.directory.glob("*.parquet") if not path.name.startswith("."))

@@ -10,6 +10,7 @@ from penstock.capture.following import missing_capture
 from penstock.errors import PenstockError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch, EpochLog
+from penstock.pipeline.letter_store import LetterStore
 from penstock.pipeline.snapshot_progress import SnapshotProgress, load_all_progress
 from penstock.position import Position
 from penstock.postgres.connection import connect
@@ -47,6 +48,8 @@ class PipelineStatus:
     """How far the tables are that are being copied."""
     missing: PenstockError | None = None
     """Where the capture is a process of its own: why it does not run; None if it does."""
+    letters: Mapping[TableName, int] = field(default_factory=dict)
+    """How many dead letters of each table are open."""
 
     @property
     def capture_state(self) -> str | None:
@@ -149,6 +152,7 @@ class PipelineStatus:
                 }
                 for name, status in sorted((epoch.tables if epoch else {}).items())
             },
+            "dead_letters": {str(name): count for name, count in sorted(self.letters.items())},
             "snapshots": {str(name): progress.as_document() for name, progress in sorted(self.snapshots.items())},
         }
 
@@ -180,6 +184,7 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
         tuple(inspect_consumers(config.spool)),
         load_all_progress(config.sink.root, config.pipeline),
         missing_capture(config.spool) if config.source.capture == "separate" else None,
+        LetterStore(config.sink.root, config.pipeline).open_counts,
     )
 
 
