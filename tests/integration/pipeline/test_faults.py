@@ -67,7 +67,7 @@ def test_the_slot_follows_what_was_recorded(database: Database, mirror: MirrorFa
     assert Position.ZERO < both.confirmed() <= result.position
 
 
-def test_one_bad_table_does_not_stop_the_others(database: Database, mirror: MirrorFactory) -> None:
+def test_K06_one_bad_table_does_not_stop_the_others(database: Database, mirror: MirrorFactory) -> None:
     """Invariant 10, K06: a change of shape that the target is not to follow fails that table alone, and stays failed."""
     _two_tables(database)
     both = mirror(schema_changes="stop")

@@ -1,0 +1,51 @@
+"""Whole pipelines whose targets are not what they were, and whose tables are not what one is used to."""
+
+from __future__ import annotations
+
+import shutil
+
+from penstock.pipeline.orders import change_orders
+from penstock.schema import TableName
+from tests.fix_pipeline import MirrorFactory
+from tests.fix_postgres import Database
+
+
+def test_K09_a_target_that_somebody_altered_dropped_or_put_back_is_not_trusted(database: Database, mirror: MirrorFactory) -> None:
+    """A column of their own may stay, one of ours that they took is missed, what is gone is copied anew, what was put back goes on."""
+    for name in ("added", "taken", "gone", "back"):
+        database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text); INSERT INTO {name} VALUES (1, 'a'), (2, 'a')")
+    made = mirror()
+    made.run_once()
+    for name in ("added", "taken", "gone", "back"):
+        database.execute(f"UPDATE {name} SET v = 'b' WHERE id = 1; INSERT INTO {name} VALUES (3, 'b')")
+    made.run_once()
+    made.damage("public.added", "ALTER TABLE {} ADD COLUMN theirs INT")
+    made.damage("public.taken", "ALTER TABLE {} RENAME COLUMN v TO w")
+    made.damage("public.back", "RESTORE TABLE {} TO VERSION AS OF 1")
+    shutil.rmtree(made.config.sink.root / "public" / "gone")
+    for name in ("added", "taken", "gone", "back"):
+        database.execute(f"UPDATE {name} SET v = 'c' WHERE id = 2; DELETE FROM {name} WHERE id = 1")
+    result = made.run_once()
+    assert len(made.rows("public.added")) == 2
+    for name, status in result.failed.items():
+        assert status.remedy, name
+    assert set(result.failed) <= {"public.taken", "public.back"}
+    change_orders(made.config.state, lambda orders: orders.renew([TableName.parse(name) for name in result.failed]))
+    assert not made.run_once().failed
+    made.assert_equal("public.added", "public.taken", "public.gone", "public.back")
+
+
+def test_K14_what_is_very_wide_very_long_or_oddly_named_arrives(database: Database, mirror: MirrorFactory) -> None:
+    """1,600 columns, which is all that Postgres has; rows of 100 MB; words that SQL keeps for itself."""
+    columns = ", ".join(f"c{number} int DEFAULT {number}" for number in range(1599))
+    database.execute(f"CREATE TABLE wide (id int PRIMARY KEY, {columns}); INSERT INTO wide (id) VALUES (1), (2)")
+    database.execute("CREATE TABLE long (id int PRIMARY KEY, v text); INSERT INTO long VALUES (1, repeat('x', 100000000))")
+    database.execute('CREATE TABLE "select" (id int PRIMARY KEY, "from" text, "where" int); INSERT INTO "select" VALUES (1, \'a\', 2)')
+    made = mirror()
+    made.run_once()
+    database.execute("UPDATE wide SET c1598 = -1 WHERE id = 2; INSERT INTO wide (id) VALUES (3)")
+    database.execute("INSERT INTO long VALUES (2, repeat('y', 100000000)); UPDATE \"select\" SET \"from\" = 'b'")
+    assert not made.run_once().failed
+    assert sorted(map(tuple, made.rows("public.wide", "id, c0, c1598"))) == [(1, 0, 1598), (2, 0, -1), (3, 0, 1598)]
+    assert sorted(map(tuple, made.rows("public.long", "id, length(v)"))) == [(1, 100_000_000), (2, 100_000_000)]
+    assert [tuple(row) for row in made.rows("public.select", "id, `from`, `where`")] == [(1, "b", 2)]
