@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,10 +78,10 @@ class Mirror:
         rows = self._database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
         return Position.parse(rows[0][0])
 
-    def compare(self) -> list[Comparison]:
+    def compare(self, names: Collection[str] = ()) -> list[Comparison]:
         from penstock.pipeline.verify import compare_tables
 
-        return compare_tables(self._spark, self.config)
+        return compare_tables(self._spark, self.config, [TableName.parse(name) for name in names])
 
     def assert_equal(self, *tables: str) -> None:
         """Source and target are the same, row by row; the tables compared are those named."""

@@ -19,6 +19,7 @@ from penstock.change import ChangeCounts, ChangeType
 from penstock.errors import ConnectionLostError, SchemaChangedError, SinkError, SinkRefusedError, TargetForeignError
 from penstock.pipeline.following import Follower
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
+from penstock.pipeline.sightings import Look
 from penstock.position import Position
 from penstock.postgres.attributes import CatalogShape, MissingValue
 from penstock.postgres.connection import SourceAddress
@@ -87,7 +88,7 @@ class Follow:
         self._writer.seal()
         self.shape, target, end = shape, self.target(), Position.of(self.position)
         assert target.applied is not None
-        if self.follower.notice({NAME: target}, {NAME: shape.schema}):
+        if self.follower.notice({NAME: target}, Look({NAME: shape.schema})):
             raise CopyAnew
         found = self._reader.read(target.applied, end).tables[NAME]
         return target, self.follower.follow(self.sink, target, TableChanges(NAME, found.slices, found.counts)), end

@@ -22,6 +22,7 @@ from penstock.pipeline.findings import CheckReport, StepState
 from penstock.pipeline.membership import save_memberships
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
+from penstock.postgres.ddl_trigger import install_statements
 from penstock.postgres.slot import current_position
 from penstock.postgres.timeline import identify_system
 from penstock.schema import TableName
@@ -367,6 +368,15 @@ def test_a_pattern_that_matches_nothing_beside_one_that_does_is_a_warning(check:
     report = check(tables=["public.*", "nothing.*"])
     assert report.problems == []
     assert [finding.what for finding in report.warnings if finding.code == "no-match"] == ["pattern nothing.* matches no table"]
+
+
+def test_S03_the_event_trigger_is_tried_and_printed_for_who_may_create_it(shop: Database, roles: Roles, check: Checker) -> None:
+    plain = roles.create("plain", "REPLICATION")
+    report = check(source={**_as(shop, plain), "event_trigger": True})
+    (warning,) = [finding for finding in report.warnings if finding.code == "no-event-trigger"]
+    assert (warning.step, warning.fix) == ("publication", install_statements())
+    assert not [finding for finding in check(source={"dsn": shop.dsn, "event_trigger": True}).warnings if finding.code == warning.code]
+    assert shop.query("SELECT count(*) FROM pg_event_trigger") == [(0,)], "nothing is left behind"
 
 
 def test_a_secret_that_is_not_set_leaves_the_steps_at_the_source_untried(check: Checker) -> None:

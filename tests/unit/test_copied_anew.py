@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from typing_extensions import override
 
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
@@ -14,11 +15,14 @@ from penstock.pipeline.following import Follower
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
 from penstock.pipeline.shadows import Shadows
+from penstock.pipeline.sightings import Look
 from penstock.pipeline.states import TableState, TableStatus
+from penstock.position import Position
 from penstock.postgres.attributes import CatalogShape
 from penstock.postgres.catalog import CatalogTable
 from penstock.schema import Attributes, Column, TableName, TableSchema
-from penstock.sinks.base import Target
+from penstock.sinks.base import TableChanges, Target
+from penstock.sinks.evolution import Evolution
 from penstock.sinks.layout import Mode
 from penstock.sinks.origin import Origin
 from penstock.spool.consumers import released
@@ -42,13 +46,15 @@ class Pair:
     anew: dict[TableName, str] = field(default_factory=dict)
     xids: frozenset[int] = frozenset()
     is_mirror: bool = True
+    sink: Ledger = field(default_factory=Ledger)
+    last_items: int = 1000
+    """After which there are no changes of items, or only under the other name."""
+    renamed_to: TableName | None = None
     asked: int = 0
 
     def __post_init__(self) -> None:
         (self.root / "lake").mkdir()
-        steps = [[Commit(position, (ORDERS, ITEMS if position < 300 else WIDE))] for position in range(100, 1001, 100)]
-        capture(self.root / "spool", 0, steps)
-        self.sink = Ledger()
+        capture(self.root / "spool", 0, [[Commit(position, (ORDERS, *self._items(position)))] for position in range(100, 1001, 100)])
         self.follower = Follower(lambda _: SchemaRule(self.policy, is_mirror=self.is_mirror), self._inspect)
         self.shadows = Shadows(self.sink, PipelineObserver(), lambda name, is_done: None, self.follower)
         self.applier = EpochApplier(
@@ -62,6 +68,15 @@ class Pair:
             follower=self.follower,
             on_anew=self.anew.__setitem__,
         )
+
+    def _items(self, position: int) -> list[TableSchema]:
+        if position > self.last_items:
+            return [] if self.renamed_to is None else [replace(ITEMS, name=self.renamed_to)]
+        return [ITEMS if position < 300 else WIDE]
+
+    def became(self) -> list[str] | None:
+        target = self.sink.load_target(ITEMS.name)
+        return None if target is None else list(target.schema.names)
 
     def _inspect(self, table: CatalogTable) -> CatalogShape:
         self.asked += 1
@@ -144,7 +159,7 @@ def test_S13_a_table_that_is_to_stop_stops(tmp_path: Path) -> None:
 
 def test_S02_a_column_made_again_under_its_name_is_found_in_the_catalog_alone(pair: Pair) -> None:
     pair.start()
-    pair.applier.notice({ITEMS.name: numbered(ITEMS, 1, 3), ORDERS.name: numbered(ORDERS, 1, 2, 3)})
+    pair.applier.notice(Look({ITEMS.name: numbered(ITEMS, 1, 3), ORDERS.name: numbered(ORDERS, 1, 2, 3)}))
     pair.applier.apply(at(200))
     assert list(pair.anew) == [ITEMS.name]
     assert ITEMS.name not in pair.sink.taken
@@ -153,7 +168,7 @@ def test_S02_a_column_made_again_under_its_name_is_found_in_the_catalog_alone(pa
 
 def test_S07_a_table_made_anew_is_found_in_the_catalog_alone(pair: Pair) -> None:
     pair.start()
-    pair.applier.notice({ITEMS.name: replace(numbered(ITEMS, 1, 2), oid=99)})
+    pair.applier.notice(Look({ITEMS.name: replace(numbered(ITEMS, 1, 2), oid=99)}))
     pair.applier.apply(at(200))
     assert pair.anew == {ITEMS.name: "it was dropped and made anew"}
 
@@ -162,7 +177,7 @@ def test_S02_a_shape_like_the_targets_is_not_trusted_once_the_catalog_has_other_
     """Dropped and made again, written to, and then altered once more: nothing in these changes shows it."""
     pair.start()
     pair.now = numbered(WIDE, 1, 3, 4)
-    pair.applier.notice({ITEMS.name: pair.now})
+    pair.applier.notice(Look({ITEMS.name: pair.now}))
     pair.applier.apply(at(200))
     assert list(pair.anew) == [ITEMS.name]
 
@@ -178,3 +193,148 @@ def test_S05_a_catalog_that_does_not_show_the_transaction_yet_is_asked_again(pai
     pair.xids = frozenset()
     pair.applier.apply(at(300))
     assert list(pair.anew) == [ITEMS.name]
+
+
+class Following(Ledger):
+    """Its tables become whatever they have to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.became: dict[TableName, Target] = {}
+
+    @override
+    def can_evolve(self, target: Target, evolution: Evolution) -> bool:
+        return True
+
+    @override
+    def load_target(self, table: TableName) -> Target | None:
+        return self.became.get(table)
+
+    @override
+    def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
+        super().apply(target, changes, end)
+        if changes.evolution is not None:
+            new = changes.evolution
+            self.became[target.table] = replace(target, schema=new.columns, key=new.key, origin=new.origin, applied=end)
+
+
+@pytest.fixture
+def idle(tmp_path: Path) -> Pair:
+    """The table of items has no change after 200."""
+    return Pair(tmp_path, sink=Following(), last_items=200)
+
+
+def test_S06_what_is_done_to_an_idle_table_is_followed_once_all_changes_from_before_are_applied(idle: Pair) -> None:
+    idle.start()
+    idle.applier.notice(Look({ITEMS.name: idle.now, ORDERS.name: numbered(ORDERS, 1, 2, 3)}, at(400)))
+    assert not idle.applier.is_level, "a run that is to catch up waits for it"
+    idle.applier.apply(at(300))
+    assert idle.became() is None, "changes of the former shape might still be to come"
+    idle.applier.apply(at(500))
+    assert idle.became() == ["id", "note", "more"]
+    assert idle.sink.applied[ITEMS.name] == at(500)
+    assert idle.applier.is_level
+    asked = idle.asked
+    idle.applier.apply(at(600))
+    assert (idle.asked, idle.sink.applied[ITEMS.name]) == (asked, at(500)), "it has been followed, and there is nothing new"
+
+
+def test_S06_an_idle_table_is_followed_though_no_epoch_comes_by_itself(idle: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.apply._IDLE_SECONDS", 0.0)
+    idle.start()
+    idle.applier.apply(at(200))
+    idle.applier.apply(at(1000))
+    idle.applier.notice(Look({ITEMS.name: idle.now}, at(1000)))
+    assert not idle.applier.is_stuck
+    idle.applier.settle()
+    assert idle.became() == ["id", "note", "more"]
+
+
+def test_S06_a_table_that_has_all_of_the_log_is_followed_with_the_next_epoch_and_says_so(idle: Pair) -> None:
+    idle.start()
+    idle.applier.apply(at(500))
+    idle.applier.notice(Look({ITEMS.name: idle.now}, at(500)))
+    assert idle.applier.is_stuck
+    idle.applier.apply(at(500))
+    assert idle.became() is None, "an epoch that was applied is not applied again"
+    idle.applier.apply(at(600))
+    assert idle.became() == ["id", "note", "more"]
+    assert not idle.applier.is_stuck
+
+
+def test_S05_what_was_seen_and_is_no_more_is_not_followed(idle: Pair) -> None:
+    """It was altered again since, and there may be changes to come that were made before that."""
+    idle.start()
+    idle.applier.notice(Look({ITEMS.name: idle.now}, at(400)))
+    idle.now = numbered(replace(WIDE, columns=(*WIDE.columns, Column("later", pa.int32(), 23))), 1, 2, 3, 4)
+    idle.applier.apply(at(500))
+    assert idle.became() is None
+    idle.applier.notice(Look({ITEMS.name: idle.now}, at(700)))
+    idle.applier.apply(at(700))
+    assert idle.became() == ["id", "note", "more", "later"]
+
+
+def test_S13_an_idle_table_is_stopped_by_what_its_policy_will_not_have(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, SchemaPolicy.STOP, sink=Following(), last_items=200)
+    pair.start()
+    pair.applier.notice(Look({ITEMS.name: pair.now}, at(300)))
+    pair.applier.apply(at(300))
+    assert (pair.state(ITEMS), pair.state(ORDERS)) == (TableState.FAILED, TableState.STREAMING)
+
+
+def test_S07_a_table_that_is_dropped_is_gone_once_all_that_there_was_of_it_is_applied(idle: Pair) -> None:
+    idle.start()
+    idle.applier.notice(Look({}, at(300), {ITEMS.name: "it was dropped"}))
+    idle.applier.apply(at(200))
+    assert idle.state(ITEMS) is TableState.STREAMING
+    idle.applier.apply(at(500))
+    status = idle.applier.statuses[ITEMS.name]
+    assert (status.state, status.reason) == (TableState.GONE, "it was dropped")
+    assert idle.sink.taken[ITEMS.name] == [(100, 200)]
+    assert idle.applier.is_level
+    assert idle.released == 500, "it keeps nothing"
+    assert EpochLog(idle.root / "lake", "p").last() == idle.applier.last
+
+
+def test_S07_a_table_whose_changes_come_under_another_name_takes_what_it_had_under_its_own(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, last_items=200, renamed_to=TableName("public", "things"))
+    pair.start()
+    pair.applier.apply(at(500))
+    assert pair.anew == {ITEMS.name: "it was called public.things"}
+    assert pair.sink.applied[ITEMS.name] == at(500)
+    assert pair.sink.taken[ITEMS.name] == [(100, 500)]
+    assert pair.state(ITEMS) is TableState.SNAPSHOTTING, "whether there is something to copy, the catalog says"
+    pair.applier.lose(ITEMS.name, "it is called public.things now")
+    pair.applier.apply(at(600))
+    assert pair.state(ITEMS) is TableState.GONE
+    assert pair.applier.is_level
+
+
+def test_S07_what_only_the_target_has_is_not_given_up_because_its_table_was_renamed(tmp_path: Path) -> None:
+    pair = Pair(tmp_path, is_mirror=False, last_items=200, renamed_to=TableName("public", "things"))
+    pair.start(Mode.HISTORY)
+    pair.applier.apply(at(500))
+    assert pair.anew == {}
+    assert pair.state(ITEMS) is TableState.FAILED
+    assert "public.things" in (pair.applier.statuses[ITEMS.name].reason or "")
+
+
+def test_S02_columns_that_went_and_came_unseen_are_followed_only_if_nothing_can_have_been_applied_in_between(idle: Pair) -> None:
+    """A column that is dropped and made again shows in no change."""
+    idle.start()
+    idle.now = numbered(replace(ITEMS, columns=(ITEMS.columns[0], Column("other", pa.string(), 25))), 1, 3)
+    idle.applier.notice(Look({ITEMS.name: numbered(ITEMS, 1, 2)}, at(150)))
+    idle.applier.apply(at(200))
+    idle.applier.notice(Look({ITEMS.name: idle.now}, at(300)))
+    idle.applier.apply(at(300))
+    assert list(idle.anew) == [ITEMS.name]
+
+
+def test_S02_columns_that_went_and_came_while_a_table_was_idle_are_followed(idle: Pair) -> None:
+    idle.start()
+    idle.now = numbered(replace(ITEMS, columns=(ITEMS.columns[0], Column("other", pa.string(), 25))), 1, 3)
+    idle.applier.apply(at(300))
+    idle.applier.notice(Look({ITEMS.name: numbered(ITEMS, 1, 2)}, at(350)))
+    idle.applier.notice(Look({ITEMS.name: idle.now}, at(400)))
+    idle.applier.apply(at(500))
+    assert idle.became() == ["id", "note", "other"]

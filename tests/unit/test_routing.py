@@ -17,6 +17,7 @@ from penstock.pipeline.membership import fail_rejoined
 from penstock.pipeline.routes import Route
 from penstock.pipeline.routing import gather, route_tables, routed_views
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
+from penstock.pipeline.sightings import Look
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, fail_unpublished
 from penstock.position import Position
@@ -290,7 +291,7 @@ def test_members_that_nobody_knows_are_looked_up_before_anything_is_applied(tmp_
 def test_a_member_that_comes_has_the_table_copied_anew() -> None:
     before, now = (joined_schema(INTO, "_source", [shard(number) for number in numbers]) for numbers in ((1, 2), (1, 2, 3)))
     follower = Follower(lambda _: SchemaRule(), lambda _: (_ for _ in ()).throw(AssertionError()))
-    assert follower.notice({INTO: _target(before)}, {INTO: before}) == {}
-    assert follower.notice({INTO: _target(before)}, {INTO: now}) == {INTO: "the tables that are routed into it came, went or changed"}
+    assert follower.notice({INTO: _target(before)}, Look({INTO: before})) == {}
+    assert follower.notice({INTO: _target(before)}, Look({INTO: now})) == {INTO: "the tables that are routed into it came, went or changed"}
     assert follower.routed.keys() == {before.oid, now.oid}, "the target goes on meanwhile"
     assert why_anew(now, _target(now)) is None

@@ -17,31 +17,24 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from penstock.change import ChangeCounts
-from penstock.errors import (
-    ConnectionLostError,
-    PenstockError,
-    Recovery,
-    SchemaChangedError,
-    SpoolGapError,
-    TargetRewoundError,
-)
+from penstock.errors import ConnectionLostError, PenstockError, Recovery, SchemaChangedError, SpoolGapError, TargetRewoundError
+from penstock.pipeline.bringing import Bringer
+from penstock.pipeline.epoch_work import is_behind, plan_work
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.following import Follower
 from penstock.pipeline.letter_box import LetterBox
 from penstock.pipeline.observer import EpochReport, PipelineObserver
-from penstock.pipeline.routing import gather
 from penstock.pipeline.shadows import Shadows
+from penstock.pipeline.sightings import Look
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.postgres.types.policy import TypePolicy
-from penstock.schema import TableName, TableSchema
+from penstock.schema import TableName
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import CopyAnew
 from penstock.spool.consumers import hold, release
 from penstock.spool.range import SpoolRange
 from penstock.spool.reader import SpoolReader
-from penstock.spool.values import check_values
 from penstock.spool.waiting import wait_for_end
 
 _WORKERS = 4
@@ -83,7 +76,7 @@ class EpochApplier:
         self._consumer = consumer
         self._system = system
         self._observer = observer
-        self._types = types
+        self._bringer = Bringer(sink, types, follower, letters)
         self._shadows = shadows
         self._follower = follower
         self._letters = letters
@@ -103,6 +96,11 @@ class EpochApplier:
     def position(self) -> Position:
         """What is recorded: every streaming table holds everything up to here."""
         return self.last.position if self.last is not None else Position.ZERO
+
+    @property
+    def oids(self) -> dict[TableName, int]:
+        """By which each table is known that something may still come into."""
+        return {name: target.source_oid for name, target in self._targets.copy().items() if not self.statuses[name].is_over}
 
     def adopt(
         self,
@@ -170,13 +168,13 @@ class EpochApplier:
 
     def settle(self) -> None:
         """Where no epoch comes by itself, because the source is idle, make one for what waits."""
-        waits = self._requests or (self._shadows is not None and self._shadows.is_waiting)
+        waits = self._requests or (self._shadows is not None and self._shadows.is_waiting) or self._has_seen_more(self.position)
         if waits and time.monotonic() - self._ended_at > _IDLE_SECONDS:
             self.apply(self.position)
 
-    def notice(self, schemas: Mapping[TableName, TableSchema]) -> None:
+    def notice(self, look: Look) -> None:
         """What the catalog has now. Some of what happens to a table no change ever shows."""
-        for name, reason in (self._follower.notice(self._targets, schemas) if self._follower is not None else {}).items():
+        for name, reason in (self._follower.notice(self._targets, look) if self._follower is not None else {}).items():
             status = self.statuses.get(name)
             if status is not None and status.is_applied:
                 self._requests.append(partial(self._copy_anew, name, reason))
@@ -186,6 +184,39 @@ class EpochApplier:
         self._set({name: TableStatus(TableState.SNAPSHOTTING)})
         self._anew[name] = "it was not written by this pipeline"
 
+    def _has_seen_more(self, end: Position | None) -> bool:
+        """Whether the catalog has shown something that an epoch up to `end` can act on, and the log has not; None: ever could."""
+        follower = self._follower
+        return follower is not None and any(follower.gone(name, end) is not None or self._is_ahead(name, end) for name in self._live())
+
+    def _is_ahead(self, name: TableName, end: Position | None) -> bool:
+        """A target that has this very epoch has been through the commit that it could become something else with."""
+        target, committed = self._targets.get(name), self.statuses[name].committed
+        if self._follower is None or target is None or (end is not None and committed is not None and committed >= end):
+            return False
+        return self._follower.ahead(target, end) is not None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a target has yet to become what the catalog was seen to have, and holds all of the log already: no epoch can do it."""
+        return any(self._is_ahead(name, None) and self._is_past(name) for name in self._live())
+
+    def _is_past(self, name: TableName) -> bool:
+        committed = self.statuses[name].committed
+        return committed is not None and self._follower is not None and self._follower.ahead(self._targets[name], committed) is not None
+
+    def lose(self, name: TableName, reason: str) -> None:
+        """The source has this table no more, and its target all that there was of it."""
+        self._requests.append(partial(self._lose, name, reason))
+
+    def _lose(self, name: TableName, reason: str) -> None:
+        status = self.statuses.get(name)
+        if status is not None and not status.is_over:
+            self._anew.pop(name, None)
+            remedy = f"penstock tables remove, if {name} is to be forgotten; its target stays as it is"
+            self._set({name: TableStatus(TableState.GONE, status.applied, status.committed, reason, remedy)})
+            self._observer.interrupted(f"{name} is gone: {reason}", 0.0)
+
     def give_up_copy(self, name: TableName, reason: str) -> None:
         """A table that had to be copied anew cannot be."""
         if name in self._anew:
@@ -193,12 +224,15 @@ class EpochApplier:
             self.fail(name, SchemaChangedError(why, hint=f"penstock tables resync {name}, once that is mended"))
 
     def _copy_anew(self, name: TableName, reason: str) -> None:
-        """The target stays as it is until it is replaced. Its changes are kept meanwhile: a run that ends before begins from there."""
         status = self.statuses.get(name)
         if status is not None and status.is_applied:
-            self._set({name: replace(status, state=TableState.SNAPSHOTTING)})
-            self._anew[name] = reason
             self._on_anew(name, reason)
+            self._await_copy(name, reason)
+
+    def _await_copy(self, name: TableName, reason: str) -> None:
+        """The target stays as it is until it is replaced. Its changes are kept meanwhile: a run that ends before begins from there."""
+        self._set({name: replace(self.statuses[name], state=TableState.SNAPSHOTTING)})
+        self._anew[name] = reason
 
     def fail(self, name: TableName, error: PenstockError) -> None:
         """Give a table up, for a reason that is its own. The rest goes on."""
@@ -260,8 +294,8 @@ class EpochApplier:
         is_new = end > self.position
         end = max(end, self.position)
         renews = self._shadows is not None and self._shadows.take_in()
-        behind = {status.applied for status in self.statuses.values() if _is_behind(status, end)}
-        if not behind and not is_new and not renews:
+        behind = {status.applied for status in self.statuses.values() if is_behind(status, end)}
+        if not behind and not is_new and not renews and not self._has_seen_more(end):
             self._mark_streaming(end)
             self._release()
             return
@@ -269,16 +303,18 @@ class EpochApplier:
         if reached is None or reached < end:
             raise ConnectionLostError(f"the capture did not get back to {end} in {_CATCH_UP_SECONDS:.0f} s")
         ranges = self._read(behind, end)
-        self._fail_renamed(ranges)
+        renamed = self._renamed(ranges, end)
         renewed = self._shadows.swap(self._reader, end) if self._shadows is not None else {}
         self._renew(renewed)
-        work = self._plan(ranges)
+        due = [name for name in self._live() if self._is_ahead(name, end) or self._bringer.is_due(name)]
+        work = plan_work(self._targets, self.statuses, ranges, {} if self._follower is None else self._follower.routed, due)
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="penstock-apply") as pool:
             failures = dict(zip([changes.table for changes in work], pool.map(lambda each: self._apply_one(each, end), work), strict=True))
         self._take_failures({name: error for name, error in failures.items() if isinstance(error, PenstockError)})
         for name, reason in failures.items():
             if isinstance(reason, CopyAnew):
                 self._copy_anew(name, str(reason))
+        self._take_lost(renamed, end)
         commit_time = max((each.commit_time for each in ranges.values() if each.commit_time), default=None)
         rows = sum(changes.counts.rows for changes in work)
         self._record(Epoch(self._next_number(), end, commit_time, self._system), rows, time.monotonic() - started)
@@ -307,35 +343,34 @@ class EpochApplier:
             self._anew.pop(name, None)
             self._set({name: TableStatus(TableState.STREAMING, target.applied, target.applied)})
 
-    def _plan(self, ranges: Mapping[Position, SpoolRange]) -> list[TableChanges]:
-        """What each table has to take in, read from where that table stands; the largest first."""
-        work = []
-        routed = {} if self._follower is None else self._follower.routed
-        for name, status in self.statuses.items():
-            if status.is_applied and status.applied is not None and status.applied in ranges:
-                found = gather(self._targets[name], ranges[status.applied], routed)
-                if found is not None:
-                    work.append(found)
-                elif self._letters is not None and self._letters.is_due(name):
-                    work.append(TableChanges(name, (), ChangeCounts()))
-        return sorted(work, key=lambda changes: -changes.counts.rows)
+    def _renamed(self, ranges: Mapping[Position, SpoolRange], end: Position) -> dict[TableName, str]:
+        """Tables whose changes come under another name, and what is to be said of them. That they are to be copied anew is said first."""
+        live = {name: (self._targets[name].source_oid, self.statuses[name].applied) for name in self._live() if name in self._targets}
+        found = {} if self._follower is None else self._follower.renamed(live, ranges, end)
+        for name, reason in found.items():
+            if self._follower is not None and self._follower.renews(name):
+                self._on_anew(name, reason)
+        return found
 
-    def _fail_renamed(self, ranges: Mapping[Position, SpoolRange]) -> None:
-        """A table is its OID: changes that come under another name belong to a target that would silently fall behind."""
-        owners = {target.source_oid: name for name, target in self._targets.items()}
-        for start, each in ranges.items():
-            for found in each.tables.values():
-                for oid in {slice.file.oid for slice in found.slices}:
-                    owner = owners.get(oid)
-                    if owner is not None and owner != found.table and self.statuses[owner].applied == start:
-                        hint = f"add {found.table} to the tables and remove {self._sink.describe(owner)}"
-                        self.fail(owner, SchemaChangedError(f"table {owner} is now called {found.table}", hint=hint))
+    def _take_lost(self, renamed: Mapping[TableName, str], end: Position) -> None:
+        """Tables of which this epoch had all that there was, or all under this name."""
+        follower = self._follower
+        for name in self._live() if follower is not None else ():
+            assert follower is not None
+            gone = follower.gone(name, end)
+            if gone is not None:
+                self._lose(name, gone)
+            elif name in renamed and follower.renews(name):
+                self._await_copy(name, renamed[name])
+            elif name in renamed:
+                hint = f"penstock tables resync {name} copies it as it is now, if it is still there"
+                self.fail(name, SchemaChangedError(f"table {name} was renamed: {renamed[name]}", hint=hint))
 
     def _apply_one(self, changes: TableChanges, end: Position) -> PenstockError | CopyAnew | None:
         """One table; gives back what that table cannot do. What time can mend is tried again, then fails the epoch."""
         for attempt in range(_ATTEMPTS):
             try:
-                self._bring(changes, end)
+                brought = self._bringer.bring(self._targets[changes.table], changes, end)
             except CopyAnew as reason:
                 return reason
             except PenstockError as error:
@@ -345,29 +380,11 @@ class EpochApplier:
                     raise
                 time.sleep(_PAUSE_SECONDS * 2**attempt)
             else:
-                self._set({changes.table: TableStatus(TableState.STREAMING, end, end)})
+                if brought is not None:
+                    self._targets[changes.table] = brought
+                    self._set({changes.table: TableStatus(TableState.STREAMING, end, end)})
                 break
         return None
-
-    def _bring(self, changes: TableChanges, end: Position) -> None:
-        """Bring one table to `end`."""
-        target, follower, letters = self._targets[changes.table], self._follower, self._letters
-        if letters is None:
-            check_values(changes.table, changes.slices, refuse_inexact=self._types.refuses_inexact)
-        else:
-            changes = letters.with_letters(target, changes, end, lambda slice: follower is None or follower.is_followed(target, slice))
-        followed = changes if follower is None else follower.follow(self._sink, target, changes)
-        if letters is None:
-            self._sink.apply(target, followed, end)
-        else:
-            letters.apply(self._sink, target, followed, end)
-        if followed.evolution is not None:
-            self._reload(changes.table)
-
-    def _reload(self, name: TableName) -> None:
-        target = self._sink.load_target(name)
-        if target is not None:
-            self._targets[name] = target
 
     def _take_failures(self, failures: Mapping[TableName, PenstockError]) -> None:
         """Tables fail one by one; but if all targets are gone at once, the place where they stand is away, and no table is at fault."""
@@ -382,7 +399,7 @@ class EpochApplier:
 
     def _needed(self) -> Position:
         """No table needs anything up to here any more."""
-        held = [status.applied for status in self.statuses.values() if status.state is not TableState.FAILED and status.applied is not None]
+        held = [status.applied for status in self.statuses.values() if not status.is_over and status.applied is not None]
         shadows = self._shadows.holds if self._shadows is not None else []
         return min([self.position, *held, *self._holds.copy().values(), *shadows])
 
@@ -406,14 +423,14 @@ class EpochApplier:
 
     @property
     def is_level(self) -> bool:
-        """Whether every table has been through an epoch of this run, or is not to."""
-        settled = (TableState.STREAMING, TableState.PAUSED, TableState.FAILED)
-        return all(status.state in settled for status in self.statuses.values())
+        """Whether every table has been through an epoch of this run, or is not to, and has become what the catalog was seen to have."""
+        settled = (TableState.STREAMING, TableState.PAUSED, TableState.FAILED, TableState.GONE)
+        return all(status.state in settled for status in self.statuses.values()) and not self._has_seen_more(None)
 
     @property
     def is_replaying(self) -> bool:
         """Whether letters of a table that goes on are still to be applied."""
-        return self._letters is not None and any(self._letters.is_due(name) for name in self._live())
+        return any(self._bringer.is_due(name) for name in self._live())
 
     @property
     def is_copying(self) -> bool:
@@ -426,7 +443,3 @@ class EpochApplier:
 
 def _nothing() -> None:
     """A request for an epoch, for its own sake."""
-
-
-def _is_behind(status: TableStatus, end: Position) -> bool:
-    return status.is_applied and status.applied is not None and status.applied < end

@@ -19,6 +19,7 @@ from penstock.pipeline.tables import Selection, select_tables
 from penstock.postgres.catalog import inspect_outside
 from penstock.postgres.chunks import plan_chunks, probe_chunks
 from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command, source_errors
+from penstock.postgres.ddl_trigger import ensure_trigger
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
 from penstock.postgres.limits import Limits, check_room, check_version, inspect_limits
 from penstock.postgres.privileges import Role, inspect_role, inspect_unreadable
@@ -179,6 +180,15 @@ class _SourceCheck:
                 plan.addition.run(self._connection, keep=False)
         elif plan.report.satisfied:
             step.detail = f"{name} holds every table"
+        if self._config.source.event_trigger:
+            self._warn_of_trigger(step)
+
+    def _warn_of_trigger(self, step: Step) -> None:
+        """A run goes on without it."""
+        try:
+            ensure_trigger(self._connection, keep=False)
+        except PrivilegeError as error:
+            step.warn("no-event-trigger", error.message, error.hint)
 
     def _reading(self, step: Step, selection: Selection) -> None:
         snapshot = self._snapshot

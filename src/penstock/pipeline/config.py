@@ -27,6 +27,7 @@ from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
 from penstock.pipeline.sink_config import SinkConfig
 from penstock.pipeline.table_rules import TableRule, build_transform
 from penstock.postgres.connection import SourceAddress
+from penstock.postgres.ddl_trigger import PREFIX
 from penstock.postgres.slot import is_slot_name
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
@@ -63,6 +64,10 @@ class SourceConfig(Model):
     )
     spool: Path | None = Field(
         None, description="where captured changes are kept; default: in the state directory. Pipelines that share a slot name the same one"
+    )
+    event_trigger: bool = Field(
+        False,
+        description="have an event trigger of the database tell what becomes of columns, so that fewer tables have to be copied anew",
     )
     tls: TlsConfig | None = None
 
@@ -324,6 +329,7 @@ class PipelineConfig(Model):
             failover=self.source.failover,
             confirm=self.confirm,
             max_retained_bytes=self.max_retained_wal,
+            message_prefixes=(PREFIX,) if self.source.event_trigger else (),
             is_separate=self.source.capture == "separate",
         )
 

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.capture.provision import ensure_capture, inspect_coverage
-from penstock.errors import CaptureFailedError, PenstockError, Recovery
+from penstock.errors import CaptureFailedError, PenstockError, PrivilegeError, Recovery
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.background import BackgroundSnapshots, Door
@@ -32,15 +32,17 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.existing import await_copies, take_over
 from penstock.pipeline.following import Follower
+from penstock.pipeline.gone import keep_gone
 from penstock.pipeline.letter_box import LetterBox
 from penstock.pipeline.letter_store import LetterStore
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.orders import change_orders, load_orders
+from penstock.pipeline.orders import change_orders, load_orders, with_orders
 from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.roster import Roster
 from penstock.pipeline.schema_policy import SchemaRule
 from penstock.pipeline.shadows import Shadows
+from penstock.pipeline.sightings import Look
 from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.snapshot import SnapshotCoordinator
 from penstock.pipeline.snapshot_copy import CopyLetters
@@ -56,6 +58,7 @@ from penstock.position import Position
 from penstock.postgres.attributes import CatalogShape, inspect_shape
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import connect
+from penstock.postgres.ddl_trigger import ensure_trigger
 from penstock.postgres.publication import inspect_memberships
 from penstock.postgres.slot import check_server, current_position, inspect_server, inspect_slot
 from penstock.postgres.timeline import SystemIdentity, identify_system
@@ -195,7 +198,7 @@ class Pipeline:
         applier.adopt(tables.targets, tables.statuses, self._begun(tables))
         for name in tables.awaiting:
             applier.await_copy(name)
-        applier.notice(tables.schemas)
+        applier.notice(Look(tables.schemas, tables.seen_at, tables.gone))
         self._applier = applier
         if (tables.capturable or load_orders(self._config.state).resync) and not self._stopping.is_set():
             self._stream(applier, tables, shadows, letters, goal)
@@ -208,10 +211,15 @@ class Pipeline:
             check_server(inspect_server(connection))
             selection = select_tables(connection, config)
             tables = inspect_pipeline(selection, self._sink, last, config.schema_rule, config.existing_policy)
+            keep_gone(connection, tables, self._sink, last, with_orders(config))
             pause_ordered(tables, load_orders(config.state))
             slot = inspect_slot(connection, config.slot)
             check_origin(self._address, config, tables, last, system=system, slot=slot)
             check_selected(selection, self._address.describe())
+        for name in tables.returned:
+            self._sink.disown(name)
+        if config.source.event_trigger:
+            self._ensure_trigger()
         if tables.capturable:
             fail_blocked(tables, inspect_coverage(self._address, config.publication, tables.capturable))
             _, added = ensure_capture(
@@ -232,6 +240,14 @@ class Pipeline:
             if status.state is TableState.FAILED:
                 self._observer.table_failed(name, status)
         return tables
+
+    def _ensure_trigger(self) -> None:
+        """Without it everything goes on, and more is copied anew."""
+        try:
+            with connect(self._address) as connection:
+                ensure_trigger(connection)
+        except PrivilegeError as error:
+            self._observer.interrupted(f"{error.message}; penstock check prints it", 0.0)
 
     def _begun(self, tables: Tables) -> dict[TableName, Position]:
         """Tables that a former run did not finish copying need what changed since their first fence. What is finished is forgotten."""

@@ -18,9 +18,11 @@ from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.background import BackgroundSnapshots
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.existing import await_copies, take_over
+from penstock.pipeline.gone import why_gone
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import TableOrders, change_orders, load_orders
+from penstock.pipeline.sightings import Look
 from penstock.pipeline.standing import check_log
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Selection, Tables, fail_blocked, fail_unpublished, inspect_pipeline, select_tables
@@ -96,20 +98,23 @@ class Roster:
             self.observer.interrupted(reason, 0.0)
 
     def _look(self, orders: TableOrders) -> None:
+        config = self.config.with_tables(orders.added, orders.removed)
         with connect(self.config.source.address()) as connection:
             selection = select_tables(connection, self.config)
-        has = self.config.with_tables(orders.added, orders.removed).has
-        self._remove([name for name in self.applier.statuses if not has(name)])
+            lost = {name: oid for name, oid in self.applier.oids.items() if config.has(name) and name not in selection.tables}
+            gone = why_gone(connection, lost, config.selects)
+        self._remove([name for name in self.applier.statuses if not config.has(name)])
+        self._welcome([name for name, each in self.applier.statuses.items() if each.state is TableState.GONE and name in selection.tables])
         self._learn(selection.tables)
         known = self.applier.statuses
         new = {name for name in (*selection.tables, *selection.refused) if name not in known and not self.snapshots.is_copying(name)}
         if new:
             self._add(_part(selection, new), orders)
         self._pause(orders)
-        self.applier.notice(selection.schemas)
-        self._resync([name for name in orders.resync if has(name)], selection)
+        self.applier.notice(Look(selection.schemas, selection.seen_at, gone))
+        self._resync([name for name in orders.resync if config.has(name)], selection, gone)
         self._mend(selection)
-        if self.applier.replay(orders.replay):
+        if self.applier.replay(orders.replay) or self.applier.is_stuck:
             with connect(self.config.source.address()) as connection:
                 nudge(connection)
 
@@ -120,7 +125,7 @@ class Roster:
             if table is None or name in selection.refused or MembersDifferError.code not in (status.reason or ""):
                 continue
             if table.oid not in self._mended and self.config.schema_rule(name).renews:
-                self._resync([name], selection)
+                self._resync([name], selection, {})
                 self._mended.add(table.oid)
 
     def _learn(self, tables: Mapping[TableName, CatalogTable]) -> None:
@@ -142,6 +147,13 @@ class Roster:
             self._leaving.add(name)
             self.applier.leave(name, partial(self._part, name))
 
+    def _welcome(self, names: Iterable[TableName]) -> None:
+        """Tables that were gone and are back: as new, once the epochs have let go of what they were."""
+        for name in set(names) - self._leaving:
+            self._leaving.add(name)
+            self.applier.leave(name, partial(self._leaving.discard, name))
+            self._looked_at = 0.0
+
     def _part(self, name: TableName) -> None:
         self.abandon(name)
         self.sink.disown(name)
@@ -158,6 +170,8 @@ class Roster:
     def _add(self, selection: Selection, orders: TableOrders) -> None:
         config = self.config
         tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_rule, config.existing_policy)
+        for name in tables.returned:
+            self.sink.disown(name)
         address = config.source.address()
         try:
             if tables.capturable:
@@ -202,12 +216,15 @@ class Roster:
             elif name not in orders.paused and status.state is TableState.PAUSED:
                 self._resume(name, status)
 
-    def _resync(self, names: Iterable[TableName], selection: Selection) -> None:
+    def _resync(self, names: Iterable[TableName], selection: Selection, gone: Mapping[TableName, str]) -> None:
         for name in names:
             status = self.applier.statuses.get(name)
             if status is None or self.snapshots.is_copying(name):
                 continue  # it is being copied, or soon will be
-            if name in selection.refused or name not in selection.tables:
+            if name in gone and not status.is_applied:
+                change_orders(self.config.state, partial(TableOrders.renewed, name=name))
+                self.applier.lose(name, gone[name])
+            elif name in selection.refused or name not in selection.tables:
                 reason = str(selection.refused.get(name) or "the source has no such table")
                 self._tell(f"{name} cannot be copied anew: {reason}")
                 self.applier.give_up_copy(name, reason)
@@ -240,4 +257,5 @@ def _part(selection: Selection, names: set[TableName]) -> Selection:
         {name: table for name, table in selection.tables.items() if name in names},
         {name: schema for name, schema in selection.schemas.items() if name in names},
         {name: error for name, error in selection.refused.items() if name in names},
+        selection.seen_at,
     )

@@ -12,6 +12,7 @@ from penstock.schema import TableSchema
 from penstock.sinks.base import Target
 from penstock.sinks.evolution import CopyAnew, Evolution, plan_evolution
 from penstock.sinks.layout import Mode
+from penstock.sinks.lineage import Told
 from penstock.sinks.origin import Origin
 from penstock.transforms.transform import Transform
 
@@ -42,8 +43,20 @@ class SchemaRule:
         return self.policy is SchemaPolicy.EVOLVE and self.is_mirror
 
 
-def plan_following(policy: SchemaPolicy, target: Target, origin: Origin, versions: Sequence[TableSchema], now: CatalogShape) -> Evolution:
-    """What `target` has to become for changes of `versions`; `CopyAnew`, or `SchemaChangedError` if the policy will not have it."""
+def plan_following(
+    policy: SchemaPolicy,
+    target: Target,
+    origin: Origin,
+    versions: Sequence[TableSchema],
+    now: CatalogShape,
+    *,
+    ends: bool = False,
+    told: Sequence[Told] = (),
+) -> Evolution:
+    """What `target` has to become for changes of `versions`; `CopyAnew`, or `SchemaChangedError` if the policy will not have it.
+
+    `ends` and `told` as `plan_evolution` has them.
+    """
     stopped = SchemaChangedError(
         f"table {target.table} changed its columns or its key, and schema_changes is {policy}",
         hint="penstock tables resync copies the table as it is now; or set schema_changes: evolve",
@@ -52,7 +65,7 @@ def plan_following(policy: SchemaPolicy, target: Target, origin: Origin, version
         raise stopped
     try:
         is_fixed, is_log = policy is SchemaPolicy.IGNORE, target.mode is Mode.APPEND
-        found = plan_evolution(target.schema, target.key, origin, versions, now, is_fixed=is_fixed, is_log=is_log)
+        found = plan_evolution(target.schema, target.key, origin, versions, now, is_fixed=is_fixed, is_log=is_log, ends=ends, told=told)
     except CopyAnew as reason:
         if policy is SchemaPolicy.EVOLVE:
             raise

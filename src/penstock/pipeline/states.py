@@ -22,6 +22,8 @@ class TableState(StrEnum):
     """Set by a person. The target stays as it is, and the spool keeps the changes after that."""
     FAILED = "failed"
     """Set by whoever found that the table cannot go on. It stays so, across restarts, until its target is removed."""
+    GONE = "gone"
+    """Set by an epoch that has all that there was of a table which the source has no more. The target stays as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,11 @@ class TableStatus:
     def is_applied(self) -> bool:
         """Whether epochs are for this table."""
         return self.state in (TableState.CATCHING_UP, TableState.STREAMING)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to come into the target."""
+        return self.state in (TableState.FAILED, TableState.GONE)
 
     @classmethod
     def failed(cls, error: PenstockError, applied: Position | None) -> TableStatus:

@@ -42,6 +42,7 @@ from penstock.postgres.catalog import (
     inspect_whole_rows,
 )
 from penstock.postgres.connection import Connection
+from penstock.postgres.horizon import shown_position
 from penstock.postgres.publication import inspect_relations
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Target, Targets
@@ -61,11 +62,17 @@ class Tables:
     """Those in whose place something stands that the pipeline did not write; and what is to become of that."""
     anew: dict[TableName, str] = field(default_factory=dict)
     """Those whose target is to be copied anew, whatever else is the matter with it; and why."""
+    returned: set[TableName] = field(default_factory=set)
+    """Those that were gone, and are there again; their targets are no copies of them."""
+    gone: dict[TableName, str] = field(default_factory=dict)
+    """Those that the source has no more, and why; some of their changes may still be to come."""
+    seen_at: Position | None = None
+    """Where the log was after the source was looked at."""
 
     @property
     def going(self) -> list[TableName]:
-        """Those that have not failed."""
-        return [name for name, status in self.statuses.items() if status.state is not TableState.FAILED]
+        """Those that have not failed, and that the source has."""
+        return [name for name, status in self.statuses.items() if not status.is_over and name not in self.gone]
 
     @property
     def capturable(self) -> list[TableName]:
@@ -96,7 +103,7 @@ class Tables:
         return {
             name: status.applied
             for name, status in self.statuses.items()
-            if status.state is not TableState.FAILED and status.applied is not None and name not in self.anew
+            if not status.is_over and status.applied is not None and name not in self.anew and name not in self.gone
         }
 
 
@@ -107,6 +114,8 @@ class Selection:
     tables: dict[TableName, CatalogTable]
     schemas: dict[TableName, TableSchema]
     refused: dict[TableName, PenstockError]
+    seen_at: Position | None = None
+    """Where the log was after all of this was seen."""
 
     @property
     def sources(self) -> list[CatalogTable]:
@@ -126,7 +135,8 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
     """
     config = with_orders(config)
     tables = {table.name: table for table in inspect_tables(connection) if config.selects(table.name)}
-    selection = Selection(tables, inspect_schemas(connection, tables.values(), config.type_policy, config.publication), {})
+    schemas = inspect_schemas(connection, tables.values(), config.type_policy, config.publication)
+    selection = Selection(tables, schemas, {}, shown_position(connection))
     faults = inspect_key_faults(connection, selection.schemas.values())
     whole = inspect_whole_rows(connection, [schema.oid for schema in selection.schemas.values() if not schema.key])
     for name, schema in selection.schemas.items():
@@ -178,7 +188,7 @@ def inspect_pipeline(
     existing_of: Callable[[TableName], ExistingPolicy] = lambda _: ExistingPolicy.REFUSE,
 ) -> Tables:
     """Look at the target too. What one table cannot do fails that table alone."""
-    tables = Tables(dict(selection.tables), schemas=dict(selection.schemas))
+    tables = Tables(dict(selection.tables), schemas=dict(selection.schemas), seen_at=selection.seen_at)
     refused = {**_indistinct(selection.tables, sink), **selection.refused}
     for name, error in refused.items():
         tables.statuses[name] = TableStatus.failed(error, None)
@@ -187,6 +197,9 @@ def inspect_pipeline(
             continue
         try:
             target = sink.load_target(name)
+            if target is not None and last is not None and _is_back(name, last, rule_of(name)):
+                tables.returned.add(name)
+                target = None
             _check_same(schema, target, sink.describe(name), rule_of(name))
         except TargetForeignError as error:
             _place_foreign(tables, name, error, existing_of(name))
@@ -201,7 +214,7 @@ def inspect_pipeline(
             reason = why_anew(schema, target, rule_of(name).transform) if rule_of(name).renews else None
             if reason is not None:
                 tables.anew[name] = reason
-        tables.statuses[name] = _status(tables.targets.get(name), name, last)
+        tables.statuses[name] = status_of(tables.targets.get(name), name, last)
     return tables
 
 
@@ -212,6 +225,19 @@ def _place_foreign(tables: Tables, name: TableName, error: TargetForeignError, p
     else:
         tables.foreign[name] = policy
         tables.statuses[name] = TableStatus(TableState.PENDING)
+
+
+def _is_back(name: TableName, last: Epoch, rule: SchemaRule) -> bool:
+    """Whether the source has a table again that was gone. What happened to it meanwhile, if it is the same one, is not in its target."""
+    recorded = last.tables.get(name)
+    if recorded is None or recorded.state is not TableState.GONE:
+        return False
+    if not rule.renews:
+        raise SchemaChangedError(
+            f"table {name} was gone for a while: {recorded.reason}; and a new copy would have nothing of what its target holds",
+            hint=f"penstock tables resync {name} copies it as it is now",
+        )
+    return True
 
 
 def _indistinct(names: Iterable[TableName], sink: Targets) -> dict[TableName, PenstockError]:
@@ -266,7 +292,7 @@ def fail_blocked(tables: Tables, report: CoverageReport) -> None:
 
 def pause_ordered(tables: Tables, orders: TableOrders) -> None:
     for name, status in tables.statuses.items():
-        if name in orders.paused and status.state is not TableState.FAILED:
+        if name in orders.paused and not status.is_over:
             tables.statuses[name] = replace(status, state=TableState.PAUSED)
 
 
@@ -283,14 +309,14 @@ def fail_unpublished(tables: Tables, added: Iterable[TableName], describe: Calla
             tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)
 
 
-def _status(target: Target | None, name: TableName, last: Epoch | None) -> TableStatus:
+def status_of(target: Target | None, name: TableName, last: Epoch | None) -> TableStatus:
     """The target owns the position; the record of epochs adds that nothing of this table lies between the two."""
     recorded = last.tables.get(name) if last is not None else None
     if target is None or target.applied is None:
         return TableStatus(TableState.PENDING)
     if recorded is None or last is None:
         return TableStatus(TableState.CATCHING_UP, target.applied, target.applied)
-    if recorded.state is TableState.FAILED:
+    if recorded.is_over:
         return recorded
     if recorded.committed is not None and target.applied < recorded.committed:
         return TableStatus(TableState.CATCHING_UP, target.applied, target.applied)

@@ -73,7 +73,8 @@ def _compare_met(
     with meet(spark, config, tell) as meeting, scratch_directory(config.state / "verify") as scratch:
         side = SideBySide(spark, config, scratch)
         tables = side.inspect()
-        for name in sorted((set(names) or {*tables, *meeting.tables}) - verdicts.keys()):
+        there = {name for name, status in meeting.tables.items() if status.state is not TableState.GONE}
+        for name in sorted((set(names) or {*tables, *there}) - verdicts.keys()):
             tell(f"comparing {name}")
             try:
                 verdicts[name] = judge(side, name, tables.get(name), meeting)
@@ -84,14 +85,15 @@ def _compare_met(
         return {name: _not_compared(name, TableState.STREAMING, meeting.snapshot.fence, error) for name, error in lost.items()}
 
 
-def compare_tables(spark: SparkSession, config: PipelineConfig) -> list[Comparison]:
-    """Compare every table that has a target, as both sides are now, in name order. For a source at rest and a pipeline that has ended.
+def compare_tables(spark: SparkSession, config: PipelineConfig, names: Collection[TableName] = ()) -> list[Comparison]:
+    """Compare the tables `names`, or every one that has a target, as both sides are now, in name order.
 
-    Logs of changes have no rows that could equal the source's, and are left out.
+    For a source at rest and a pipeline that has ended. Logs of changes have no rows that could equal the source's, and are left out.
     """
     with export_snapshot(config.source.address()) as snapshot, scratch_directory(config.state / "verify") as scratch:
         side = SideBySide(spark, config, scratch)
-        copies = [table for table in side.inspect().values() if config.mode_of(table.name) is not Mode.APPEND]
+        wanted = [table for table in side.inspect().values() if not names or table.name in names]
+        copies = [table for table in wanted if config.mode_of(table.name) is not Mode.APPEND]
         return [side.compare(table, snapshot, None) for table in copies if side.targets.load_target(table.name) is not None]
 
 

@@ -53,6 +53,12 @@ def inspect_outside(connection: Connection) -> list[tuple[TableName, str, str]]:
     return [(TableName(schema, name), kind, persistence) for schema, name, kind, persistence in rows]
 
 
+def inspect_names(connection: Connection, oids: Collection[int]) -> dict[int, TableName]:
+    """What relations are called now, by OID. One that is gone has no name."""
+    rows: list[Any] = connection.execute(query("catalog", "names"), {"oids": list(oids)}).fetchall() if oids else []
+    return {oid: TableName(schema, name) for oid, schema, name in rows}
+
+
 def inspect_keys(connection: Connection, oids: Collection[int] | None = None) -> Mapping[int, tuple[str, ...]]:
     """Relation OID → the columns that tell its rows apart, in table order: the replica identity's index, else the primary key.
 

@@ -13,6 +13,9 @@ from penstock.position import Position
 from penstock.postgres.connection import Connection
 from penstock.postgres.queries import query
 
+_PAGE_BYTES = 8192
+_HEADER_BYTES = (24, 40)
+
 
 def inspect_horizon(connection: Connection, snapshot: str) -> int:
     """The oldest transaction that was open in the exported snapshot, as the 32 bits that rows carry. `SnapshotLostError` if it is gone."""
@@ -41,3 +44,10 @@ def insert_position(connection: Connection) -> Position:
     """Where the next record of the log will stand. It lies between two records, so everything is wholly before it or wholly after."""
     row: Any = connection.execute(query("replication", "insert_lsn")).fetchone()
     return Position.parse(row[0])
+
+
+def shown_position(connection: Connection) -> Position:
+    """All that this connection has seen of others lies before it, and a log in which nothing more happens gets there."""
+    at = insert_position(connection).value
+    # On a page that nothing stands on yet, the next record stands after a header, which is written with it.
+    return Position.of(at - at % _PAGE_BYTES) if at % _PAGE_BYTES in _HEADER_BYTES else Position.of(at)

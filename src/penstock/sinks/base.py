@@ -25,6 +25,7 @@ from penstock.spool.range import FileSlice
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from penstock.sinks.alterations import Alteration
     from penstock.sinks.evolution import Evolution
     from penstock.sinks.views import View
 
@@ -91,6 +92,8 @@ class TableChanges:
     """How the changes of each shape are read; empty: all of them have the target's columns."""
     evolution: Evolution | None = None
     """What the target has to become for them."""
+    alterations: Sequence[Alteration] = ()
+    """What was told of tables that were altered meanwhile, this one and others."""
 
     @property
     def schemas(self) -> list[TableSchema]:

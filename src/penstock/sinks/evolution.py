@@ -19,7 +19,7 @@ from penstock.change import METADATA_NAMES
 from penstock.postgres.attributes import CatalogShape
 from penstock.postgres.types.registry import decode_column
 from penstock.schema import Attributes, Column, TableSchema
-from penstock.sinks.lineage import Numbering, Numbers, trace
+from penstock.sinks.lineage import Numbering, Numbers, Told, trace
 from penstock.sinks.origin import Origin, OriginColumn
 from penstock.sinks.type_changes import TypeChange, compare_types
 from penstock.sinks.views import View
@@ -78,8 +78,13 @@ def plan_evolution(
     *,
     is_fixed: bool = False,
     is_log: bool = False,
+    ends: bool = False,
+    told: Sequence[Told] = (),
 ) -> Evolution:
     """From the target's `columns` to the last of `versions`, oldest first, which all are of one table; `now` was asked for after them.
+
+    `ends`: to what the catalog has now, after all of them; no change of any other shape is still to come. `told`: what is
+    known of each of `versions` from elsewhere.
 
     `is_fixed`: the target keeps its columns and their names, and columns that are new are left out. `is_log`: it holds changes as they
     were, so that those from before a column was added have nothing in it. Raises `CopyAnew`.
@@ -87,7 +92,10 @@ def plan_evolution(
     attributes = now.schema.attributes
     if attributes is None or not now.schema.columns:
         raise CopyAnew("it is gone, so that nobody can tell what became of its columns")
-    found = trace([len(version.columns) for version in versions], origin.numbering, Numbering(attributes.numbers, attributes.width))
+    last = Numbering(attributes.numbers, attributes.width)
+    found = trace([len(version.columns) for version in versions], origin.numbering, last, told)
+    if ends:
+        versions, found = [*versions, now.schema], [*found, attributes.numbers]
     numbers = [each for each in found if each is not None]
     if len(numbers) < len(found):
         raise CopyAnew("columns went and others came, and the log does not tell which became which")

@@ -26,13 +26,37 @@ class Numbering:
     """The greatest number that was given out by then."""
 
 
-def trace(counts: Sequence[int], before: Numbering, now: Numbering) -> list[Numbers | None]:
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What is known of a shape from elsewhere."""
+
+    before: tuple[Numbers, ...] = ()
+    """The columns that there were at moments between the last shape and this one."""
+    numbers: Numbers | None = None
+
+
+def trace(counts: Sequence[int], before: Numbering, now: Numbering, told: Sequence[Told] = ()) -> list[Numbers | None]:
     """The numbers of the columns of shapes that the table had, one after the other, between `before` and `now`; of each as many as `counts`
     says. None: there is more than one answer, or none at all, since what is published has changed otherwise.
 
-    Each shape that is known narrows down those beside it, so that they are gone through until that gives nothing new.
+    `told`, if there is any, has what is known of each shape; nothing of it counts if it cannot be so.
     """
-    found: list[Numbers | None] = [None] * len(counts)
+    known = [numbers for each in told for numbers in (*each.before, each.numbers) if numbers is not None]
+    if not told or any(numbers[-1] > now.width for numbers in known):
+        return _trace(counts, [None] * len(counts), before, now)
+    lengths: list[int] = []
+    found: list[Numbers | None] = []
+    places: list[int] = []
+    for count, each in zip(counts, told, strict=True):
+        lengths += [*map(len, each.before), count]
+        found += [*each.before, each.numbers]
+        places.append(len(lengths) - 1)
+    traced = _trace(lengths, found, before, now)
+    return [traced[place] for place in places]
+
+
+def _trace(counts: Sequence[int], found: list[Numbers | None], before: Numbering, now: Numbering) -> list[Numbers | None]:
+    """Each shape that is known narrows down those beside it, so that they are gone through until that gives nothing new."""
     while True:
         known = list(found)
         for at, count in enumerate(counts):

@@ -2,62 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 
 import pytest
+from typing_extensions import override
 
 from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.states import TableState
+from penstock.schema import TableName
+from penstock.testing.streams import wait_for
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
-from tests.integration.pipeline.test_online import running
+from tests.integration.pipeline.altered import COPIED, DURING, FOLLOWED, GONE, LATER, LIVE, POLICIES, Case, statements
+from tests.integration.pipeline.test_online import DEADLINE_SECONDS, running
 from tests.integration.sinks.iceberg_lake import needs_iceberg
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-SINKS = ["delta", "postgres", pytest.param("iceberg", marks=needs_iceberg)]
-CASES: dict[str, Sequence[str]] = {
-    "s01_added": (
-        "INSERT INTO {} VALUES (3, 'before', 3)",
-        "ALTER TABLE {} ADD x int, ADD y int DEFAULT 5, ADD z text NOT NULL DEFAULT 'it''s'",
-        "UPDATE {} SET a = 'changed', y = 6 WHERE id = 1",
-        "INSERT INTO {} (id) VALUES (4)",
-        "DELETE FROM {} WHERE id = 3",
-    ),
-    "s02_dropped": (
-        "ALTER TABLE {} DROP a",
-        "UPDATE {} SET b = 7 WHERE id = 1",
-        "ALTER TABLE {} ADD a date; ALTER TABLE {} RENAME id TO key",
-        "INSERT INTO {} VALUES (3, 3, now())",
-    ),
-    "s03_renamed": (
-        "ALTER TABLE {} RENAME b TO last",
-        "BEGIN; INSERT INTO {} VALUES (3, 'c', 3); ALTER TABLE {} ALTER last TYPE bigint; INSERT INTO {} VALUES (4, 'd', 5e9); COMMIT",
-        "ALTER TABLE {} RENAME a TO swap; ALTER TABLE {} RENAME last TO a; ALTER TABLE {} RENAME swap TO last",
-        "BEGIN; ALTER TABLE {} ADD c int; INSERT INTO {} VALUES (5, 'gone', 3, 3); ROLLBACK",
-        "UPDATE {} SET last = 'text', a = 9 WHERE id = 2",
-    ),
-}
-ANEW: dict[str, Sequence[str]] = {
-    "s02_again": ("ALTER TABLE {} DROP a; ALTER TABLE {} ADD a text DEFAULT 'new'", "UPDATE {} SET b = 0 WHERE id = 1"),
-    "s07_recreated": ("DROP TABLE {}; CREATE TABLE {} (id int PRIMARY KEY, a text, b int); INSERT INTO {} VALUES (9, 'z', 9)",),
-}
-LIVE = (
-    "ALTER TABLE s01_added ADD live int DEFAULT 3",
-    "UPDATE s01_added SET live = 4 WHERE id = 1",
-    "ALTER TABLE s01_added DROP x",
-    "ALTER TABLE s01_added RENAME live TO alive; INSERT INTO s01_added (id) VALUES (100)",
-    "ALTER TABLE s02_dropped ADD more numeric(10, 2) DEFAULT 1.5; INSERT INTO s02_dropped (key) VALUES (100)",
-    "ALTER TABLE s03_renamed ALTER a TYPE text USING 'was ' || a; INSERT INTO s03_renamed VALUES (100, 'y', 'x')",
-)
-ALL = {**CASES, **ANEW}
+SINKS = ["postgres", pytest.param("iceberg", marks=needs_iceberg)]
+"""Besides Delta, which is tried with everything."""
+RULES = [{"table": f"public.{name}", "schema_changes": policy} for name, (policy, _) in POLICIES.items()]
+POLICED = {name: case for name, (_, case) in POLICIES.items()}
+SOME = {name: FOLLOWED[name] for name in ("s01_s10_added", "s02_dropped", "s03_s04_renamed", "s06_idle")}
+ANEW = {"s07_recreated": COPIED["s07_recreated"]}
 
 
 class Telling(PipelineObserver):
     def __init__(self) -> None:
         self.told: list[str] = []
 
+    @override
     def interrupted(self, reason: str, pause_seconds: float) -> None:
-        del pause_seconds
         self.told.append(reason)
 
     @property
@@ -65,44 +40,93 @@ class Telling(PipelineObserver):
         return {words.split()[0].removeprefix("public.") for words in self.told if " is copied anew: " in words}
 
 
-def create(database: Database, names: Sequence[str]) -> None:
-    for name in names:
-        database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, a text, b int); INSERT INTO {name} VALUES (1, 'one', 1), (2, 'two', 2)")
+class Altering(Telling):
+    """Alters tables when their copies are planned, which are read just after."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__()
+        self._database = database
+        self.left = dict(DURING)
+
+    @override
+    def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None:
+        case = self.left.pop(table.name, None)
+        for statement in statements(table.name, case) if case is not None else ():
+            self._database.execute(statement)
 
 
-def alter(database: Database, name: str) -> None:
-    for statements in ALL[name]:
-        database.execute(statements.replace("{}", name))
+def do(database: Database, cases: Mapping[str, Case]) -> None:
+    for name, case in cases.items():
+        for statement in statements(name, case):
+            database.execute(statement)
 
 
-def assert_followed(lake: Mirror, names: Sequence[str], seen: Telling) -> None:
-    result = lake.run_once(seen)
-    assert not result.failed, result.failed
-    lake.assert_equal(*(f"public.{name}" for name in names))
+def assert_equal(lake: Mirror, *groups: Iterable[str]) -> None:
+    wanted = {f"public.{name}" for group in groups for name in group}
+    found = {str(each.table): each for each in lake.compare(wanted)}
+    assert found.keys() == wanted
+    different = [each for each in found.values() if not each.equal]
+    assert not different, different
 
 
 @pytest.mark.parametrize("kind", SINKS)
-def test_S01_to_S09_what_was_done_to_tables_while_nobody_looked_is_followed_or_they_are_copied_anew(
+def test_S01_to_S07_tables_of_every_sink_are_followed_or_copied_anew_while_it_runs_and_after_a_stop(
     database: Database, mirror_into: MirrorFactory, kind: str
 ) -> None:
-    """S06: all of it happened while the pipeline was stopped, so the catalog shows only the last of it. Then more of it, while it runs."""
-    create(database, list(ALL))
+    for name, case in {**SOME, **ANEW}.items():
+        database.execute(case.create.replace("{}", name))
     lake = mirror_into(kind)
     lake.run_once()
-    for name in ALL:
-        alter(database, name)
+    do(database, {**SOME, **ANEW})
     seen = Telling()
-    assert_followed(lake, list(ALL), seen)
-    assert seen.copied == set(ANEW if lake.follows else ALL)
-    if lake.follows:
-        kept = {int(row["key"]): row["a__dropped_1"] for row in lake.rows("public.s02_dropped")}
-        assert kept == {1: None, 2: "two", 3: None}
+    result = lake.run_once(seen)
+    assert not result.failed, result.failed
+    assert_equal(lake, SOME, ANEW)
+    assert seen.copied == {*ANEW, *(() if lake.follows else SOME)}
+    with running(lake) as run:
+        for statement in LIVE[:2]:
+            database.execute(statement)
+        run.wait_for_rows("public.s01_s10_added", 4)
+    assert_equal(lake, ["s01_s10_added"])
+
+
+def test_S01_to_S14_tables_are_followed_or_copied_anew_whatever_is_done_to_them_and_when(
+    database: Database, mirror_into: MirrorFactory
+) -> None:
+    """S06: all of it while the pipeline is stopped, so that the catalog shows only the last of it. Then more of it, while it runs."""
+    for name, case in {**FOLLOWED, **COPIED, **GONE, **DURING, **POLICED}.items():
+        database.execute(case.create.replace("{}", name))
+    lake = mirror_into("delta", tables=["public.*", *RULES])
+    altering = Altering(database)
+    first = lake.run_once(altering)
+    assert not first.failed, first.failed
+    assert not altering.left
+
+    do(database, {**FOLLOWED, **COPIED, **GONE, **LATER, **POLICED})
+    seen = Telling()
+    result = lake.run_once(seen)
+    _assert_stopped(lake, {name: status.state for name, status in result.tables.items()})
+    assert_equal(lake, DURING, FOLLOWED, COPIED, LATER, ["s07_renamed_on"])
+    assert seen.copied == set(COPIED)
+    kept = {row["key"]: row["a__dropped_1"] for row in lake.rows("public.s02_dropped")}
+    assert kept == {1: None, 2: "two", 3: None}
+
     with running(lake) as run:
         for statement in LIVE:
             database.execute(statement)
-        run.wait_for_rows("public.s01_added", 4)
-        run.wait_for_rows("public.s02_dropped", 4)
-        run.wait_for_rows("public.s03_renamed", 5)
-    lake.assert_equal(*(f"public.{name}" for name in ALL))
-    assert run.result is not None
-    assert not run.result.failed
+        run.wait_for_rows("public.s01_s10_added", 4)
+        run.wait_for_rows("public.s12_parts", 6)
+        run.wait_for_state("public.s05_mixed", TableState.GONE)
+        run.wait_for_state("public.s08_live", TableState.STREAMING)
+        wait_for(lambda: "z" in lake.rows("public.s06_idle")[0].asDict(), "what was done to an idle table", str, DEADLINE_SECONDS)
+    assert_equal(lake, ["s01_s10_added", "s06_idle", "s08_live", "s12_parts"])
+    assert {row["id"] for row in lake.rows("public.s05_mixed")} == {1, 2, 3, 100}, "all that there was under this name"
+
+
+def _assert_stopped(lake: Mirror, states: Mapping[str, TableState]) -> None:
+    """Tables that are not followed, and why, and what their targets have."""
+    assert {name for name, state in states.items() if state is TableState.GONE} == {f"public.{name}" for name in GONE}
+    assert {row["id"] for row in lake.rows("public.s07_dropped")} == {1, 2, 3}
+    assert {row["id"] for row in lake.rows("public.s07_renamed")} == {2}
+    assert {name for name, state in states.items() if state is TableState.FAILED} == {"public.s13_stop"}
+    assert sorted((row["id"], row["a"]) for row in lake.rows("public.s13_ignore")) == [(1, "one"), (2, "two"), (3, "c")]

@@ -175,3 +175,10 @@ WHERE (c.relkind IN ('v', 'm', 'f') OR c.relkind IN ('r', 'p') AND c.relpersiste
   AND n.nspname <> 'information_schema'
   AND n.nspname !~ '^pg_'
 ORDER BY n.nspname, c.relname
+
+-- name: names
+-- What relations are called now, by OID; those that are gone are left out.
+SELECT c.oid, n.nspname::text, c.relname::text
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%(oids)s::oid[])

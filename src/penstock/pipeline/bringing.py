@@ -1,0 +1,43 @@
+"""One table brought to the end of an epoch: its values looked at, its target followed, what is refused put aside, the rest applied."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.pipeline.following import Follower
+from penstock.pipeline.letter_box import LetterBox
+from penstock.position import Position
+from penstock.postgres.types.policy import TypePolicy
+from penstock.schema import TableName
+from penstock.sinks.base import Sink, TableChanges, Target
+from penstock.spool.values import check_values
+
+
+@dataclass(frozen=True, slots=True)
+class Bringer:
+    """Used by the threads of an epoch, each for tables of its own."""
+
+    sink: Sink
+    types: TypePolicy
+    follower: Follower | None
+    letters: LetterBox | None
+
+    def is_due(self, name: TableName) -> bool:
+        """Whether letters of the table are to be applied."""
+        return self.letters is not None and self.letters.is_due(name)
+
+    def bring(self, target: Target, changes: TableChanges, end: Position) -> Target | None:
+        """Bring one table to `end`. Gives the target as it is then; None if there was nothing to do."""
+        follower, letters = self.follower, self.letters
+        if letters is None:
+            check_values(changes.table, changes.slices, refuse_inexact=self.types.refuses_inexact)
+        else:
+            changes = letters.with_letters(target, changes, end, lambda slice: follower is None or follower.is_followed(target, slice))
+        followed = changes if follower is None else follower.follow(self.sink, target, changes, end)
+        if not followed.slices and followed.evolution is None and not self.is_due(changes.table):
+            return None
+        if letters is None:
+            self.sink.apply(target, followed, end)
+        else:
+            letters.apply(self.sink, target, followed, end)
+        return target if followed.evolution is None else self.sink.load_target(changes.table) or target

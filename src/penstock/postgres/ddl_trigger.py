@@ -1,0 +1,54 @@
+"""The event trigger that tells in the log what becomes of columns; optional, and one for all pipelines of a database.
+
+Without it the log shows only the shape that changes have. With it every ALTER TABLE leaves a message in its own transaction, with the
+numbers and names of the columns afterwards, so that a drop and an add between which nobody wrote are no riddle. Only a superuser may create
+it.
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from penstock.errors import LockWaitError, PrivilegeError
+from penstock.postgres.connection import Connection, source_errors
+from penstock.postgres.queries import query
+
+PREFIX = "penstock.ddl"
+"""Of the messages."""
+
+_TRIGGERS = 2
+_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '10s'"
+
+
+def install_statements() -> str:
+    """To be pasted by somebody who may; doing it twice is doing it once."""
+    return f"{query('ddl_trigger', 'install').strip()};"
+
+
+def is_installed(connection: Connection) -> bool:
+    """Whether everything is there, and fires."""
+    row = connection.execute(query("ddl_trigger", "inspect")).fetchone()
+    return row is not None and row[0] == _TRIGGERS
+
+
+def ensure_trigger(connection: Connection, *, keep: bool = True) -> None:
+    """Create what is missing. Raises `PrivilegeError`, with the statements, if this role may not. Without `keep` it is only tried."""
+    if is_installed(connection):
+        return
+    with source_errors("creating the event trigger"):
+        try:
+            with connection.transaction(force_rollback=not keep):
+                connection.execute(_LOCK_TIMEOUT)
+                connection.execute(query("ddl_trigger", "install"))
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise PrivilegeError(
+                "this role may not create the event trigger that tells what becomes of columns", hint=install_statements()
+            ) from error
+        except psycopg.errors.LockNotAvailable as error:
+            raise LockWaitError("the event trigger could not be created within 10 seconds: somebody holds a lock") from error
+
+
+def drop_trigger(connection: Connection) -> None:
+    """Remove it, for all pipelines of the database."""
+    with source_errors("removing the event trigger"):
+        connection.execute(query("ddl_trigger", "remove"))

@@ -1,0 +1,140 @@
+"""The event trigger: what it tells, that it is in nobody's way, and what can be followed with it that could not be without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from penstock.change import ChangeCounts
+from penstock.errors import PrivilegeError
+from penstock.postgres.attributes import inspect_shape
+from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.connection import Connection, connect
+from penstock.postgres.ddl_trigger import PREFIX, drop_trigger, ensure_trigger, install_statements, is_installed
+from penstock.schema import TableName
+from penstock.sinks.alterations import Alteration, parse_alterations, tell_numbers
+from penstock.sinks.base import TableChanges
+from penstock.sinks.evolution import CopyAnew, Evolution, plan_evolution
+from penstock.sinks.lineage import Told
+from penstock.sinks.origin import Origin
+from penstock.spool.reader import SpoolReader
+from tests.fix_captured import Captured
+from tests.fix_roles import Roles
+
+pytestmark = pytest.mark.versions(14, 18)
+
+
+@pytest.fixture
+def admin(captured: Captured) -> Iterator[Connection]:
+    captured.settings = replace(captured.settings, message_prefixes=(PREFIX,))
+    with connect(captured.settings.address) as connection:
+        ensure_trigger(connection)
+        yield connection
+
+
+def alterations(captured: Captured, table: str) -> list[Alteration]:
+    captured.drain()
+    reader = SpoolReader(captured.spool)
+    start, end = reader.start, reader.end
+    assert start is not None
+    assert end is not None
+    oid = captured.oid(table)
+    return [each for each in parse_alterations(reader.read(start, end).messages, PREFIX) if each.oid == oid]
+
+
+class Followed:
+    """A table and a target that was copied when it began."""
+
+    def __init__(self, captured: Captured, admin: Connection, name: str) -> None:
+        self._captured, self._admin, self.name = captured, admin, name
+        captured.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, a text, b int)", f"INSERT INTO {name} VALUES (1, 'one', 1)")
+        captured.drain()
+        self._table = CatalogTable(captured.oid(name), TableName("public", name))
+        self._schema = inspect_shape(admin, self._table).schema
+        self._copied_at = captured.position
+
+    def plan(self, told: bool) -> Evolution:
+        origin = Origin.of(self._schema)
+        assert origin is not None
+        slices = [each for each in self._captured.slices(self.name) if each.file.min_position > self._copied_at]
+        names = {number: column.name for number, column in origin.columns.items()}
+        numbers: list[Told] = tell_numbers(slices, alterations(self._captured, self.name), names) if told else []
+        columns = pa.schema([pa.field(column.name, column.arrow_type) for column in self._schema.columns])
+        now = inspect_shape(self._admin, self._table)
+        versions = TableChanges(self._table.name, slices, ChangeCounts()).schemas
+        return plan_evolution(columns, self._schema.key, origin, versions, now, told=numbers)
+
+
+def test_S02_S03_a_drop_and_an_add_between_which_nobody_wrote_are_followed(captured: Captured, admin: Connection) -> None:
+    table = Followed(captured, admin, "s02_told")
+    captured.execute(
+        "ALTER TABLE s02_told DROP a",
+        "ALTER TABLE s02_told ADD c text DEFAULT 'new'",
+        "UPDATE s02_told SET b = 2",
+        "ALTER TABLE s02_told RENAME b TO a",
+        "ALTER TABLE s02_told DROP c, ADD d int",
+        "UPDATE s02_told SET d = 3",
+    )
+    with pytest.raises(CopyAnew):
+        table.plan(told=False)
+    followed = table.plan(told=True)
+    assert followed.renamed == {"a": "a__dropped_1", "b": "a"}
+    assert [(each.name, each.fill.as_py()) for each in followed.added] == [("d", None)]
+
+
+def test_S05_what_a_transaction_does_in_between_is_told_where_it_leaves_no_doubt(captured: Captured, admin: Connection) -> None:
+    table = Followed(captured, admin, "s05_told")
+    with captured.transaction():
+        captured.execute("ALTER TABLE s05_told DROP b, ADD c int", "INSERT INTO s05_told VALUES (2, 'two', 2)", "SAVEPOINT s")
+        captured.execute("ALTER TABLE s05_told ADD lost int", "ROLLBACK TO s")
+    assert [tuple(each.columns) for each in alterations(captured, "s05_told")] == [(1, 2, 4)] * 2, "once as altered, once as dropped"
+    followed = table.plan(told=True)
+    assert (followed.dropped, [each.name for each in followed.added]) == (("b",), ["c"])
+
+
+def test_S03_a_column_made_again_in_the_transaction_that_writes_is_in_doubt(captured: Captured, admin: Connection) -> None:
+    table = Followed(captured, admin, "s03_doubt")
+    captured.execute("INSERT INTO s03_doubt VALUES (2, 'two', 2)")
+    with captured.transaction():
+        captured.execute("ALTER TABLE s03_doubt DROP b", "ALTER TABLE s03_doubt ADD b int", "INSERT INTO s03_doubt VALUES (3, 'three', 3)")
+    with pytest.raises(CopyAnew):
+        table.plan(told=True)
+
+
+def test_S02_a_column_that_goes_with_its_type_is_told_too(captured: Captured, admin: Connection) -> None:
+    captured.execute(
+        "CREATE DOMAIN short AS text", "CREATE TABLE s02_type (id int PRIMARY KEY, a short, b int)", "DROP DOMAIN short CASCADE"
+    )
+    assert [dict(each.columns) for each in alterations(captured, "s02_type")] == [{1: "id", 3: "b"}]
+    captured.execute("CREATE TEMP TABLE passing (a int)", "ALTER TABLE passing ADD b int", "CREATE VIEW seen AS SELECT 1 AS one")
+    captured.execute("ALTER TABLE s02_type SET (fillfactor = 70)", "DROP VIEW seen")
+    assert len(alterations(captured, "s02_type")) == 2
+
+
+def test_nobody_who_alters_a_table_fails_because_of_the_trigger(captured: Captured, admin: Connection) -> None:
+    captured.execute("CREATE ROLE altering", "GRANT CREATE, USAGE ON SCHEMA public TO altering")
+    revoke = "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(bool, text, text{}) FROM PUBLIC"
+    captured.execute(revoke.format(", bool" if admin.info.server_version >= 170_000 else ""))
+    with captured.transaction():
+        captured.execute("SET LOCAL ROLE altering", "CREATE TABLE public.theirs (id int)", "ALTER TABLE public.theirs ADD a int")
+    assert captured.query("SELECT a FROM theirs") == []
+
+
+def test_the_trigger_is_made_once_and_goes_without_a_trace(captured: Captured, admin: Connection, roles: Roles) -> None:
+    ensure_trigger(admin)
+    assert is_installed(admin)
+    admin.execute("ALTER EVENT TRIGGER penstock_ddl_dropped DISABLE")
+    assert not is_installed(admin)
+    drop_trigger(admin)
+    assert admin.execute("SELECT count(*) FROM pg_event_trigger").fetchone() == (0,)
+    with psycopg.connect(captured.database.dsn, autocommit=True) as anyone:
+        anyone.execute(install_statements().encode())
+    assert is_installed(admin)
+    drop_trigger(admin)
+    with connect(roles.address(roles.create("altering"))) as connection, pytest.raises(PrivilegeError) as refused:
+        ensure_trigger(connection)
+    assert refused.value.hint == install_statements()
