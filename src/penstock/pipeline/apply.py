@@ -100,7 +100,8 @@ class EpochApplier:
     @property
     def oids(self) -> dict[TableName, int]:
         """By which each table is known that something may still come into."""
-        return {name: target.source_oid for name, target in self._targets.copy().items() if not self.statuses[name].is_over}
+        statuses, targets = self.statuses, self._targets.copy()
+        return {name: target.source_oid for name, target in targets.items() if name in statuses and not statuses[name].is_over}
 
     def adopt(
         self,
@@ -191,19 +192,24 @@ class EpochApplier:
 
     def _is_ahead(self, name: TableName, end: Position | None) -> bool:
         """A target that has this very epoch has been through the commit that it could become something else with."""
-        target, committed = self._targets.get(name), self.statuses[name].committed
+        target, committed = self._targets.get(name), self._committed(name)
         if self._follower is None or target is None or (end is not None and committed is not None and committed >= end):
             return False
         return self._follower.ahead(target, end) is not None
 
+    def _committed(self, name: TableName) -> Position | None:
+        """Also asked while tables leave."""
+        status = self.statuses.get(name)
+        return None if status is None else status.committed
+
     @property
     def is_stuck(self) -> bool:
         """Whether a target has yet to become what the catalog was seen to have, and holds all of the log already: no epoch can do it."""
-        return any(self._is_ahead(name, None) and self._is_past(name) for name in self._live())
-
-    def _is_past(self, name: TableName) -> bool:
-        committed = self.statuses[name].committed
-        return committed is not None and self._follower is not None and self._follower.ahead(self._targets[name], committed) is not None
+        live = {name: target for name in self._live() if (target := self._targets.get(name)) is not None}
+        return self._follower is not None and any(
+            (committed := self._committed(name)) is not None and self._follower.ahead(target, committed) is not None
+            for name, target in live.items()
+        )
 
     def lose(self, name: TableName, reason: str) -> None:
         """The source has this table no more, and its target all that there was of it."""
