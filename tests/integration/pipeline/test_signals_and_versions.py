@@ -1,0 +1,96 @@
+"""Whole pipelines that are ended by a signal, and that go on with what another version of Penstock has left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from rich.console import Console
+
+from penstock.cli.run import run_pipeline
+from penstock.errors import SpoolFormatError
+from penstock.position import Position
+from penstock.sinks.base import TableChanges, Target
+from penstock.sinks.delta import DeltaSink
+from tests.fix_pipeline import Mirror, MirrorFactory
+from tests.fix_postgres import Database
+from tests.waiting import wait_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLES = ("public.good", "public.bad")
+
+
+def _two_tables(database: Database) -> None:
+    database.execute("CREATE TABLE good (id int PRIMARY KEY, v text); INSERT INTO good VALUES (1, 'a')")
+    database.execute("CREATE TABLE bad (id int PRIMARY KEY, v text); INSERT INTO bad VALUES (1, 'a')")
+
+
+def test_K07_a_signal_in_the_middle_of_an_epoch_ends_the_run_in_order(
+    database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    apply = DeltaSink.apply
+    for number, (sent, code) in enumerate([(signal.SIGTERM, 0), (signal.SIGINT, 130)]):
+        waiting: list[int] = [sent]
+
+        def signalled(self: DeltaSink, target: Target, changes: TableChanges, end: Position, waiting: list[int] = waiting) -> None:
+            if waiting:
+                os.kill(os.getpid(), waiting.pop())
+            apply(self, target, changes, end)
+
+        for table in ("good", "bad"):
+            database.execute(f"INSERT INTO {table} VALUES ({10 + number}, 'b')")
+        monkeypatch.setattr(DeltaSink, "apply", signalled)
+        with _own_handlers():
+            assert run_pipeline(both.path, once=False, console=Console(quiet=True)) == code
+        monkeypatch.undo()
+        assert not waiting
+        wait_for(lambda: not _is_active(database, both), "the slot to be let go of", lambda: "it is taken", 60.0)
+    both.run_once()
+    both.assert_equal(*TABLES)
+
+
+@contextmanager
+def _own_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def _is_active(database: Database, mirror: Mirror) -> bool:
+    return bool(database.query("SELECT active FROM pg_replication_slots WHERE slot_name = %s", mirror.slot)[0][0])
+
+
+def test_K08_what_a_former_version_wrote_goes_on_and_what_a_later_one_wrote_is_left_alone(
+    database: Database, mirror: MirrorFactory, spark: SparkSession
+) -> None:
+    _two_tables(database)
+    both = mirror()
+    both.run_once()
+    for name in ("good", "bad"):
+        path = both.config.sink.root / "public" / name
+        spark.sql(f"ALTER TABLE delta.`{path}` UNSET TBLPROPERTIES ('penstock.mode', 'penstock.origin')")
+    for path in both.config.spool.rglob("*.json"):
+        document = json.loads(path.read_text())
+        if document.get("format") == 2:
+            path.write_text(json.dumps({**document, "format": 1}))
+    database.execute("INSERT INTO good VALUES (2, 'b'); UPDATE bad SET v = 'c'")
+    assert not both.run_once().failed
+    both.assert_equal(*TABLES)
+    records = both.config.sink.root / "penstock_epochs" / both.config.pipeline
+    last = max(records.glob("*.json"))
+    last.write_text(json.dumps({**json.loads(last.read_text()), "format": 99}))
+    database.execute("INSERT INTO good VALUES (3, 'c')")
+    with pytest.raises(SpoolFormatError, match="has format 99"):
+        both.run_once()
+    assert len(both.rows("public.good")) == 2
