@@ -128,6 +128,15 @@ def test_C08_a_change_that_leaves_values_as_they_were_waits_behind_the_letter_th
     assert made.letters() == []
 
 
+def test_C08_a_row_whose_insert_was_refused_is_not_taken_for_the_one_that_had_its_key_before(made: Office) -> None:
+    made.source.update(key(1), {"id": Value(7)}, ["note"])
+    made.source.insert(row(1, BEYOND, "second"))
+    made.source.update(key(1), {"amount": LONG, "note": Value("third")})
+    made.source.update(key(7), {"amount": Value(Decimal(8))}, ["note"])
+    epoch(made)
+    assert {each["id"]: each["note"] for each in made.sink.list.rows} == {7: "n", 1: "third", 2: "n", 3: "n"}
+
+
 def test_C08_a_replay_applies_what_can_be_applied_now_and_keeps_the_rest(made: Office) -> None:
     made.source.insert(row(4, BEYOND))
     epoch(made)
