@@ -23,6 +23,8 @@ from penstock.postgres.types.policy import TypePolicy
 from penstock.postgres.types.resolver import TypeFact, TypeResolver
 from penstock.schema import Attributes, Column, TableName, TableSchema
 
+_OIDS = 1 << 32
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:
@@ -54,8 +56,9 @@ def inspect_outside(connection: Connection) -> list[tuple[TableName, str, str]]:
 
 
 def inspect_names(connection: Connection, oids: Collection[int]) -> dict[int, TableName]:
-    """What relations are called now, by OID. One that is gone has no name."""
-    rows: list[Any] = connection.execute(query("catalog", "names"), {"oids": list(oids)}).fetchall() if oids else []
+    """What relations are called now, by OID. One that is gone has no name, nor has a number that stands for several tables."""
+    wanted = [oid for oid in oids if oid < _OIDS]
+    rows: list[Any] = connection.execute(query("catalog", "names"), {"oids": wanted}).fetchall() if wanted else []
     return {oid: TableName(schema, name) for oid, schema, name in rows}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.pipeline.gone import why_gone
 from penstock.postgres.attributes import CatalogShape, MissingValue, inspect_shape
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import SourceAddress, connect
@@ -116,3 +117,13 @@ def test_S05_a_transaction_that_nobody_sees_yet_is_not_part_of_the_shape(databas
     (later,) = database.query("SELECT txid_current()")[0]
     assert not found.shows(later)
     assert shape(database).shows(later)
+
+
+def test_S07_what_became_of_a_table_is_told_by_its_number(database: Database) -> None:
+    database.execute("CREATE TABLE kept (id int); CREATE TABLE lost (id int); CREATE SCHEMA other")
+    (oids,) = database.query("SELECT 'kept'::regclass::oid::int8, 'lost'::regclass::oid::int8")
+    kept, lost, group = (TableName("public", name) for name in ("kept", "lost", "many"))
+    database.execute("ALTER TABLE kept SET SCHEMA other; DROP TABLE lost")
+    with connect(SourceAddress.parse(database.dsn)) as connection:
+        found = why_gone(connection, {kept: oids[0], lost: oids[1], group: 1 << 62}, lambda name: name.schema == "public")
+    assert found == {kept: "it is called other.kept now, which is not selected", lost: "it was dropped", group: "it was dropped"}
