@@ -199,8 +199,6 @@ class PipelineConfig(Model):
     @model_validator(mode="after")
     def _has_routes(self) -> PipelineConfig:
         check_routes(rule.route for rule in self.tables)
-        if self.is_routing and self.sink.iceberg is not None:
-            raise ValueError("into: cannot be used with sink.iceberg yet")
         return self
 
     @field_validator("pipeline")
