@@ -6,6 +6,7 @@ often a run ends. Nothing of it changes a row or moves a position; what fails is
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ from penstock.sinks.delta_state import DeltaState, Unsupported, newest_checkpoin
 from penstock.sinks.executors import Executors
 from penstock.sinks.names import quoted
 from penstock.sinks.upkeep import Upkeep
+
+_log = logging.getLogger(__name__)
 
 _TEMPORARY = ".penstock-*.tmp"
 _FORGOTTEN_SECONDS = 3600.0
@@ -62,6 +65,8 @@ class DeltaUpkeep:
             self._checkpoints[path] = newest_checkpoint(path)
             if version - self._checkpoints[path] >= self._upkeep.checkpoint_after:
                 write_checkpoint(self._spark, path)
+                if newest_checkpoint(path) < version:  # Delta keeps to itself why
+                    _log.warning("no checkpoint was written", extra={"path": str(path), "version": version})
                 self._checkpoints[path] = version
 
     def _vacuum(self, path: Path) -> None:
