@@ -103,3 +103,12 @@ def test_S13_what_is_routed_is_not_transformed_in_silence_nor_left_as_it_is(tmp_
         selection = _selected(_write(tmp_path, database, rules))
         assert selection.tables == {}
         assert "a rule transforms its columns or rows: it cannot be both" in selection.refused[INTO].message
+
+
+def test_members_that_differ_are_there_and_a_table_without_members_is_gone(path: Path, database: Database) -> None:
+    assert _selected(path).knows(INTO)
+    database.execute("ALTER TABLE s2.orders ADD more int")
+    assert INTO not in _selected(path).tables
+    assert _selected(path).knows(INTO), "it is not dropped because its members differ"
+    database.execute("DROP TABLE s1.orders, s2.orders, s3.orders")
+    assert not _selected(path).knows(INTO)

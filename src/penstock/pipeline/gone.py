@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from penstock.errors import PenstockError, Recovery
+from penstock.errors import MembersDifferError, PenstockError, Recovery
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.states import TableState
@@ -40,7 +40,7 @@ def keep_gone(connection: Connection, tables: Tables, targets: Targets, last: Ep
     """At start, also take in the tables of the last epoch that the source has no more: some of their changes may be still to come."""
     found: dict[TableName, Target] = {}
     for name, recorded in (last.tables if last is not None else {}).items():
-        if name in tables.sources or not config.has(name):
+        if name in tables.sources or not config.has(name) or _differs(tables, name):
             continue
         if recorded.state is TableState.GONE:
             tables.statuses[name] = recorded
@@ -49,6 +49,12 @@ def keep_gone(connection: Connection, tables: Tables, targets: Targets, last: Ep
             tables.statuses[name] = status_of(target, name, last)
     tables.targets |= found
     tables.gone |= why_gone(connection, {name: target.source_oid for name, target in found.items()}, config.selects)
+
+
+def _differs(tables: Tables, name: TableName) -> bool:
+    """Whether those that are routed into it are there, and only not alike."""
+    status = tables.statuses.get(name)
+    return status is not None and (status.reason or "").startswith(f"{MembersDifferError.code}:")
 
 
 def _filled(targets: Targets, name: TableName) -> Target | None:

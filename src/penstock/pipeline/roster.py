@@ -101,7 +101,7 @@ class Roster:
         config = self.config.with_tables(orders.added, orders.removed)
         with connect(self.config.source.address()) as connection:
             selection = select_tables(connection, self.config)
-            lost = {name: oid for name, oid in self.applier.oids.items() if config.has(name) and name not in selection.tables}
+            lost = {name: oid for name, oid in self.applier.oids.items() if config.has(name) and not selection.knows(name)}
             gone = why_gone(connection, lost, config.selects)
         self._remove([name for name in self.applier.statuses if not config.has(name)])
         self._welcome([name for name, each in self.applier.statuses.items() if each.state is TableState.GONE and name in selection.tables])

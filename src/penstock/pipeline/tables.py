@@ -12,6 +12,7 @@ from penstock.capture.continuity import check_continuity
 from penstock.capture.provision import blocked
 from penstock.contracts.provisioning import CoverageReport
 from penstock.errors import (
+    MembersDifferError,
     NoTablesError,
     PenstockError,
     PositionGapError,
@@ -121,6 +122,10 @@ class Selection:
     def sources(self) -> list[CatalogTable]:
         """The tables of the source that these are made of, without those that are refused."""
         return [source for name, table in self.tables.items() if name not in self.refused for source in table.sources]
+
+    def knows(self, name: TableName) -> bool:
+        """Whether the source has the table, or those that make it, however unfit they are."""
+        return name in self.tables or isinstance(self.refused.get(name), MembersDifferError)
 
     @property
     def source_schemas(self) -> list[TableSchema]:
