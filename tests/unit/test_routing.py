@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -12,7 +12,9 @@ import yaml
 
 from penstock.errors import ConfigError, ConnectionLostError, MembersDifferError, PenstockError, TargetRewoundError, UnsupportedTableError
 from penstock.pipeline.config import PipelineConfig, load_config
+from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.following import Follower, why_anew
+from penstock.pipeline.gone import keep_gone
 from penstock.pipeline.membership import fail_rejoined
 from penstock.pipeline.routes import Route
 from penstock.pipeline.routing import gather, route_tables, routed_views
@@ -22,9 +24,10 @@ from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, fail_unpublished
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.connection import Connection
 from penstock.postgres.routed import is_routed, joined_schema
 from penstock.schema import Attributes, Column, TableName, TableSchema
-from penstock.sinks.base import Target
+from penstock.sinks.base import Target, Targets
 from penstock.sinks.evolution import CopyAnew
 from penstock.sinks.layout import Mode
 from penstock.spool.reader import SpoolRange, SpoolReader
@@ -295,3 +298,13 @@ def test_a_member_that_comes_has_the_table_copied_anew() -> None:
     assert follower.notice({INTO: _target(before)}, Look({INTO: now})) == {INTO: "the tables that are routed into it came, went or changed"}
     assert follower.routed.keys() == {before.oid, now.oid}, "the target goes on meanwhile"
     assert why_anew(now, _target(now)) is None
+
+
+def test_a_routed_table_whose_members_differ_is_not_taken_for_gone(tmp_path: Path) -> None:
+    config = configured(tmp_path, [{"match": "shard_*.orders", "into": "lake.orders"}])
+    failed = TableStatus.failed(MembersDifferError("the tables are not alike"), None)
+    tables = Tables(statuses={INTO: failed})
+    last = Epoch(1, at(5), None, "system", {INTO: TableStatus(TableState.STREAMING, at(5), at(5))})
+    keep_gone(cast(Connection, None), tables, cast(Targets, None), last, config)
+    assert tables.statuses == {INTO: failed}
+    assert tables.gone == {}
