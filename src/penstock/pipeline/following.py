@@ -60,7 +60,7 @@ class Follower:
                 if name in look.gone and look.seen_at is not None:
                     self._sightings.miss(name, look.gone[name], look.seen_at)
                 continue
-            reason = why_anew(schema, target, self._rule_of(name).transform)
+            reason = why_anew(schema, target, self._rule_of(name).transform) or look.moved.get(name)
             if reason is not None and self._rule_of(name).renews:
                 anew[name] = reason
             elif target.origin is not None:

@@ -22,10 +22,12 @@ from penstock.pipeline.gone import why_gone
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import TableOrders, change_orders, load_orders
+from penstock.pipeline.parts import load_parts, moved_parts, save_parts
 from penstock.pipeline.sightings import Look
 from penstock.pipeline.standing import check_log
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Selection, Tables, fail_blocked, fail_unpublished, inspect_pipeline, select_tables
+from penstock.postgres.attributes import Parts, inspect_parts
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import connect
 from penstock.postgres.publication import drop_table, inspect_memberships
@@ -103,6 +105,7 @@ class Roster:
             selection = select_tables(connection, self.config)
             lost = {name: oid for name, oid in self.applier.oids.items() if config.has(name) and not selection.knows(name)}
             gone = why_gone(connection, lost, config.selects)
+            parts = inspect_parts(connection, {name: table.oid for name, table in selection.tables.items()})
         self._remove([name for name in self.applier.statuses if not config.has(name)])
         self._welcome([name for name, each in self.applier.statuses.items() if each.state is TableState.GONE and name in selection.tables])
         self._learn(selection.tables)
@@ -111,12 +114,21 @@ class Roster:
         if new:
             self._add(_part(selection, new), orders)
         self._pause(orders)
-        self.applier.notice(Look(selection.schemas, selection.seen_at, gone))
+        self.applier.notice(Look(selection.schemas, selection.seen_at, gone, self._moved(parts, orders)))
         self._resync([name for name in orders.resync if config.has(name)], selection, gone)
         self._mend(selection)
         if self.applier.replay(orders.replay) or self.applier.is_stuck:
             with connect(self.config.source.address()) as connection:
                 nudge(connection)
+
+    def _moved(self, parts: Mapping[TableName, Parts], orders: TableOrders) -> dict[TableName, str]:
+        """Tables whose parts took rows along, or brought some. What they were seen to have counts until the order to copy them stands."""
+        known = load_parts(self.config.state)
+        moved = moved_parts(known, parts)
+        live = [name for name, status in self.applier.statuses.items() if status.is_applied]
+        waiting = {name for name in moved if name in live and name not in orders.resync and self.config.schema_rule(name).renews}
+        save_parts(self.config.state, {name: known[name] if name in waiting else each.keys() for name, each in parts.items()})
+        return {name: moved[name] for name in waiting}
 
     def _mend(self, selection: Selection) -> None:
         """Copy tables anew that failed because those that go into them differed, and are alike by now. What they are then is tried once."""

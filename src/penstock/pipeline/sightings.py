@@ -15,11 +15,13 @@ from penstock.schema import TableName, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the catalog has: the tables' shapes; where the log was after that; of tables that are no more, what became of them."""
+    """What the catalog has: the tables' shapes; where the log was after that; of tables that are no more, what became of them; and those
+    whose rows came or went in another way than the log shows, with the reason."""
 
     schemas: Mapping[TableName, TableSchema]
     seen_at: Position | None = None
     gone: Mapping[TableName, str] = field(default_factory=dict)
+    moved: Mapping[TableName, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

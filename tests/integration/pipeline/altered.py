@@ -73,6 +73,7 @@ FOLLOWED = {
 COPIED = {
     "s04_using": Case(("ALTER TABLE {} ALTER a TYPE int USING length(a)",)),
     "s07_recreated": Case(("DROP TABLE {}; CREATE TABLE {} (id int PRIMARY KEY, a text, b int); INSERT INTO {} VALUES (9, 'z', 9)",)),
+    "s12_moved": Case(("ALTER TABLE {} DETACH PARTITION {}_low",), PARTED),
     "s09_key": Case(
         ("ALTER TABLE {} DROP CONSTRAINT {}_pkey, ADD PRIMARY KEY (b, id); UPDATE {} SET a = 'x'; INSERT INTO {} VALUES (1, 'y', 7)",)
     ),
