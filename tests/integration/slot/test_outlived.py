@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from penstock.errors import SlotLostError
 from penstock.pipeline import snapshot_round
+from penstock.pipeline.snapshot_schedule import Schedule
 from tests.fix_captured import Captured
 from tests.integration.slot.conftest import RoughServer
 from tests.integration.snapshot.copying import Copying, Watcher
@@ -26,11 +29,21 @@ def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_s
     sink = FileSink(tmp_path / "lake")
     copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows, patch=monkeypatch)
     watcher = Watcher()
+    given_up = threading.Event()
+    close = snapshot_round.Schedule.close
+
+    def closed(schedule: Schedule[Any]) -> None:
+        close(schedule)
+        given_up.set()
 
     def outlive(read: int) -> None:
+        """The chunk is not over before this returns, so neither is the copy."""
         if read == 1:
             rough.set(max_slot_wal_keep_size="16MB")
             rough.fill_log(6)
+            given_up.wait(60)
+
+    monkeypatch.setattr(snapshot_round.Schedule, "close", closed)
 
     watcher.after_chunk = outlive
     with pytest.raises(SlotLostError, match=captured.slot) as caught:
