@@ -95,17 +95,21 @@ bench-idle: install ## What a capture costs that has nothing to do; a minute
 
 # --- to trust it ---------------------------------------------------------------------------------------------------------
 
-# The tests of the capture wait for servers most of the time, and those on Spark keep a core and a half busy: they share a machine well. Tests
-# that kill processes at certain moments have it to themselves.
+# Most tests wait for servers or for Spark, so two suites share a machine of two cores well.
 .PHONY: test
 test: install install-spark42 ## All tests on Spark 4.1, and the tests of the source on Spark 4.2
-	$(MAKE) --jobs=2 --output-sync=target test-capture-and-spark42 test-spark41
-	$(MAKE) --jobs=2 --output-sync=target test-recovery test-acceptance
+	$(MAKE) --jobs=2 --output-sync=target test-one-half test-other-half
 
-.PHONY: test-capture-and-spark42
-test-capture-and-spark42:
+.PHONY: test-one-half
+test-one-half:
+	$(MAKE) test-spark41
+	$(MAKE) test-acceptance
+
+.PHONY: test-other-half
+test-other-half:
 	$(MAKE) test-capture
 	$(MAKE) test-spark42
+	$(MAKE) test-recovery
 
 .PHONY: test-unit
 test-unit: install ## Unit and property tests; seconds

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from penstock.pipeline.orders import change_orders
 from penstock.schema import TableName
@@ -47,5 +52,12 @@ def test_K14_what_is_very_wide_very_long_or_oddly_named_arrives(database: Databa
     database.execute("INSERT INTO long VALUES (2, repeat('y', 100000000)); UPDATE \"select\" SET \"from\" = 'b'")
     assert not made.run_once().failed
     assert sorted(map(tuple, made.rows("public.wide", "id, c0, c1598"))) == [(1, 0, 1598), (2, 0, -1), (3, 0, 1598)]
-    assert sorted(map(tuple, made.rows("public.long", "id, length(v)"))) == [(1, 100_000_000), (2, 100_000_000)]
+    assert _lengths(made.config.sink.root / "public" / "long") == [(1, 100_000_000), (2, 100_000_000)]
     assert [tuple(row) for row in made.rows("public.select", "id, `from`, `where`")] == [(1, "b", 2)]
+
+
+def _lengths(table: Path) -> list[tuple[int, int]]:
+    """Without Spark, whose JVM would need a larger heap for such rows than the tests give it. Nothing was deleted from the table."""
+    found = [pq.read_table(file) for file in table.glob("*.parquet")]
+    rows = pa.concat_tables([each.rename_columns(["id", "v", "_exact"]) for each in found])
+    return sorted(zip(rows.column("id").to_pylist(), pc.utf8_length(rows.column("v")).to_pylist(), strict=True))

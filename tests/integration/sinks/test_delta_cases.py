@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.errors import TargetRewoundError
+from penstock.errors import ValuesMissingError
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from tests.integration.sinks.mirror import Mirror
@@ -212,5 +212,5 @@ def test_a_row_that_the_target_lost_is_not_replaced_by_nulls(spark: SparkSession
     spark.sql(f"DELETE FROM delta.`{items.path}` WHERE id = 1")
     items.source.update(at(1), {"note": Value("new")}, ["size"])
     items.source.commit()
-    with pytest.raises(TargetRewoundError, match="PEN-3002"):
+    with pytest.raises(ValuesMissingError, match="PEN-3004"):
         items.follow()

@@ -30,7 +30,7 @@ def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_s
     copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows, patch=monkeypatch)
     watcher = Watcher()
     given_up = threading.Event()
-    close = snapshot_round.Schedule.close
+    close = Schedule.close
 
     def closed(schedule: Schedule[Any]) -> None:
         close(schedule)
@@ -43,7 +43,7 @@ def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_s
             rough.fill_log(6)
             given_up.wait(60)
 
-    monkeypatch.setattr(snapshot_round.Schedule, "close", closed)
+    monkeypatch.setattr(Schedule, "close", closed)
 
     watcher.after_chunk = outlive
     with pytest.raises(SlotLostError, match=captured.slot) as caught:
