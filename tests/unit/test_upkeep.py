@@ -130,13 +130,16 @@ def test_what_takes_too_long_is_cut_off_and_the_others_have_their_turn(sink: Kep
     assert jobs.cancels
 
 
-def test_K07_the_end_of_a_run_cuts_off_what_is_being_done(sink: Kept, jobs: Counted, kept: TableUpkeep) -> None:
+def test_K07_the_end_of_a_run_cuts_off_what_is_being_done(
+    sink: Kept, jobs: Counted, kept: TableUpkeep, caplog: pytest.LogCaptureFixture
+) -> None:
     sink.waits = {NAMES[0]}
     kept.start()
     wait_for(lambda: sink.looks == NAMES[:1], "looks", lambda: sink.looks)
     kept.stop()
     assert jobs.cancels
     assert sink.looks == NAMES[:1]
+    assert not caplog.records, "an end that was asked for is nothing to tell"
 
 
 def test_a_run_that_catches_up_and_ends_looks_once_at_every_table(sink: Kept, kept: TableUpkeep, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,7 +102,13 @@ class TableUpkeep:
         try:
             self._sink.maintain(name)
         except Exception:  # noqa: BLE001 the edge of a thread, whose work is only due again
-            _log.warning("a table could not be maintained", extra={"table": str(name)}, exc_info=True)
+            is_cut_off = self._stopping.is_set() and not self._is_last
+            _log.log(
+                logging.DEBUG if is_cut_off else logging.WARNING,
+                "a table could not be maintained",
+                extra={"table": str(name)},
+                exc_info=True,
+            )
         finally:
             self._since = None
         took = time.monotonic() - started
