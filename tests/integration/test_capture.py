@@ -55,6 +55,9 @@ def test_capture_waits_for_a_busy_slot_until_it_is_free(source: Source, tmp_path
             wait_for(lambda: failure_code(rival.spool) == "PEN-1202", "a capture that waits for the slot", rival.state)
         assert waiting.wait_until(end, DEADLINE_SECONDS), rival.state()
         assert rival.ids() == list(range(1, 11))
+    ended = load_status(rival.spool)
+    assert ended is not None
+    assert ended.state == "stopped", "a capture that had to wait ends like any other"
 
 
 def failure_code(spool: Path) -> str | None:

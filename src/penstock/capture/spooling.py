@@ -174,6 +174,8 @@ class SpoolCapture:
             except BaseException as error:  # noqa: BLE001 - handed to the reader, which raises it
                 self._fail(error)
                 return self._report("failed", error)
+            else:
+                break  # as it was told to
         return self._report("stopped", None)
 
     def _fail(self, error: BaseException) -> None:
