@@ -21,7 +21,7 @@ from benchmarks.apply_latency import STEADY, Steady, Visible, measure_steady, st
 from benchmarks.applying import SINKS, Mirror, SparkClient, spark_client
 from benchmarks.cases import BACKLOGS, Case
 from benchmarks.contenders import REFERENCE, Contender, Measurement
-from benchmarks.debezium import Debezium, Unavailable, prepared_debezium
+from benchmarks.debezium import Debezium, start_debezium
 from benchmarks.goals import Goal, median_rate
 from benchmarks.results import machine, save, versions
 from benchmarks.source import BenchSource
@@ -41,7 +41,7 @@ def main() -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-bench-")))
         source = stack.enter_context(BenchSource())
         client = stack.enter_context(spark_client())
-        debezium = _prepare_debezium(console, stack) if arguments.debezium else None
+        debezium = start_debezium(console, stack) if arguments.debezium else None
         results |= {"machine": machine(), "versions": versions(source.version)}
         run = _Backlogs(console, source, client, directory, debezium)
         chosen = [case for case in BACKLOGS if case.name in arguments.only]
@@ -75,14 +75,6 @@ def _parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     arguments.only = arguments.only or names
     return arguments
-
-
-def _prepare_debezium(console: Console, stack: ExitStack) -> Debezium | None:
-    try:
-        return stack.enter_context(prepared_debezium())
-    except Unavailable as missing:
-        console.print(f"without Debezium: {missing}", markup=False)
-        return None
 
 
 class _Backlogs:

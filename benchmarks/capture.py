@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.cases import CASES, TRANSACTION_ROWS, Case
 from benchmarks.contenders import CONTENDERS, REFERENCE, Contender, Measurement
-from benchmarks.debezium import Debezium, Unavailable, WarmDebezium, prepared_debezium
+from benchmarks.debezium import Debezium, Unavailable, WarmDebezium, start_debezium
 from benchmarks.goals import Goal, latency_goals, rate_goals
 from benchmarks.latency import CLIENTS, Latency, measure_debezium, measure_latency
 from benchmarks.results import machine, save, versions
@@ -34,7 +34,7 @@ def main() -> None:
     start = time.monotonic()
     with ExitStack() as stack:
         source = stack.enter_context(BenchSource())
-        debezium = _prepare_debezium(console, stack) if arguments.debezium else None
+        debezium = start_debezium(console, stack) if arguments.debezium else None
         run = _Run(console, source, debezium)
         results: dict[str, object] = {"machine": machine(), "versions": versions(source.version), "transaction_rows": TRANSACTION_ROWS}
         chosen = [case for case in CASES if case.name in arguments.only]
@@ -63,15 +63,6 @@ def _parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     arguments.only = arguments.only or names
     return arguments
-
-
-def _prepare_debezium(console: Console, stack: ExitStack) -> Debezium | None:
-    try:
-        with console.status("preparing Debezium's engine"):
-            return stack.enter_context(prepared_debezium())
-    except Unavailable as missing:
-        console.print(f"without Debezium: {missing}", markup=False)
-        return None
 
 
 class _Run:

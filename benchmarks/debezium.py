@@ -13,10 +13,11 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from psycopg.conninfo import conninfo_to_dict
+from rich.console import Console
 
 from benchmarks.cases import PUBLICATION, SCHEMA
 from benchmarks.contenders import Measurement
@@ -148,6 +149,16 @@ def prepared_debezium() -> Iterator[Debezium]:
         yield debezium
     finally:
         debezium.stop()
+
+
+def start_debezium(console: Console, stack: ExitStack) -> Debezium | None:
+    """For as long as `stack` lasts. None, and the reason on the console, where it cannot be had."""
+    try:
+        with console.status("preparing Debezium's engine"):
+            return stack.enter_context(prepared_debezium())
+    except Unavailable as missing:
+        console.print(f"without Debezium: {missing}", markup=False)
+        return None
 
 
 def _find(program: str) -> str:

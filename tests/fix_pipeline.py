@@ -108,6 +108,12 @@ def mirror_document(database: Database, **changes: Any) -> dict[str, Any]:
     return {**document, **changes}
 
 
+def two_tables(database: Database) -> None:
+    """One that goes well and one that is to fail."""
+    for name in ("good", "bad"):
+        database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text); INSERT INTO {name} VALUES (1, 'a')")
+
+
 @pytest.fixture
 def mirror(spark: SparkSession, database: Database, tmp_path: Path) -> MirrorFactory:
     """`mirror()` for everything in schema public; keyword arguments replace parts of the configuration."""

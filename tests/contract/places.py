@@ -41,7 +41,7 @@ from penstock.sinks.parquet_targets import ParquetTargets
 from penstock.sinks.postgres_rows import parse_rows, stored_names
 from penstock.sinks.postgres_targets import Naming
 from tests.delta_tables import rows_of
-from tests.integration.sinks.iceberg_lake import needs_iceberg, new_catalog
+from tests.integration.sinks.iceberg_lake import new_catalog
 from tests.property.chronicle import Record
 
 if TYPE_CHECKING:
@@ -243,7 +243,7 @@ PLACES: dict[str, type[Place]] = {"delta": DeltaPlace, "iceberg": IcebergPlace, 
 NewPlace = Callable[[str], Place]
 """A place of that kind, with nothing in it."""
 
-SPARK = {"delta": [pytest.mark.spark], "iceberg": [pytest.mark.spark, needs_iceberg]}
+SPARK = {"delta": [pytest.mark.spark], "iceberg": [pytest.mark.spark]}
 
 
 Cell = tuple[str, Mode]

@@ -16,10 +16,7 @@ from penstock.sinks.base import TableChanges
 from penstock.sinks.iceberg_catalog import IcebergCatalog
 from tests.contract.test_iceberg_sink import IcebergHarness
 from tests.fix_postgres import Database
-from tests.integration.sinks.iceberg_lake import needs_iceberg
 from tests.integration.sinks.source import Value
-
-pytestmark = needs_iceberg
 
 
 class JdbcHarness(IcebergHarness):

@@ -19,11 +19,9 @@ from penstock.sinks.iceberg_definition import IcebergPlace
 from penstock.sinks.iceberg_maintenance import Maintenance
 from tests.contract.sink_harness import PIPELINE, SinkHarness
 from tests.contract.sink_rules import MirrorRules
-from tests.integration.sinks.iceberg_lake import needs_iceberg, new_catalog
+from tests.integration.sinks.iceberg_lake import new_catalog
 from tests.integration.sinks.source import Row, Value
 from tests.integration.snapshot.local import LocalExecutors
-
-pytestmark = needs_iceberg
 
 
 class IcebergHarness(SinkHarness):

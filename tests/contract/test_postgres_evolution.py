@@ -300,16 +300,12 @@ def test_S01_a_table_is_altered_though_no_row_of_it_changed(follow: Follow) -> N
 
 def test_S13_under_ignore_the_table_keeps_its_columns_and_still_holds_what_became_longer(shared_database: Database, tmp_path: Path) -> None:
     with closing(Follow(tmp_path, shared_database, policy=SchemaPolicy.IGNORE)) as follow:
-        _keep_columns(follow)
-
-
-def _keep_columns(follow: Follow) -> None:
-    follow.copy(shape_of((1, "id", "int4"), (2, "a", "varchar(3)"), (3, "b", "int4")), ROWS)
-    after = shape_of((1, "id", "int4"), (2, "renamed", "varchar(9)"), (3, "b", "int4"), (4, "c", "int4"), c="5")
-    follow.spool(after.schema, "insert", {"id": 3, "renamed": "as long", "b": None, "c": 3})
-    follow.apply(after)
-    assert follow.types() == {"id": "integer", "a": "character varying(9)", "b": "integer"}
-    assert follow.rows("id", "a", "b") == [("1", "one", "10"), ("2", "two", None), ("3", "as long", None)]
+        follow.copy(shape_of((1, "id", "int4"), (2, "a", "varchar(3)"), (3, "b", "int4")), ROWS)
+        after = shape_of((1, "id", "int4"), (2, "renamed", "varchar(9)"), (3, "b", "int4"), (4, "c", "int4"), c="5")
+        follow.spool(after.schema, "insert", {"id": 3, "renamed": "as long", "b": None, "c": 3})
+        follow.apply(after)
+        assert follow.types() == {"id": "integer", "a": "character varying(9)", "b": "integer"}
+        assert follow.rows("id", "a", "b") == [("1", "one", "10"), ("2", "two", None), ("3", "as long", None)]
 
 
 def test_K01_an_epoch_that_alters_the_table_is_done_once_and_leaves_nothing_when_it_dies(follow: Follow) -> None:

@@ -19,7 +19,7 @@ from tests.property.test_delta_epochs import MODES, lake
 from tests.property.test_fold import HEAP, Sizes, chronicle, heap_of, sizes
 
 
-def _follow(shards: Shards, mode: Mode, seed: int, *, mapped: bool) -> None:
+def _assert_follows(shards: Shards, mode: Mode, seed: int, *, mapped: bool) -> None:
     layout = shards.layout(mode)
     some = random.Random(seed).sample(shards.positions, (len(shards.positions) + 1) // 2)
     with lake(layout, FENCE, shards.expected(FENCE), mapped=mapped) as target:
@@ -40,7 +40,7 @@ def _follow(shards: Shards, mode: Mode, seed: int, *, mapped: bool) -> None:
 def test_K11_after_every_epoch_the_delta_table_has_what_each_table_has(table: TableSchema, mode: Mode, sizes: Sizes) -> None:
     members = [chronicle(table, replace(sizes, seed=sizes.seed + at, truncates=0.5 * (at != 1))) for at in range(3)]
     shards = Shards(table, [member.log for member in members], lambda at, position: members[at].expected(mode, position))
-    _follow(shards, mode, sizes.seed, mapped=table is ODD)
+    _assert_follows(shards, mode, sizes.seed, mapped=table is ODD)
 
 
 @settings(max_examples=5, deadline=None)
@@ -48,4 +48,4 @@ def test_K11_after_every_epoch_the_delta_table_has_what_each_table_has(table: Ta
 def test_K11_the_delta_table_has_as_many_equal_rows_without_a_key(sizes: Sizes) -> None:
     members = [heap_of(sizes.seed + at, sizes.transactions, sizes.statements, 0.6) for at in range(2)]
     shards = Shards(HEAP, [member.log for member in members], lambda at, position: members[at].expected(position))
-    _follow(shards, Mode.MIRROR, sizes.seed, mapped=False)
+    _assert_follows(shards, Mode.MIRROR, sizes.seed, mapped=False)

@@ -59,7 +59,7 @@ def ends_of(logs: Mapping[str, Sequence[Transaction]], seed: int) -> list[int]:
     return sorted({*some, *positions[-1:]})
 
 
-def follow(
+def assert_follows(
     table: TableSchema,
     layout: Layout,
     logs: Mapping[str, Sequence[Transaction]],
@@ -87,7 +87,7 @@ def test_K11_after_every_epoch_each_table_has_its_rows_whatever_the_others_did(t
         member = members[name]
         return member.expected(mode, at_or_before(list(member.states), position))
 
-    follow(table, layout_of(table, mode), {name: member.log for name, member in members.items()}, expected, sizes.seed)
+    assert_follows(table, layout_of(table, mode), {name: member.log for name, member in members.items()}, expected, sizes.seed)
 
 
 @settings(max_examples=40, deadline=None)
@@ -98,7 +98,7 @@ def test_K11_tables_without_a_key_have_as_many_equal_rows_as_each_source_had(siz
     def expected(name: str, position: int) -> list[Record]:
         return members[name].expected(at_or_before(list(members[name].states), position))
 
-    follow(HEAP, layout_of(HEAP, Mode.MIRROR), {name: member.log for name, member in members.items()}, expected, sizes.seed)
+    assert_follows(HEAP, layout_of(HEAP, Mode.MIRROR), {name: member.log for name, member in members.items()}, expected, sizes.seed)
 
 
 def test_a_log_keeps_the_truncates_of_each_table() -> None:

@@ -94,6 +94,7 @@ def test_a_table_that_cannot_be_looked_after_is_in_nobodys_way(sink: Kept, kept:
     sink.fails = {NAMES[0]}
     kept.start()
     wait_for(lambda: sink.looks.count(NAMES[0]) > 1 and sink.looks.count(NAMES[2]) > 1, "looks", lambda: sink.looks)
+    assert set(sink.looks) == set(NAMES)
 
 
 def test_a_table_for_which_something_was_done_rests_for_ten_times_as_long(

@@ -37,7 +37,6 @@ from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.changed import replacements
-from penstock.sinks.delta_checks import checked_schema
 from penstock.sinks.delta_compaction import SharedTable
 from penstock.sinks.delta_definition import (
     check_adoptable,
@@ -71,6 +70,7 @@ from penstock.sinks.delta_upkeep import DeltaUpkeep
 from penstock.sinks.delta_writer import ATTEMPTS, DeltaWriter
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import SparkExecutors
+from penstock.sinks.fitting import check_changes
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.names import quoted
 from penstock.sinks.origin import Origin
@@ -257,7 +257,8 @@ class DeltaSink(DeltaTargets, Sink):
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
-        schema = checked_schema(target, changes, self._mode_of(target.table), str(self.path(target.table)))
+        check_changes(target, self._mode_of(target.table), changes, str(self.path(target.table)))
+        schema = next(iter(changes.schemas), None)
         # What a table becomes for them, it becomes with all of them.
         ends = step_ends(changes.slices, _ROWS_A_STEP, end) if changes.evolution is None else [end]
         with self._turn(target.table):

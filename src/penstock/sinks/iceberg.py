@@ -26,8 +26,9 @@ from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, Snapsh
 from penstock.sinks.directories import folds_case
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors, SparkExecutors
+from penstock.sinks.fitting import check_changes
 from penstock.sinks.iceberg_catalog import IcebergCatalog, LoadedTable, NewFile, TableChange, TableMovedError
-from penstock.sinks.iceberg_checks import check_begun, check_changes, check_columns
+from penstock.sinks.iceberg_checks import check_begun, check_columns
 from penstock.sinks.iceberg_definition import (
     IcebergPlace,
     definition,

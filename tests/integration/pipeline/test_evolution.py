@@ -15,11 +15,10 @@ from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
 from tests.integration.pipeline.altered import COPIED, DURING, FOLLOWED, GONE, LATER, LIVE, POLICIES, Case, statements
 from tests.integration.pipeline.test_online import DEADLINE_SECONDS, running
-from tests.integration.sinks.iceberg_lake import needs_iceberg
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
-SINKS = ["postgres", pytest.param("iceberg", marks=needs_iceberg)]
+SINKS = ["postgres", "iceberg"]
 """Besides Delta, which is tried with everything."""
 RULES = [{"table": f"public.{name}", "schema_changes": policy} for name, (policy, _) in POLICIES.items()]
 POLICED = {name: case for name, (_, case) in POLICIES.items()}

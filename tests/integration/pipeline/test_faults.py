@@ -18,7 +18,7 @@ from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.delta import DeltaSink
 from penstock.spool.layout import SpoolLayout
-from tests.fix_pipeline import Mirror, MirrorFactory
+from tests.fix_pipeline import Mirror, MirrorFactory, two_tables
 from tests.fix_postgres import Database
 from tests.holding import locked_elsewhere
 
@@ -26,16 +26,11 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def _two_tables(database: Database) -> None:
-    database.execute("CREATE TABLE good (id int PRIMARY KEY, v text); INSERT INTO good VALUES (1, 'a')")
-    database.execute("CREATE TABLE bad (id int PRIMARY KEY, v text); INSERT INTO bad VALUES (1, 'a')")
-
-
 def test_the_slot_is_not_confirmed_before_the_sink_commit_is_durable(
     database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Invariant 1: at every moment, the slot is at or behind what every target holds."""
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     before = both.confirmed()
@@ -59,7 +54,7 @@ def test_the_slot_is_not_confirmed_before_the_sink_commit_is_durable(
 
 
 def test_the_slot_follows_what_was_recorded(database: Database, mirror: MirrorFactory) -> None:
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     database.execute("INSERT INTO good VALUES (2, 'b')")
@@ -69,7 +64,7 @@ def test_the_slot_follows_what_was_recorded(database: Database, mirror: MirrorFa
 
 def test_K06_one_bad_table_does_not_stop_the_others(database: Database, mirror: MirrorFactory) -> None:
     """Invariant 10, K06: a change of shape that the target is not to follow fails that table alone, and stays failed."""
-    _two_tables(database)
+    two_tables(database)
     both = mirror(schema_changes="stop")
     both.run_once()
     database.execute("ALTER TABLE bad ADD COLUMN extra int DEFAULT 5; INSERT INTO bad VALUES (2, 'b', 6); INSERT INTO good VALUES (2, 'b')")
@@ -84,7 +79,7 @@ def test_K06_one_bad_table_does_not_stop_the_others(database: Database, mirror: 
 
 
 def test_a_renamed_table_is_not_left_behind_in_silence(database: Database, mirror: MirrorFactory) -> None:
-    _two_tables(database)
+    two_tables(database)
     both = mirror(tables=["public.good", "public.bad"])
     both.run_once()
     database.execute("ALTER TABLE bad RENAME TO worse; INSERT INTO worse VALUES (2, 'b'); INSERT INTO good VALUES (2, 'b')")
@@ -95,7 +90,7 @@ def test_a_renamed_table_is_not_left_behind_in_silence(database: Database, mirro
 
 def test_a_table_re_created_under_the_same_name_is_not_taken_for_the_old_one(database: Database, mirror: MirrorFactory) -> None:
     """S07: nothing may tell the two apart but the OID, and a table at rest sends no change that would."""
-    _two_tables(database)
+    two_tables(database)
     both = mirror(schema_changes="stop")
     both.run_once()
     database.execute("DROP TABLE bad; CREATE TABLE bad (id int PRIMARY KEY, v text); INSERT INTO bad VALUES (9, 'z')")
@@ -107,7 +102,7 @@ def test_a_table_re_created_under_the_same_name_is_not_taken_for_the_old_one(dat
 
 def test_a_table_taken_out_of_the_publication_for_a_while_is_not_trusted(database: Database, mirror: MirrorFactory) -> None:
     """P08, invariant 11: its changes in between are in no log."""
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     publication = both.config.publication
@@ -124,7 +119,7 @@ def test_a_table_taken_out_of_the_publication_for_a_while_is_not_trusted(databas
 
 
 def test_a_table_that_is_named_and_not_there_is_told(database: Database, mirror: MirrorFactory) -> None:
-    _two_tables(database)
+    two_tables(database)
     result = mirror(tables=["public.good", "public.typo"]).run_once()
     assert set(result.failed) == {"public.typo"}
     assert result.tables["public.good"].state == "streaming"
@@ -132,7 +127,7 @@ def test_a_table_that_is_named_and_not_there_is_told(database: Database, mirror:
 
 def test_the_comparison_sees_a_row_that_is_there_twice(database: Database, mirror: MirrorFactory, spark: SparkSession) -> None:
     """The oracle of the recovery tests must be able to fail."""
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     both.assert_equal("public.good", "public.bad")
@@ -143,7 +138,7 @@ def test_the_comparison_sees_a_row_that_is_there_twice(database: Database, mirro
 
 
 def test_the_comparison_sees_missing_extra_and_different_rows(database: Database, mirror: MirrorFactory) -> None:
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     database.execute("INSERT INTO good VALUES (2, 'missing'); UPDATE good SET v = NULL WHERE id = 1; DELETE FROM bad")
@@ -153,7 +148,7 @@ def test_the_comparison_sees_missing_extra_and_different_rows(database: Database
 
 
 def test_tables_that_cannot_be_mirrored_are_named_with_their_remedy(database: Database, mirror: MirrorFactory) -> None:
-    _two_tables(database)
+    two_tables(database)
     database.execute("DROP TABLE bad; CREATE TABLE bad (v text)")
     database.execute('CREATE TABLE cased (id int PRIMARY KEY, a int, "A" int)')
     database.execute('CREATE TABLE taken (id int PRIMARY KEY, "_ordinal" int)')
@@ -168,14 +163,14 @@ def test_tables_that_cannot_be_mirrored_are_named_with_their_remedy(database: Da
 
 
 def test_no_table_selected_is_an_error(database: Database, mirror: MirrorFactory) -> None:
-    _two_tables(database)
+    two_tables(database)
     with pytest.raises(NoTablesError):
         mirror(tables=["elsewhere.*"]).run_once()
 
 
 def test_a_missing_slot_stops_the_pipeline_before_the_first_row(database: Database, mirror: MirrorFactory) -> None:
     """Invariant 11, L04."""
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     database.execute("SELECT pg_drop_replication_slot(%s)", both.slot)
@@ -187,7 +182,7 @@ def test_a_missing_slot_stops_the_pipeline_before_the_first_row(database: Databa
 
 def test_a_slot_recreated_ahead_of_the_targets_is_detected(database: Database, mirror: MirrorFactory) -> None:
     """Invariant 11, L05."""
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     database.execute("SELECT pg_drop_replication_slot(%s)", both.slot)
@@ -201,7 +196,7 @@ def test_a_slot_recreated_ahead_of_the_targets_is_detected(database: Database, m
 
 def test_another_database_system_is_detected(database: Database, mirror: MirrorFactory) -> None:
     """Invariant 11, L10."""
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     for path in (both.config.sink.root / "penstock_epochs" / both.config.pipeline).glob("*.json"):
@@ -211,7 +206,7 @@ def test_another_database_system_is_detected(database: Database, mirror: MirrorF
 
 
 def test_N10_a_removed_target_is_copied_anew_while_the_others_go_on(database: Database, mirror: MirrorFactory) -> None:
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     _remove_target(both, "bad")
@@ -221,7 +216,7 @@ def test_N10_a_removed_target_is_copied_anew_while_the_others_go_on(database: Da
 
 
 def test_a_table_added_to_the_source_is_taken_up_by_the_next_run(database: Database, mirror: MirrorFactory) -> None:
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     database.execute("CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1), (2)")
@@ -232,7 +227,7 @@ def test_a_table_added_to_the_source_is_taken_up_by_the_next_run(database: Datab
 
 
 def test_a_table_that_a_run_did_without_is_copied_anew_when_it_comes_back(database: Database, mirror: MirrorFactory) -> None:
-    _two_tables(database)
+    two_tables(database)
     both, bad = mirror(), TableName("public", "bad")
     both.run_once()
     change_orders(both.config.state, lambda orders: orders.remove([bad]))
@@ -245,7 +240,7 @@ def test_a_table_that_a_run_did_without_is_copied_anew_when_it_comes_back(databa
 
 
 def test_two_pipelines_of_one_name_do_not_share_a_spool(database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     monkeypatch.setattr(pipeline, "_LOCK_SECONDS", 0.2)
@@ -255,7 +250,7 @@ def test_two_pipelines_of_one_name_do_not_share_a_spool(database: Database, mirr
 
 def test_an_idle_pipeline_moves_its_position_forward(database: Database, mirror: MirrorFactory) -> None:
     """H01, H02: other tables are busy; the slot advances without any change of ours."""
-    _two_tables(database)
+    two_tables(database)
     good = mirror(tables=["public.good"])
     first = good.run_once().position
     database.execute("INSERT INTO bad SELECT g, repeat('x', 1000) FROM generate_series(10, 2000) g")
@@ -273,7 +268,7 @@ class _Reports(PipelineObserver):
 
 
 def test_status_tells_where_everything_stands(database: Database, mirror: MirrorFactory) -> None:
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     before = inspect_status(both.config)
     assert before.epoch is None

@@ -10,9 +10,7 @@ from penstock.pipeline.sinks import open_targets
 from penstock.schema import TableName
 from tests.fix_pipeline import MirrorFactory
 from tests.fix_postgres import Database
-from tests.integration.sinks.iceberg_lake import needs_iceberg, new_catalog
-
-pytestmark = needs_iceberg
+from tests.integration.sinks.iceberg_lake import new_catalog
 
 _TABLES = """
 CREATE SCHEMA "odd schema";

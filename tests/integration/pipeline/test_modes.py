@@ -6,7 +6,6 @@ import pytest
 
 from tests.fix_pipeline import MirrorFactory
 from tests.fix_postgres import Database
-from tests.integration.sinks.iceberg_lake import needs_iceberg
 
 TABLES = [
     {"table": "public.kept", "mode": "soft_delete"},
@@ -16,7 +15,7 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["delta", pytest.param("iceberg", marks=needs_iceberg)])
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_K16_every_mode_holds_what_the_source_had_and_has(database: Database, mirror_into: MirrorFactory, kind: str) -> None:
     for table in ("kept", "versions", "changes"):
         database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, size int, long text)")

@@ -17,7 +17,7 @@ from penstock.errors import SpoolFormatError
 from penstock.position import Position
 from penstock.sinks.base import TableChanges, Target
 from penstock.sinks.delta import DeltaSink
-from tests.fix_pipeline import Mirror, MirrorFactory
+from tests.fix_pipeline import Mirror, MirrorFactory, two_tables
 from tests.fix_postgres import Database
 from tests.waiting import wait_for
 
@@ -27,15 +27,10 @@ if TYPE_CHECKING:
 TABLES = ("public.good", "public.bad")
 
 
-def _two_tables(database: Database) -> None:
-    database.execute("CREATE TABLE good (id int PRIMARY KEY, v text); INSERT INTO good VALUES (1, 'a')")
-    database.execute("CREATE TABLE bad (id int PRIMARY KEY, v text); INSERT INTO bad VALUES (1, 'a')")
-
-
 def test_K07_a_signal_in_the_middle_of_an_epoch_ends_the_run_in_order(
     database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     apply = DeltaSink.apply
@@ -74,7 +69,7 @@ def _is_active(database: Database, mirror: Mirror) -> bool:
 def test_K08_what_a_former_version_wrote_goes_on_and_what_a_later_one_wrote_is_left_alone(
     database: Database, mirror: MirrorFactory, spark: SparkSession
 ) -> None:
-    _two_tables(database)
+    two_tables(database)
     both = mirror()
     both.run_once()
     for name in ("good", "bad"):

@@ -6,17 +6,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql import SparkSession
 
 from penstock.schema import TableName
 from penstock.sinks.iceberg import IcebergSink, ModeOf, mirrored
 from penstock.sinks.iceberg_definition import IcebergPlace
 from penstock.sinks.iceberg_maintenance import Maintenance
-from penstock.spark.session import spark_minor
 from tests.integration.sinks.mirror import PIPELINE
-
-needs_iceberg = pytest.mark.skipif(spark_minor() != "4.1", reason="there is no Iceberg for this Spark yet")
 
 _numbers = count()
 

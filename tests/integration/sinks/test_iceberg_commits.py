@@ -21,12 +21,10 @@ from penstock.sinks.iceberg_epoch import EpochWriter
 from penstock.sinks.iceberg_maintenance import Maintenance
 from penstock.sinks.iceberg_state import POSITION
 from penstock.sinks.iceberg_targets import HadoopTargets
-from tests.integration.sinks.iceberg_lake import needs_iceberg, new_catalog, open_lake, summaries
+from tests.integration.sinks.iceberg_lake import new_catalog, open_lake, summaries
 from tests.integration.sinks.mirror import PIPELINE, Mirror
 from tests.integration.sinks.source import NULL, Source, Value
 from tests.integration.sinks.test_delta_cases import ITEMS, at, item
-
-pytestmark = needs_iceberg
 
 NAME = ITEMS.name
 

@@ -21,12 +21,10 @@ from penstock.sinks.iceberg_state import POSITION
 from penstock.sinks.layout import CURRENT, Mode
 from penstock.sinks.row_files import write_batches
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.integration.sinks.iceberg_lake import needs_iceberg, open_lake, summaries
+from tests.integration.sinks.iceberg_lake import open_lake, summaries
 from tests.integration.sinks.source import Change as LogChange
 from tests.integration.sinks.source import Transaction, Value, whole
 from tests.property.evolving import NAME, Act, FollowingTarget, Source
-
-pytestmark = needs_iceberg
 
 KINDS = {"insert": ChangeType.INSERT, "update": ChangeType.UPDATE_POSTIMAGE, "delete": ChangeType.DELETE}
 

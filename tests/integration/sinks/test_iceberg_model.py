@@ -9,10 +9,8 @@ from pyspark.sql import SparkSession
 
 from penstock.schema import TableSchema
 from tests.integration.sinks.history import BEYOND, ODD, History
-from tests.integration.sinks.iceberg_lake import needs_iceberg, open_lake
+from tests.integration.sinks.iceberg_lake import open_lake
 from tests.integration.sinks.mirror import Mirror
-
-pytestmark = needs_iceberg
 
 
 @pytest.mark.parametrize(
