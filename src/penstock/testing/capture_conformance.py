@@ -26,6 +26,7 @@ from itertools import islice, pairwise
 
 from penstock.contracts.capture import Ack, Change, ChangeCapture, ChangeStream, Delete, Event, Truncate, Upsert
 from penstock.schema import TableName
+from penstock.testing.rules import rule
 from penstock.testing.streams import Background, check_same, seen, seen_event, take, take_until, wait_for
 
 
@@ -60,6 +61,8 @@ class ChangeCaptureConformance:
 
     # --- what is delivered ----------------------------------------------------------------------------------------------
 
+    @rule("change_capture", "live()")
+    @rule("wal_change_capture", "live-streams")
     def test_everything_that_commits_after_live_returned_is_delivered_in_order(self, harness: CaptureHarness) -> None:
         table, other = harness.table, harness.other
         transactions: list[list[Event]] = [
@@ -106,6 +109,7 @@ class ChangeCaptureConformance:
 
     # --- confirming -----------------------------------------------------------------------------------------------------
 
+    @rule("change_capture", "acks")
     def test_unconfirmed_changes_come_again_after_every_restart(self, harness: CaptureHarness) -> None:
         expected = [upsert(harness.table, each, "x") for each in range(3)]
         with running(harness) as stream:
@@ -118,10 +122,14 @@ class ChangeCaptureConformance:
                 check_same(changes, expected, "what nobody confirmed comes again")
                 assert [place(change) for change in changes] == first, "a change that comes again is the same change"
 
+    @rule("change_capture", "acks", "live-resumes")
+    @rule("wal_change_capture", "slots-resume")
     def test_confirmed_changes_do_not_come_again(self, harness: CaptureHarness) -> None:
         deliver_three(harness, confirm=lambda changes: confirm_all(change.ack for change in changes))
         check_next(harness, [], "all of them were confirmed, and the stream was closed")
 
+    @rule("change_capture", "acks", "live-resumes")
+    @rule("wal_change_capture", "connects")
     def test_resume_point_moves_to_the_first_unconfirmed_change(self, harness: CaptureHarness) -> None:
         events = deliver_three(harness, confirm=lambda changes: changes[0].ack.confirm())
         check_next(harness, events[1:], "the first was confirmed, the others were not")
@@ -130,6 +138,7 @@ class ChangeCaptureConformance:
         deliver_three(harness, confirm=lambda changes: [changes[at].ack.confirm() for at in (2, 0, 1)])
         check_next(harness, [], "all of them were confirmed in the end")
 
+    @rule("change_capture", "acks")
     def test_hole_holds_the_resume_point_back(self, harness: CaptureHarness) -> None:
         events = deliver_three(harness, confirm=lambda changes: [changes[at].ack.confirm() for at in (1, 2)])
         check_next(harness, events, "the first was not confirmed, so it comes again, and with it what followed it")
@@ -186,6 +195,7 @@ class ChangeCaptureConformance:
         stream.close()
         assert Background(lambda: next(stream, None)).result(harness.deadline_seconds, "the end of a closed stream") is None
 
+    @rule("change_capture", "owned")
     def test_closing_releases_everything(self, harness: CaptureHarness) -> None:
         def read_and_close() -> None:
             with closing(harness.capture().live()) as stream:
@@ -210,6 +220,7 @@ class ChangeCaptureConformance:
         check_released(harness, lambda: Background(read_one).result(harness.deadline_seconds, "one change"))
         assert len(held) == 1
 
+    @rule("change_capture", "owned")
     def test_dropping_a_stream_releases_everything(self, harness: CaptureHarness) -> None:
         def read_and_drop() -> None:
             stream = harness.capture().live()
@@ -220,6 +231,8 @@ class ChangeCaptureConformance:
 
     # --- snapshots ------------------------------------------------------------------------------------------------------
 
+    @rule("change_capture", "snapshot()", "snapshot-rows", "upserts", "no-marker")
+    @rule("wal_change_capture", "snapshot-sql")
     def test_snapshot_is_the_rows_of_now_as_upserts_and_then_it_ends(self, harness: CaptureHarness) -> None:
         rows = [upsert(harness.table, each, f"note {each}") for each in range(-2, 300)]
         others = [upsert(harness.other, 1, None)]
@@ -229,11 +242,13 @@ class ChangeCaptureConformance:
         expected = [seen_event(event) for event in [*rows, *others]] if harness.takes_snapshots else []
         assert sorted(found, key=repr) == sorted(expected, key=repr)
 
+    @rule("change_capture", "snapshot-rows")
     def test_snapshot_has_only_the_tables_that_were_asked_for(self, harness: CaptureHarness) -> None:
         harness.commit(upsert(harness.table, 1, "x"))
         assert snapshot(harness, harness.other) == []
         assert snapshot(harness) == []
 
+    @rule("change_capture", "snapshot-acks")
     def test_acks_of_a_snapshot_move_nothing(self, harness: CaptureHarness) -> None:
         events = [upsert(harness.table, each, "x") for each in range(3)]
         with running(harness) as stream:
@@ -244,6 +259,7 @@ class ChangeCaptureConformance:
                 change.ack.confirm()
         check_next(harness, events, "only rows of a snapshot were confirmed")
 
+    @rule("change_capture", "independent", "callers-choice")
     def test_nothing_falls_between_live_and_snapshot(self, harness: CaptureHarness) -> None:
         harness.commit(upsert(harness.table, 1, "before"))
         with running(harness) as stream:
@@ -265,6 +281,8 @@ class ChangeCaptureConformance:
 
     # --- lag ------------------------------------------------------------------------------------------------------------
 
+    @rule("change_capture", "lag()", "lag-apart")
+    @rule("wal_change_capture", "lag-none")
     def test_lag_is_unknown_until_there_is_a_resume_point(self, harness: CaptureHarness) -> None:
         assert harness.capture().lag() is None
         harness.commit(upsert(harness.table, 1, "x"))
@@ -276,6 +294,8 @@ class ChangeCaptureConformance:
             harness.commit(upsert(harness.table, 2, "x"))
             take(stream, 1, harness.deadline_seconds)
 
+    @rule("change_capture", "lag()", "lag-bytes", "lag-grows", "lag-apart")
+    @rule("wal_change_capture", "lag")
     def test_lag_goes_up_with_what_is_unconfirmed_and_down_when_it_is_confirmed(self, harness: CaptureHarness) -> None:
         with running(harness) as stream:
             before = lag_of(harness)

@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 
 from penstock.contracts.provisioning import CaptureProvisioning, CoverageReport
 from penstock.schema import TableName
+from penstock.testing.rules import rule
 
 
 class ProvisioningHarness(ABC):
@@ -40,12 +41,14 @@ class ProvisioningHarness(ABC):
 class CaptureProvisioningConformance:
     """Every rule of the contract has a test here, and its name says which."""
 
+    @rule("wal_change_capture", "inspect_coverage()", "never-mutates")
     def test_inspecting_changes_nothing(self, harness: ProvisioningHarness) -> None:
         before = harness.source_state()
         for privileged in (True, False):
             harness.provisioning(privileged=privileged).inspect_coverage(set(harness.tables))
         assert harness.source_state() == before, "inspect_coverage only looks"
 
+    @rule("wal_change_capture", "inspect_coverage()", "inspect")
     def test_report_divides_what_is_required_into_present_and_missing(self, harness: ProvisioningHarness) -> None:
         first, *others = harness.tables
         harness.provisioning(privileged=True).ensure_coverage({first}, manage=True)
@@ -53,6 +56,7 @@ class CaptureProvisioningConformance:
         assert (report.present, report.missing) == (frozenset({first}), frozenset(others))
         assert (report.satisfied, report.manageable) == (False, True)
 
+    @rule("wal_change_capture", "ensure_coverage()", "ensure", "publication-managed")
     def test_gap_is_closed_when_managed_and_manageable(self, harness: ProvisioningHarness) -> None:
         required = set(harness.tables)
         harness.provisioning(privileged=True).ensure_coverage(required, manage=True)
@@ -61,6 +65,7 @@ class CaptureProvisioningConformance:
         assert report.satisfied, report
         assert (report.present, report.missing, report.blockers) == (frozenset(required), frozenset(), ())
 
+    @rule("wal_change_capture", "ensure_coverage()", "before-acting")
     def test_ensuring_tells_what_was_there_before(self, harness: ProvisioningHarness) -> None:
         required = set(harness.tables)
         provisioning = harness.provisioning(privileged=True)
@@ -69,12 +74,14 @@ class CaptureProvisioningConformance:
         assert report == expected, "the report is of the moment before acting"
         assert not report.satisfied
 
+    @rule("wal_change_capture", "ensure")
     def test_ensuring_does_nothing_when_not_managed(self, harness: ProvisioningHarness) -> None:
         before = harness.source_state()
         report = harness.provisioning(privileged=True).ensure_coverage(set(harness.tables), manage=False)
         assert harness.source_state() == before, "nobody asked for it"
         check_unsatisfied(report)
 
+    @rule("wal_change_capture", "ensure")
     def test_ensuring_does_nothing_when_not_manageable(self, harness: ProvisioningHarness) -> None:
         before = harness.source_state()
         report = harness.provisioning(privileged=False).ensure_coverage(set(harness.tables), manage=True)
@@ -83,6 +90,7 @@ class CaptureProvisioningConformance:
         check_unsatisfied(report)
         assert report.blockers, "why it is not manageable must be said"
 
+    @rule("wal_change_capture", "satisfied")
     def test_ensuring_does_nothing_when_satisfied(self, harness: ProvisioningHarness) -> None:
         required = set(harness.tables)
         harness.provisioning(privileged=True).ensure_coverage(required, manage=True)
