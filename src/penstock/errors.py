@@ -89,6 +89,18 @@ class EnvironmentUnfitError(PenstockError):
     recovery = Recovery.OPERATOR
 
 
+class NoTableError(ConfigError):
+    """No table is named that records could be read from."""
+
+    code = "PEN-1011"
+
+
+class InvalidUrlError(ConfigError):
+    """The address of the source is not one, or the database does not answer under it."""
+
+    code = "PEN-1012"
+
+
 # --- the source: connection and server ------------------------------------------------------------------------------------
 
 
@@ -527,4 +539,35 @@ class EpochMissedError(PenstockError):
     """The pipeline did not end an epoch at the position at which source and target were to be compared."""
 
     code = "PEN-4008"
+    recovery = Recovery.OPERATOR
+
+
+# --- records, one at a time --------------------------------------------------------------------------------------------------------
+
+
+class NoRowsError(PenstockError):
+    """There is no record to give: the snapshot is at its end, or what was read from is closed."""
+
+    code = "PEN-5101"
+    recovery = Recovery.OPERATOR
+
+
+class SnapshotInterruptedError(PenstockError):
+    """A snapshot was ended before its last row; started again, it begins anew."""
+
+    code = "PEN-5102"
+    recovery = Recovery.RETRY
+
+
+class RecordNotFoundError(PenstockError):
+    """There is no record after the position yet."""
+
+    code = "PEN-5103"
+    recovery = Recovery.RETRY
+
+
+class RecordGoneError(RecordNotFoundError):
+    """The record after the position will never come: it was acknowledged before, or the position is not of this source."""
+
+    code = "PEN-5104"
     recovery = Recovery.OPERATOR

@@ -22,9 +22,10 @@ _INTRO = """\
 
 <!-- Generated from src/penstock/testing by `make docs`. -->
 
-What Penstock promises to Python programs stands in `penstock.contracts`, in the docstrings. The contracts follow documents of other projects; this
-page has every method and every sentence of those that says something, and the tests that hold it. Most are tests of the suites in
-`penstock.testing`, which run against every implementation of ours and can be run against yours; those marked with ° are tests of our implementation.
+What Penstock promises to Python programs stands in `penstock.contracts`, in the docstrings. The contracts follow documents of other
+projects; this page has every method and every sentence of those that says something, and the tests that hold it. Most are tests of the
+suites in `penstock.testing`, which run against every implementation of ours and can be run against yours; those marked with ° are tests
+of our implementation.
 """
 
 

@@ -1,0 +1,1 @@
+"""Records one at a time, from Postgres: a view of `WalCapture` for callers who keep their place themselves."""

@@ -1,0 +1,50 @@
+"""From the events of a capture to records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from penstock.contracts.capture import Event, Truncate, Upsert
+from penstock.contracts.records import EXACT, MOVED_FROM, OPERATION, TABLE, UNCHANGED, Operation, Record, RecordPosition
+from penstock.errors import ConfigError
+from penstock.schema import TableName
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBuilder:
+    """Makes the records of one table, with some of its columns, or all if none are named."""
+
+    table: TableName
+    columns: tuple[str, ...] = ()
+
+    def row(self, event: Upsert, operation: Operation, position: RecordPosition, time: datetime) -> Record:
+        self._check_columns(event)
+        metadata: dict[str, object] = {OPERATION: operation.value, TABLE: str(self.table)}
+        if unchanged := [name for name in sorted(event.unchanged) if self._wants(name)]:
+            metadata[UNCHANGED] = unchanged
+        if exact := self._chosen(event.exact):
+            metadata[EXACT] = exact
+        if event.moved_from is not None:
+            metadata[MOVED_FROM] = dict(event.moved_from)
+        return Record(position, event.key, self._chosen(event.row), metadata, time)
+
+    def change(self, event: Event, position: RecordPosition, time: datetime) -> Record:
+        if isinstance(event, Upsert):
+            return self.row(event, Operation.UPSERT, position, time)
+        operation, key = (Operation.TRUNCATE, {}) if isinstance(event, Truncate) else (Operation.DELETE, event.key)
+        return Record(position, key, None, {OPERATION: operation.value, TABLE: str(self.table)}, time)
+
+    def _wants(self, column: str) -> bool:
+        return not self.columns or column in self.columns
+
+    def _chosen(self, values: Mapping[str, object]) -> dict[str, object]:
+        return {name: value for name, value in values.items() if self._wants(name)}
+
+    def _check_columns(self, event: Upsert) -> None:
+        lacking = [name for name in self.columns if name not in event.row and name not in event.unchanged]
+        if lacking:
+            raise ConfigError(
+                f"{self.table} has no column by the name {', '.join(lacking)}", hint=f"the table has {', '.join(sorted(event.row))}"
+            )
