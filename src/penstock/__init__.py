@@ -6,11 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.capture import Ack, Change, ChangeCapture, Delete, Truncate, Upsert
+from penstock.contracts.records import CdcIterator, Record, RecordPosition, RecordSource, Snapshotter
 from penstock.errors import PenstockError, Recovery
 from penstock.position import Lsn, Position
 from penstock.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
+    from penstock.capture.records.source import PostgresRecordSource
     from penstock.capture.settings import CaptureSettings
     from penstock.capture.wal import WalCapture
     from penstock.pipeline.consistent import ConsistentTables, read_consistent
@@ -23,6 +25,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Ack",
     "CaptureSettings",
+    "CdcIterator",
     "Change",
     "ChangeCapture",
     "ConsistentTables",
@@ -30,7 +33,12 @@ __all__ = [
     "Lsn",
     "PenstockError",
     "Position",
+    "PostgresRecordSource",
+    "Record",
+    "RecordPosition",
+    "RecordSource",
     "Recovery",
+    "Snapshotter",
     "SourceAddress",
     "TableName",
     "TableSchema",
@@ -47,6 +55,7 @@ __all__ = [
 _ELSEWHERE = {
     "CaptureSettings": "penstock.capture.settings",
     "ConsistentTables": "penstock.pipeline.consistent",
+    "PostgresRecordSource": "penstock.capture.records.source",
     "SourceAddress": "penstock.postgres.connection",
     "WalCapture": "penstock.capture.wal",
     "available_now": "penstock.spark.available",

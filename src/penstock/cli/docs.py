@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from penstock.cli.contracts_page import contracts_page
 from penstock.cli.types_page import types_page
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.config import PipelineConfig, SourceConfig, SparkConfig, TlsConfig, TypesConfig
@@ -85,6 +86,7 @@ _MODELS: Mapping[type[BaseModel], str] = {
 PAGES: Mapping[str, Callable[[], str]] = {
     "errors.md": errors_page,
     "configuration.md": configuration_page,
+    "contracts.md": contracts_page,
     "source-options.md": options_page,
     "types.md": types_page,
 }

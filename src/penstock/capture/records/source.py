@@ -36,8 +36,6 @@ from penstock.position import Position
 from penstock.postgres.connection import connect
 from penstock.postgres.slot import current_position
 
-_START = ChangePlace(Position.ZERO)
-
 
 class PostgresRecordSource(RecordSource):
     """The records of one table. `RecordSettings` says what the configuration may hold."""
@@ -233,5 +231,6 @@ class _Run:
         if snapshotter.is_drained:
             snapshotter.has_next()  # which completes it
             self._leave_snapshot()
-            self._follow(self._unread(), _START if snapshotter.fence is None else ChangePlace(snapshotter.fence))
+            # Nothing tells how an empty table came to be so; what is not acknowledged does.
+            self._follow(self._unread(), self._ledger.acked if snapshotter.fence is None else ChangePlace(snapshotter.fence))
         return record

@@ -1,0 +1,313 @@
+"""`PostgresRecordSource` and what it is made of keep their contracts, on a real server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typing_extensions import override
+
+from penstock.capture.records.buffer import RecordBuffer
+from penstock.capture.records.building import RecordBuilder
+from penstock.capture.records.snapshotter import PostgresSnapshotter
+from penstock.capture.records.source import PostgresRecordSource
+from penstock.contracts.capture import Delete, Event, Upsert
+from penstock.contracts.records import CdcIterator, Operation, RecordPosition, RecordSource, Snapshotter
+from penstock.errors import ConfigError, PublicationError, RecordGoneError, TableError, TableRewrittenError
+from penstock.position import Position
+from penstock.testing.record_source_conformance import (
+    Config,
+    RecordHarness,
+    RecordSourceConformance,
+    opened,
+    read,
+    read_on,
+    start,
+    upsert,
+)
+from penstock.testing.records_conformance import (
+    CdcIteratorConformance,
+    IteratorHarness,
+    SnapshotterConformance,
+    SnapshotterHarness,
+    raises,
+    read_through,
+)
+from penstock.testing.streams import wait_for
+from tests.contract.wal_harness import WalHarness
+
+
+class PostgresSnapshotterHarness(SnapshotterHarness):
+    def __init__(self, wal: WalHarness) -> None:
+        self.wal = wal
+        self.table = wal.table
+        # A publication says which columns there are.
+        wal.capture().ensure_coverage({wal.table}, manage=True)
+
+    @override
+    def commit(self, *events: Event) -> None:
+        self.wal.commit(*events)
+
+    @override
+    def open_resources(self) -> object:
+        return self.wal.open_resources()
+
+    @override
+    def snapshotter(self) -> Snapshotter:
+        return PostgresSnapshotter(self.wal.settings, RecordBuilder(self.table))
+
+
+class BufferHarness(IteratorHarness):
+    capacity = 8
+
+    @override
+    def iterator(self) -> CdcIterator:
+        return RecordBuffer(self.capacity)
+
+
+class PostgresRecordHarness(RecordHarness):
+    def __init__(self, wal: WalHarness) -> None:
+        self.wal = wal
+        self.table = wal.table
+
+    @override
+    def commit(self, *events: Event) -> None:
+        self.wal.commit(*events)
+
+    @override
+    def open_resources(self) -> object:
+        return self.wal.open_resources()
+
+    @override
+    def source(self) -> RecordSource:
+        return PostgresRecordSource()
+
+    @override
+    def config(self) -> Config:
+        settings = self.wal.settings
+        return {
+            "url": self.wal.database.dsn,
+            "table": str(self.table),
+            "slot": settings.slot,
+            "publication": settings.publication,
+            "spool": str(settings.spool),
+            "quietSeconds": "0.1",
+            "waitSeconds": "0.3",
+        }
+
+    @override
+    def config_without_table(self) -> Config:
+        return {**self.config(), "table": ""}
+
+    @override
+    def config_without_address(self) -> Config:
+        return {**self.config(), "url": "postgresql://:not a port:/"}
+
+    @override
+    def config_of_nobody(self) -> Config:
+        return {**self.config(), "url": "postgresql://nobody@127.0.0.1:1/nowhere"}
+
+
+class TestPostgresSnapshotter(SnapshotterConformance):
+    @pytest.fixture
+    def harness(self, wal: WalHarness) -> PostgresSnapshotterHarness:
+        return PostgresSnapshotterHarness(wal)
+
+
+class TestRecordBuffer(CdcIteratorConformance):
+    @pytest.fixture
+    def harness(self) -> BufferHarness:
+        return BufferHarness()
+
+
+class TestPostgresRecordSource(RecordSourceConformance):
+    @pytest.fixture
+    def harness(self, wal: WalHarness) -> PostgresRecordHarness:
+        return PostgresRecordHarness(wal)
+
+
+@pytest.fixture
+def records(wal: WalHarness) -> Iterator[PostgresRecordHarness]:
+    yield PostgresRecordHarness(wal)
+
+
+# --- the snapshot -----------------------------------------------------------------------------------------------------------------
+
+
+def test_snapshotter_reads_in_a_read_only_transaction_and_keeps_nobody_from_writing(wal: WalHarness) -> None:
+    harness = PostgresSnapshotterHarness(wal)
+    harness.insert(*range(5))
+    snapshotter = harness.snapshotter()
+    modes = "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE a.application_name LIKE 'penstock snapshot%%' "
+    held = wal.database.query(modes + "AND l.relation = %s::regclass AND l.mode <> 'AccessShareLock'", str(wal.table))
+    assert held == [(0,)]
+    wal.database.execute(f"UPDATE {wal.table} SET note = 'written meanwhile'")
+    assert {(record.payload or {})["note"] for record in read_through(snapshotter)} == {f"note {key}" for key in range(5)}
+    snapshotter.teardown()
+
+
+def test_snapshot_of_a_table_that_is_emptied_meanwhile_never_seems_complete(wal: WalHarness) -> None:
+    harness = PostgresSnapshotterHarness(wal)
+    harness.insert(*range(3))
+    snapshotter = harness.snapshotter()
+    wal.database.execute(f"TRUNCATE {wal.table}")
+    for _ in range(2):
+        raises(TableRewrittenError, lambda: read_through(snapshotter))
+
+
+def test_source_reads_on_after_a_snapshot_that_was_lost(records: PostgresRecordHarness) -> None:
+    records.insert(1, 2)
+    with opened(records) as source:
+        first = read(records, source, None)
+        records.wal.database.execute(f"TRUNCATE {records.table}")
+        raises(TableRewrittenError, lambda: source.read(first.position))
+        records.insert(3)
+        assert [record.key["id"] for record in read_on(records, source, None, 1)] == [3]
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------------------
+
+
+def test_changes_are_pushed_into_the_buffer_without_being_asked_for(records: PostgresRecordHarness) -> None:
+    with opened(records) as source:
+        position = start(records, source)
+        records.insert(1)
+        threads = [thread.name for thread in threading.enumerate()]
+        assert "penstock-records" in threads
+        assert read(records, source, position).key["id"] == 1
+
+
+def test_slot_moves_with_what_is_acknowledged_and_stands_still_otherwise(records: PostgresRecordHarness) -> None:
+    wal = records.wal
+    with opened(records) as source:
+        position = start(records, source)
+        records.insert(1, 2)
+        records.insert(3)
+        first, second, third = read_on(records, source, position, 3)
+        before = wal.confirmed
+        source.ack(first.position)
+        commits = [Position.parse(record.position.text.partition(":")[0]) for record in (second, third)]
+        source.ack(second.position)
+        raises_or_reads = third.position
+        read_until_confirmed(records, source, raises_or_reads, commits[0])
+        assert before < commits[0] <= wal.confirmed < commits[1]
+        source.ack(third.position)
+        read_until_confirmed(records, source, third.position, commits[1])
+
+
+def read_until_confirmed(records: PostgresRecordHarness, source: RecordSource, position: RecordPosition, goal: Position) -> None:
+    """As a program does that has nothing to do: it asks again and again."""
+
+    def is_confirmed() -> bool:
+        try:
+            source.read(position)
+        except Exception as error:  # noqa: BLE001 - nothing there, as expected
+            assert "yet" in str(error)
+        return records.wal.confirmed >= goal
+
+    wait_for(is_confirmed, f"the slot at {goal}", lambda: records.wal.confirmed, records.deadline_seconds)
+
+
+def test_transaction_that_is_acknowledged_in_part_is_gone_on_with_in_its_middle(records: PostgresRecordHarness) -> None:
+    with opened(records) as source:
+        position = start(records, source)
+        records.insert(*range(5))
+        changes = read_on(records, source, position, 3)
+        source.ack(changes[1].position)
+    with opened(records) as source:
+        raises(RecordGoneError, lambda: source.read(changes[0].position))
+        again = read_on(records, source, changes[1].position, 3)
+    assert again[0] == changes[2]
+    assert [record.key["id"] for record in again] == [2, 3, 4]
+
+
+def test_other_tables_of_the_publication_are_passed_over_and_hold_nothing(records: PostgresRecordHarness) -> None:
+    wal = records.wal
+    wal.capture().ensure_coverage({wal.table, wal.other}, manage=True)
+    with opened(records) as source:
+        position = start(records, source)
+        source.ack(position)
+        wal.commit(*(Upsert(wal.other, {"id": key}, {"id": key, "note": "x"}) for key in range(5)))
+        here = Position.parse(wal.database.query("SELECT pg_current_wal_lsn()::text")[0][0])
+        read_until_confirmed(records, source, position, here)
+        records.insert(1)
+        assert read(records, source, position).key["id"] == 1
+
+
+def test_position_of_a_server_that_was_set_back_is_refused(records: PostgresRecordHarness) -> None:
+    with opened(records) as source:
+        start(records, source)
+        for text in ("FFFF/0:1", "FFFF/0"):
+            beyond = RecordPosition(text)
+            raises(RecordGoneError, lambda beyond=beyond: source.read(beyond))  # type: ignore[misc]
+            raises(RecordGoneError, lambda beyond=beyond: source.ack(beyond))  # type: ignore[misc]
+
+
+def test_unchanged_values_and_moved_keys_are_in_the_metadata(records: PostgresRecordHarness) -> None:
+    database = records.wal.database
+    database.execute(f"ALTER TABLE {records.table} ALTER note SET STORAGE EXTERNAL")
+    with opened(records) as source:
+        position = start(records, source)
+        records.commit(upsert(records, 1, "x" * 5000))
+        database.execute(f"UPDATE {records.table} SET id = 2 WHERE id = 1")
+        _, moved, deleted = read_on(records, source, position, 3)
+    assert (dict(moved.key), dict(moved.payload or {})) == ({"id": 2}, {"id": 2})
+    assert (moved.metadata["unchanged"], moved.metadata["moved_from"]) == (["note"], {"id": 1})
+    assert (deleted.operation, dict(deleted.key)) == (Operation.DELETE, {"id": 1})
+
+
+# --- what it is told --------------------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_those_that_were_asked_for(records: PostgresRecordHarness) -> None:
+    records.insert(1)
+    with records.source() as source:
+        source.open({**records.config(), "columns": "note"})
+        row = read(records, source, None)
+        records.commit(Delete(records.table, {"id": 1}))
+        assert (dict(row.key), row.payload) == ({"id": 1}, {"note": "note 1"})
+        assert dict(read(records, source, row.position).key) == {"id": 1}
+    with opened_with(records, columns="note, nothing") as source:
+        records.insert(2)
+        raises(ConfigError, lambda: source.read(None))
+
+
+def test_without_a_snapshot_changes_alone_are_read(records: PostgresRecordHarness) -> None:
+    records.insert(1)
+    with opened_with(records, snapshot="never") as source:
+        records.insert(2)
+        records.insert(3)
+        changes = read_on(records, source, None, 2)
+        assert [(record.operation, record.key["id"]) for record in changes] == [(Operation.UPSERT, 2), (Operation.UPSERT, 3)]
+        source.ack(changes[0].position)
+    with opened_with(records, snapshot="never") as source:
+        assert read(records, source, None) == changes[1]
+
+
+def test_table_that_is_not_there_or_cannot_be_published_is_named_by_open(records: PostgresRecordHarness) -> None:
+    with pytest.raises((TableError, PublicationError), match="nothing_here"):
+        records.source().open({**records.config(), "table": "public.nothing_here"})
+    assert not records.wal.has_slot
+
+
+def test_what_was_acknowledged_is_known_although_the_slot_went_on(records: PostgresRecordHarness, tmp_path: Path) -> None:
+    with opened(records) as source:
+        position = start(records, source)
+        records.insert(1)
+        change = read(records, source, position)
+        source.ack(change.position)
+        records.wal.commit_elsewhere()
+        here = Position.parse(records.wal.database.query("SELECT pg_current_wal_lsn()::text")[0][0])
+        read_until_confirmed(records, source, change.position, here)
+    with opened(records) as source:
+        raises(RecordGoneError, lambda: source.read(position))
+        records.insert(2)
+        assert read(records, source, change.position).key["id"] == 2, "a position before the slot's is good if nothing was in between"
+
+
+def opened_with(records: PostgresRecordHarness, **options: str) -> RecordSource:
+    source = records.source()
+    source.open({**records.config(), **options})
+    return source
