@@ -70,14 +70,17 @@ class PostgresSnapshotter(Snapshotter):
         """Look at the row after this one; then this one can be placed."""
         try:
             self._ahead = next(self._changes, None)
+            self._number += 1
+            return self._record(change)
         except BaseException as error:
-            # Asked again, the generator would seem to be at its end.
+            # Asked again, the generator would seem to be at its end, and this row to have been given out.
             self._failure = error
             raise
-        self._number += 1
+
+    def _record(self, change: Change) -> Record:
         assert self.fence is not None
-        place = SnapshotPlace(self.fence, self._number) if self._ahead is not None else ChangePlace(self.fence)
         assert isinstance(change.event, Upsert)
+        place = ChangePlace(self.fence) if self._ahead is None else SnapshotPlace(self.fence, self._number)
         return self._builder.row(change.event, Operation.SNAPSHOT, place.render(), self._time)
 
 

@@ -1,0 +1,66 @@
+"""What a record source may be told."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.capture.records.settings import RecordSettings
+from penstock.errors import ConfigError, InvalidUrlError, NoTableError
+from penstock.schema import TableName
+
+GOOD = {"url": "postgresql://cdc@db.example/shop", "table": "public.orders", "slot": "orders", "spool": "/spool"}
+
+
+def test_what_must_be_given_is_enough() -> None:
+    settings = RecordSettings.parse(GOOD)
+    assert (settings.table, settings.columns, settings.takes_snapshot) == (TableName("public", "orders"), (), True)
+    assert (settings.capture.slot, settings.capture.publication, settings.capture.tables) == ("orders", "orders", ())
+
+
+def test_what_may_be_given_is_read_in_any_case_of_letters() -> None:
+    settings = RecordSettings.parse(
+        {**GOOD, "Columns": "id, note", "snapshot": "never", "waitSeconds": "0", "PUBLICATION": "p", "quietSeconds": "0.5"}
+    )
+    assert (settings.columns, settings.takes_snapshot, settings.wait_seconds) == (("id", "note"), False, 0.0)
+    assert (settings.capture.publication, settings.capture.limits.quiet_seconds) == ("p", 0.5)
+
+
+@pytest.mark.parametrize("table", [None, "", "  ", "orders", "a.b.c"])
+def test_no_table_is_an_error_of_its_own(table: str | None) -> None:
+    config = {name: value for name, value in {**GOOD, "table": table}.items() if value is not None}
+    with pytest.raises(NoTableError):
+        RecordSettings.parse(config)
+
+
+@pytest.mark.parametrize("url", [None, "", "shop", "postgresql://db.example:port/", "http://db.example"])
+def test_address_that_is_none_is_an_error_of_its_own(url: str | None) -> None:
+    config = {name: value for name, value in {**GOOD, "url": url}.items() if value is not None}
+    with pytest.raises(InvalidUrlError):
+        RecordSettings.parse(config)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"slot": ""},
+        {"spool": ""},
+        {"slot": "No-Slot"},
+        {"snapshot": "sometimes"},
+        {"waitSeconds": "soon"},
+        {"waitSeconds": "-1"},
+        {"waitSeconds": "nan"},
+        {"dsn": "postgresql://elsewhere"},
+        {"colums": "id"},
+    ],
+)
+def test_all_else_that_is_wrong_is_a_matter_of_configuration(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError):
+        RecordSettings.parse({**GOOD, **wrong})
+
+
+@pytest.mark.parametrize("given", [{"url": "postgresql://cdc:hush@db.example/shop"}, {"password": "hush"}])
+def test_password_is_taken_out_of_sight(given: dict[str, str]) -> None:
+    settings = RecordSettings.parse({**GOOD, **given})
+    assert settings.capture.address.password is not None
+    assert settings.capture.address.password.reveal() == "hush"
+    assert "hush" not in repr(settings)
