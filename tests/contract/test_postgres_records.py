@@ -110,7 +110,7 @@ class PostgresRecordHarness(RecordHarness):
 
     @override
     def config_without_address(self) -> Config:
-        return {**self.config(), "url": "postgresql://:not a port:/"}
+        return {**self.config(), "url": "not an address"}
 
     @override
     def config_of_nobody(self) -> Config:

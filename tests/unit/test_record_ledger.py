@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.capture.acks import AckWatermark
@@ -44,6 +44,7 @@ TRANSACTIONS = st.lists(st.integers(1, 4), min_size=1, max_size=8)
 """How many changes each has."""
 
 
+@settings(max_examples=40)
 @given(TRANSACTIONS, st.data())
 def test_resume_point_is_the_last_transaction_that_is_wholly_acknowledged(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], data: st.DataObject
