@@ -476,7 +476,9 @@ HARNESSES: dict[type, Callable[..., object]] = {
 }
 
 
-@pytest.mark.parametrize(("suite", "test"), [(suite, test) for suite in HARNESSES for test in suite_tests(suite)])
+@pytest.mark.parametrize(
+    ("suite", "test"), [(suite, test) for suite in HARNESSES for test in suite_tests(suite)], ids=lambda each: each.__name__
+)
 def test_whoever_breaks_the_rule_is_caught(suite: type, test: Callable[..., object]) -> None:
     assert caught.get(test), "no implementation is known that breaks this rule: is it one?"
     for broken in caught[test]:

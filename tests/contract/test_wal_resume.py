@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -17,6 +19,8 @@ import pytest
 from penstock.capture.wal import WalCapture
 from penstock.contracts.capture import ChangeStream, Event, Truncate
 from penstock.errors import ConnectionLostError, PenstockError, PositionGapError, PublicationError, SlotMissingError
+from penstock.postgres.connection import SourceAddress
+from penstock.secret import Secret
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
 from penstock.testing.streams import Background, check_same, take, wait_for
 from tests.contract.wal_harness import WalHarness, wal_harness
@@ -193,6 +197,9 @@ def test_capture_is_a_value(wal: WalHarness) -> None:
     assert managed == replace(plain, required=frozenset({wal.table}), manage=True)
     with pytest.raises(FrozenInstanceError):
         plain.manage = True  # type: ignore[misc]
+    secret = replace(managed, settings=replace(wal.settings, address=SourceAddress(wal.settings.address.dsn, Secret("hush"))))
+    assert pickle.loads(pickle.dumps(secret)) == copy.copy(secret) == secret
+    assert "hush" not in repr(secret)
 
 
 def test_server_that_cannot_be_reached_is_raised_by_live_itself(wal: WalHarness) -> None:
