@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.contracts_page import SUITES, contracts_page, unheld
-from penstock.testing.rules import DOCUMENTS, held_by, load_document, rule, suite_tests, tests_of
+from penstock.testing.rules import DOCUMENTS, held_by, holders_of, load_document, rule, suite_tests
 
 TESTS = Path(__file__).parents[1]
 HELD = [name for name in DOCUMENTS if name in SUITES]
@@ -56,7 +56,7 @@ def test_every_suite_is_run_against_an_implementation() -> None:
 
 def test_sentence_without_a_test_is_found() -> None:
     document = load_document("record_source")
-    assert [sentence for sentence, tests in tests_of(document, []).items() if not tests]
+    assert [sentence for sentence, tests in holders_of(document, []).items() if not tests]
 
 
 def test_rule_is_noted_on_the_test_and_misspelt_ones_are_refused() -> None:

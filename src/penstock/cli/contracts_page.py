@@ -8,7 +8,7 @@ from penstock.testing.capture_conformance import ChangeCaptureConformance
 from penstock.testing.provisioning_conformance import CaptureProvisioningConformance
 from penstock.testing.record_source_conformance import RecordSourceConformance
 from penstock.testing.records_conformance import CdcIteratorConformance, SnapshotterConformance
-from penstock.testing.rules import DOCUMENTS, Document, held_by, load_document, suite_tests, tests_of
+from penstock.testing.rules import DOCUMENTS, Document, held_by, holders_of, load_document, suite_tests
 
 SUITES: Mapping[str, tuple[type, ...]] = {
     "change_capture": (ChangeCaptureConformance,),
@@ -37,7 +37,7 @@ def contracts_page() -> str:
 
 def unheld(document: Document) -> list[str]:
     """The sentences that no test holds."""
-    return [sentence for sentence, tests in tests_of(document, _all_suites()).items() if not tests]
+    return [sentence for sentence, tests in holders_of(document, _all_suites()).items() if not tests]
 
 
 def _section(document: Document) -> Iterator[str]:
@@ -48,7 +48,7 @@ def _section(document: Document) -> Iterator[str]:
     yield ""
     yield "| the document says | held by |"
     yield "|---|---|"
-    for sentence, tests in tests_of(document, _all_suites()).items():
+    for sentence, tests in holders_of(document, _all_suites()).items():
         yield f"| {_says(document, sentence)} | {_tests(document, sentence, tests)} |"
     loose = [test.__name__ for suite in own for test in suite_tests(suite) if not held_by(test)]
     if loose:

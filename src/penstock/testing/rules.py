@@ -81,7 +81,7 @@ def held_by(test: Callable[..., object]) -> tuple[tuple[str, str], ...]:
     return found
 
 
-def tests_of(document: Document, suites: Iterable[type]) -> dict[str, list[str]]:
+def holders_of(document: Document, suites: Iterable[type]) -> dict[str, list[str]]:
     """Every sentence of a document, with the names of the tests that hold it: those of the suites first."""
     found: dict[str, list[str]] = {sentence: [] for sentence in document.sentences}
     for suite in suites:

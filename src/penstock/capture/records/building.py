@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from penstock.contracts.capture import Event, Truncate, Upsert
+from penstock.contracts.capture import Delete, Event, Truncate, Upsert
 from penstock.contracts.records import EXACT, MOVED_FROM, OPERATION, TABLE, UNCHANGED, Operation, Record, RecordPosition
 from penstock.errors import ConfigError
 from penstock.schema import TableName
@@ -31,10 +31,13 @@ class RecordBuilder:
         return Record(position, event.key, self._chosen(event.row), metadata, time)
 
     def change(self, event: Event, position: RecordPosition, time: datetime) -> Record:
-        if isinstance(event, Upsert):
-            return self.row(event, Operation.UPSERT, position, time)
-        operation, key = (Operation.TRUNCATE, {}) if isinstance(event, Truncate) else (Operation.DELETE, event.key)
-        return Record(position, key, None, {OPERATION: operation.value, TABLE: str(self.table)}, time)
+        match event:
+            case Upsert():
+                return self.row(event, Operation.UPSERT, position, time)
+            case Delete():
+                return Record(position, event.key, None, {OPERATION: Operation.DELETE.value, TABLE: str(self.table)}, time)
+            case Truncate():
+                return Record(position, {}, None, {OPERATION: Operation.TRUNCATE.value, TABLE: str(self.table)}, time)
 
     def _wants(self, column: str) -> bool:
         return not self.columns or column in self.columns
