@@ -12,7 +12,7 @@ from penstock.capture.records.buffer import RecordBuffer
 from penstock.capture.records.building import RecordBuilder
 from penstock.capture.records.ledger import AckLedger
 from penstock.capture.records.places import ChangePlace
-from penstock.capture.records.snapshotter import PostgresSnapshotter
+from penstock.capture.records.snapshotter import CaptureSnapshotter
 from penstock.capture.records.source import PostgresRecordSource
 from penstock.capture.records.stream import RecordStream
 from penstock.contracts.capture import Delete, Event, Upsert
@@ -67,7 +67,7 @@ class PostgresSnapshotterHarness(SnapshotterHarness):
 
     @override
     def snapshotter(self) -> Snapshotter:
-        return PostgresSnapshotter(self.wal.settings, RecordBuilder(self.table))
+        return CaptureSnapshotter(self.wal.capture(), RecordBuilder(self.table))
 
 
 class BufferHarness(IteratorHarness):

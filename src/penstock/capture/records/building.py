@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from penstock.contracts.capture import Delete, Event, Truncate, Upsert
+from penstock.contracts.capture import Change, Commit, Delete, Event, Truncate, Upsert
 from penstock.contracts.records import EXACT, MOVED_FROM, OPERATION, TABLE, UNCHANGED, Operation, Record, RecordPosition
 from penstock.errors import ConfigError
 from penstock.schema import TableName
@@ -51,3 +51,11 @@ class RecordBuilder:
             raise ConfigError(
                 f"{self.table} has no column by the name {', '.join(lacking)}", hint=f"the table has {', '.join(sorted(event.row))}"
             )
+
+
+def commit_of(change: Change) -> Commit:
+    """Which commit it belongs to; a position is made of that."""
+    if change.commit is None:
+        what = "the capture does not say which commit a change belongs to"
+        raise ConfigError(f"{what}, and without that its records have no position", hint="use a WalCapture")
+    return change.commit

@@ -6,33 +6,30 @@ from datetime import UTC, datetime
 
 from typing_extensions import override
 
-from penstock.capture.records.building import RecordBuilder
+from penstock.capture.records.building import RecordBuilder, commit_of
 from penstock.capture.records.places import ChangePlace, SnapshotPlace
-from penstock.capture.settings import CaptureSettings
-from penstock.capture.snapshot import snapshot_changes
-from penstock.contracts.capture import Change, Upsert
+from penstock.contracts.capture import Change, ChangeCapture, Upsert
 from penstock.contracts.records import Operation, Record, Snapshotter
 from penstock.errors import NoRowsError, SnapshotInterruptedError
-from penstock.position import Position
 
 
-class PostgresSnapshotter(Snapshotter):
-    """Reads under an exported snapshot, by the capture's own snapshot reader, one row ahead of its caller.
+class CaptureSnapshotter(Snapshotter):
+    """Reads the snapshot of a capture, one row ahead of its caller. For a `WalCapture` that is an exported one, of one moment.
 
     So the last row is known for the last, and its position says that the snapshot is complete and which changes follow.
     """
 
-    def __init__(self, settings: CaptureSettings, builder: RecordBuilder) -> None:
+    def __init__(self, capture: ChangeCapture, builder: RecordBuilder) -> None:
         self._builder = builder
         self._time = datetime.now(UTC)
         self._number = 0
         self._failure: BaseException | None = None
         self._found: Record | None = None
         self._is_complete = self._is_closed = False
-        self._changes = snapshot_changes(settings, [builder.table])
+        self._changes = capture.snapshot([builder.table])
         # The snapshot is taken here: a generator that nobody asks has done nothing yet.
         self._ahead = next(self._changes, None)
-        self.fence = None if self._ahead is None else _fence(self._ahead)
+        self.fence = None if self._ahead is None else commit_of(self._ahead).position
         """Where the snapshot is exact: the changes after it follow. None if the table is empty: then all do that there are."""
 
     @property
@@ -82,8 +79,3 @@ class PostgresSnapshotter(Snapshotter):
         assert isinstance(change.event, Upsert)
         place = ChangePlace(self.fence) if self._ahead is None else SnapshotPlace(self.fence, self._number)
         return self._builder.row(change.event, Operation.SNAPSHOT, place.render(), self._time)
-
-
-def _fence(change: Change) -> Position:
-    assert change.commit is not None
-    return change.commit.position

@@ -1,39 +1,22 @@
-"""`PostgresRecordSource`: the contract of a record source, for Postgres.
-
-A view of the one engine. Changes come from a `WalCapture`, through a thread and a buffer; rows from its snapshot reader. Going back is
-closing the capture's stream and opening it anew: it resumes before everything that is not acknowledged.
-"""
+"""`PostgresRecordSource`: the contract of a record source, for Postgres, over a `WalCapture`."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
 
 from typing_extensions import override
 
 from penstock.capture.provision import check_coverage
 from penstock.capture.records.building import RecordBuilder
 from penstock.capture.records.ledger import AckLedger
-from penstock.capture.records.places import ChangePlace, SnapshotPlace, parse_place
+from penstock.capture.records.reading import RecordReading
 from penstock.capture.records.settings import RecordSettings
-from penstock.capture.records.snapshotter import PostgresSnapshotter
-from penstock.capture.records.stream import RecordStream
 from penstock.capture.wal import WalCapture
-from penstock.contracts.capture import ChangeStream
 from penstock.contracts.records import Record, RecordPosition, RecordSource
-from penstock.errors import (
-    AuthenticationError,
-    ConfigError,
-    ConnectionLostError,
-    InvalidUrlError,
-    NoRowsError,
-    RecordGoneError,
-    RecordNotFoundError,
-    SnapshotInterruptedError,
-)
+from penstock.errors import AuthenticationError, ConfigError, ConnectionLostError, InvalidUrlError, NoRowsError
 from penstock.position import Position
-from penstock.postgres.connection import connect
+from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.slot import current_position
 
 
@@ -43,7 +26,7 @@ class PostgresRecordSource(RecordSource):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_over = threading.Event()
-        self._run: _Run | None = None
+        self._reading: RecordReading | None = None
 
     @override
     def validate(self, config: Mapping[str, str]) -> None:
@@ -53,184 +36,54 @@ class PostgresRecordSource(RecordSource):
     def open(self, config: Mapping[str, str]) -> None:
         settings = RecordSettings.parse(config)
         with self._lock:
-            if self._run is not None or self._is_over.is_set():
+            if self._reading is not None or self._is_over.is_set():
                 raise ConfigError("the source was opened before", hint="make a new one for every open")
-            self._run = _Run(settings)
+            self._reading = _open(settings)
 
     @override
     def read(self, position: RecordPosition | None) -> Record:
         with self._lock:
-            if self._run is None or self._is_over.is_set():
+            if self._reading is None or self._is_over.is_set():
                 raise NoRowsError("the source is not open", hint="call open before the first read, and nothing after teardown")
-            return self._run.read(position)
+            return self._reading.read(position)
 
     @override
     def ack(self, position: RecordPosition) -> None:
-        run = self._run
-        if run is not None and not self._is_over.is_set():
-            run.ack(position)
+        """After `teardown` it comes too late to count, and the record comes again."""
+        reading = self._reading
+        if reading is not None and not self._is_over.is_set():
+            reading.ack(position)
 
     @override
     def teardown(self) -> None:
         if self._is_over.is_set():
             return
         self._is_over.set()
-        if self._run is not None:
-            self._run.wake()
+        if self._reading is not None:
+            self._reading.wake()
         with self._lock:
-            if self._run is not None:
-                self._run.close()
+            if self._reading is not None:
+                self._reading.close()
 
 
-class _Run:
-    """What is open between `open` and `teardown`. For one thread at a time, but for `ack` and `wake`."""
+def _open(settings: RecordSettings) -> RecordReading:
+    capture = WalCapture(settings.capture)
+    known = _reach(settings.capture.address)
+    check_coverage(capture.ensure_coverage({settings.table}, manage=True))
+    return RecordReading(
+        capture,
+        RecordBuilder(settings.table, settings.columns),
+        AckLedger(settings.capture.spool),
+        known,
+        takes_snapshot=settings.takes_snapshot,
+        wait_seconds=settings.wait_seconds,
+    )
 
-    def __init__(self, settings: RecordSettings) -> None:
-        self._settings = settings
-        self._capture = WalCapture(settings.capture)
-        self._builder = RecordBuilder(settings.table, settings.columns)
-        # What an earlier run gave out lies before here; what this one gives out raises it.
-        self._known = ChangePlace(self._connect())
-        check_coverage(self._capture.ensure_coverage({settings.table}, manage=True))
-        self._ledger = AckLedger(settings.capture.spool)
-        self._live: ChangeStream | None = self._capture.live()
-        self._stream: RecordStream | None = None
-        self._snapshotter: PostgresSnapshotter | None = None
-        self._is_placed = False
-        self._at: RecordPosition | None = None
-        self._before: RecordPosition | None = None
-        self._given: Record | None = None
 
-    def read(self, position: RecordPosition | None) -> Record:
-        place = None if position is None else self._check(position)
-        self._ledger.settle()
-        if not self._is_placed or position != self._at:
-            if self._is_placed and self._given is not None and position == self._before:
-                return self._given
-            self._seek(position, place)
-        record = self._next()
-        self._before, self._at, self._given = position, record.position, record
-        given = parse_place(record.position)
-        if isinstance(given, ChangePlace):
-            self._known = max(self._known, given)
-        return record
-
-    def ack(self, position: RecordPosition) -> None:
-        place = parse_place(position)
-        if isinstance(place, SnapshotPlace):
-            return
-        if place > self._known:
-            raise RecordGoneError(f"{position} was not read from this source", hint="acknowledge positions of records as they came")
-        self._ledger.ack(place)
-
-    def wake(self) -> None:
-        """End a `read` that waits."""
-        stream = self._stream
-        if stream is not None:
-            stream.buffer.teardown()
-
-    def close(self) -> None:
-        with ExitStack() as closing:  # whatever fails, the rest is closed too
-            if self._live is not None:
-                closing.callback(self._live.close)
-            if self._stream is not None:
-                closing.callback(self._stream.close)
-            closing.callback(self._ledger.settle, at_once=True)
-            if self._snapshotter is not None:
-                closing.callback(self._snapshotter.teardown)
-
-    # --- where to read --------------------------------------------------------------------------------------------------
-
-    def _connect(self) -> Position:
-        address = self._settings.capture.address
-        try:
-            with connect(address) as connection:
-                return current_position(connection)
-        except (AuthenticationError, ConnectionLostError) as error:
-            hint = error.hint or "check that the server runs, and host, port and database in url"
-            raise InvalidUrlError(error.message, hint=hint) from error
-
-    def _check(self, position: RecordPosition) -> ChangePlace | SnapshotPlace:
-        """Refuse what cannot be gone on from, before anything is read."""
-        place = parse_place(position)
-        if isinstance(place, SnapshotPlace):
-            return place
-        acked = self._ledger.acked
-        if place < acked:
-            raise RecordGoneError(
-                f"what follows {position} was acknowledged up to {acked.render()}, and the source may have let go of it",
-                hint="go on from there, if that is where you are; otherwise empty the target and read from the start, with None",
-            )
-        if place > self._known:
-            raise RecordGoneError(
-                f"{position} lies beyond what this source has read so far; it is of another server, or of one that was set back",
-                hint="empty the target and read from the start, with None",
-            )
-        return place
-
-    def _seek(self, position: RecordPosition | None, place: ChangePlace | SnapshotPlace | None) -> None:
-        if isinstance(place, SnapshotPlace):
-            raise SnapshotInterruptedError(
-                f"the snapshot of {self._settings.table} ended before its last row, and {position} leads nowhere any more",
-                hint="empty the target and read from the start, with None",
-            )
-        self._is_placed = False
-        self._leave_snapshot()
-        live = self._unread()
-        if place is not None:
-            self._follow(live, place)
-        elif not self._settings.takes_snapshot:
-            self._follow(live, self._ledger.acked)
-        else:
-            self._snapshotter = PostgresSnapshotter(self._settings.capture, self._builder)
-        self._at, self._before, self._given = position, None, None
-        self._is_placed = True
-
-    def _unread(self) -> ChangeStream:
-        """A stream of which nothing has been taken; it is there before a snapshot is, so nothing falls between the two."""
-        if self._stream is not None:
-            self._ledger.settle(at_once=True)
-            stream, self._stream = self._stream, None
-            stream.close()
-            self._ledger.restart()
-        if self._live is None:
-            self._live = self._capture.live()
-        return self._live
-
-    def _follow(self, live: ChangeStream, after: ChangePlace) -> None:
-        self._live = None
-        self._stream = RecordStream(live, self._builder, self._ledger, after)
-
-    def _leave_snapshot(self) -> None:
-        snapshotter, self._snapshotter = self._snapshotter, None
-        if snapshotter is not None:
-            with suppress(SnapshotInterruptedError):
-                snapshotter.teardown()
-
-    # --- what is read ---------------------------------------------------------------------------------------------------
-
-    def _next(self) -> Record:
-        if self._snapshotter is not None:
-            record = self._next_row(self._snapshotter)
-            if record is not None:
-                return record
-        assert self._stream is not None
-        if not self._stream.buffer.wait(self._settings.wait_seconds):
-            raise RecordNotFoundError("there is no record after this position yet", hint="ask again")
-        return self._stream.buffer.next()
-
-    def _next_row(self, snapshotter: PostgresSnapshotter) -> Record | None:
-        """None if there is none, as of an empty table. After the last row the changes follow."""
-        try:
-            record = snapshotter.next() if snapshotter.has_next() else None
-        except BaseException:
-            # It cannot be gone on with; whoever has rows of it is told so at the next read.
-            self._is_placed = False
-            self._leave_snapshot()
-            raise
-        if snapshotter.is_drained:
-            snapshotter.has_next()  # which completes it
-            self._leave_snapshot()
-            # Nothing tells how an empty table came to be so; what is not acknowledged does.
-            self._follow(self._unread(), self._ledger.acked if snapshotter.fence is None else ChangePlace(snapshotter.fence))
-        return record
+def _reach(address: SourceAddress) -> Position:
+    """Where the server is; that it answers at all is what `open` has to find out."""
+    try:
+        with connect(address) as connection:
+            return current_position(connection)
+    except (AuthenticationError, ConnectionLostError) as error:
+        raise InvalidUrlError(error.message, hint=error.hint or "check that the server runs, and host, port and database in url") from error

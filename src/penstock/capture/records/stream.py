@@ -7,7 +7,7 @@ import threading
 from datetime import UTC, datetime
 
 from penstock.capture.records.buffer import RecordBuffer
-from penstock.capture.records.building import RecordBuilder
+from penstock.capture.records.building import RecordBuilder, commit_of
 from penstock.capture.records.ledger import AckLedger
 from penstock.capture.records.places import ChangePlace
 from penstock.contracts.capture import Change, ChangeStream
@@ -48,10 +48,8 @@ class RecordStream:
             # The publication holds it for somebody else's sake.
             change.ack.confirm()
             return
-        commit = change.commit
-        assert commit is not None
-        assert commit.ordinal is not None
-        place = ChangePlace(commit.position, commit.ordinal)
+        commit = commit_of(change)
+        place = ChangePlace(commit.position, commit.ordinal or 0)
         self._ledger.deliver(place, change.ack)
         if place > self._after:
             self.buffer.push(self._builder.change(change.event, place.render(), commit.time or datetime.now(UTC)))
