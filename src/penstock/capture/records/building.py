@@ -54,8 +54,17 @@ class RecordBuilder:
 
 
 def commit_of(change: Change) -> Commit:
-    """Which commit it belongs to; a position is made of that."""
+    """Which commit it belongs to; positions are made of that."""
     if change.commit is None:
-        what = "the capture does not say which commit a change belongs to"
-        raise ConfigError(f"{what}, and without that its records have no position", hint="use a WalCapture")
+        raise _unplaced("which commit a change belongs to")
     return change.commit
+
+
+def ordinal_of(commit: Commit) -> int:
+    if commit.ordinal is None:
+        raise _unplaced("which place a change has in its commit")
+    return commit.ordinal
+
+
+def _unplaced(what: str) -> ConfigError:
+    return ConfigError(f"the capture does not say {what}, and without that its records have no position", hint="use a WalCapture")

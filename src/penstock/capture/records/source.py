@@ -34,11 +34,11 @@ class PostgresRecordSource(RecordSource):
 
     @override
     def open(self, config: Mapping[str, str]) -> None:
-        settings = RecordSettings.parse(config)
+        self.validate(config)
         with self._lock:
             if self._reading is not None or self._is_over.is_set():
                 raise ConfigError("the source was opened before", hint="make a new one for every open")
-            self._reading = _open(settings)
+            self._reading = self._begin(config)
 
     @override
     def read(self, position: RecordPosition | None) -> Record:
@@ -65,19 +65,19 @@ class PostgresRecordSource(RecordSource):
             if self._reading is not None:
                 self._reading.close()
 
-
-def _open(settings: RecordSettings) -> RecordReading:
-    capture = WalCapture(settings.capture)
-    known = _reach(settings.capture.address)
-    check_coverage(capture.ensure_coverage({settings.table}, manage=True))
-    return RecordReading(
-        capture,
-        RecordBuilder(settings.table, settings.columns),
-        AckLedger(settings.capture.spool),
-        known,
-        takes_snapshot=settings.takes_snapshot,
-        wait_seconds=settings.wait_seconds,
-    )
+    def _begin(self, config: Mapping[str, str]) -> RecordReading:
+        settings = RecordSettings.parse(config)
+        capture = WalCapture(settings.capture)
+        known = _reach(settings.capture.address)
+        check_coverage(capture.ensure_coverage({settings.table}, manage=True))
+        return RecordReading(
+            capture,
+            RecordBuilder(settings.table, settings.columns),
+            AckLedger(settings.capture.spool),
+            known,
+            takes_snapshot=settings.takes_snapshot,
+            wait_seconds=settings.wait_seconds,
+        )
 
 
 def _reach(address: SourceAddress) -> Position:

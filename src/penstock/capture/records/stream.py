@@ -7,7 +7,7 @@ import threading
 from datetime import UTC, datetime
 
 from penstock.capture.records.buffer import RecordBuffer
-from penstock.capture.records.building import RecordBuilder, commit_of
+from penstock.capture.records.building import RecordBuilder, commit_of, ordinal_of
 from penstock.capture.records.ledger import AckLedger
 from penstock.capture.records.places import ChangePlace
 from penstock.contracts.capture import Change, ChangeStream
@@ -49,7 +49,7 @@ class RecordStream:
             change.ack.confirm()
             return
         commit = commit_of(change)
-        place = ChangePlace(commit.position, commit.ordinal or 0)
+        place = ChangePlace(commit.position, ordinal_of(commit))
         self._ledger.deliver(place, change.ack)
         if place > self._after:
             self.buffer.push(self._builder.change(change.event, place.render(), commit.time or datetime.now(UTC)))

@@ -1,0 +1,118 @@
+"""Records are read from any capture; and whatever is read, acknowledged, gone back to and ended, none is lost, doubled or out of order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.contracts.capture import Delete, Event, Upsert
+from penstock.contracts.records import Record, RecordPosition, RecordSource
+from penstock.errors import RecordGoneError, RecordNotFoundError, Recovery
+from penstock.testing.record_source_conformance import RecordSourceConformance, opened, read, start
+from penstock.testing.records_conformance import raises
+from tests.contract.memory_records import ELSEWHERE, MemoryRecordHarness
+
+
+class TestMemoryRecordSource(RecordSourceConformance):
+    @pytest.fixture
+    def harness(self, tmp_path: Path) -> MemoryRecordHarness:
+        return MemoryRecordHarness(tmp_path)
+
+
+def test_resume_point_waits_for_acknowledgements_and_for_nothing_else(tmp_path: Path) -> None:
+    harness = MemoryRecordHarness(tmp_path)
+    with opened(harness) as source:
+        position = start(harness, source)
+        done = len(harness.journal.transactions)
+        harness.insert(1, 2)
+        harness.commit(Upsert(ELSEWHERE, {"id": 1}, {"id": 1}))
+        first = read(harness, source, position)
+        second = read(harness, source, first.position)
+        assert harness.journal.resume is not None
+        assert harness.journal.resume < done, "nothing was acknowledged"
+        for record, resume in ((first, done), (second, done + 2)):
+            source.ack(record.position)
+        source.teardown()
+        assert harness.journal.resume in (done + 1, done + 2), "what nobody reads is not waited for"
+        assert resume == done + 2
+
+
+class Reader:
+    """A program that keeps its place, dies now and then, and goes back now and then."""
+
+    def __init__(self, harness: MemoryRecordHarness) -> None:
+        self.harness = harness
+        self.source: RecordSource = harness.source()
+        self.source.open(harness.config())
+        self.places: list[RecordPosition] = [start(harness, self.source)]
+        """Of every change that was read, in order; behind the first, which is where we begin."""
+        self.records: list[Record] = []
+        self.keys: list[object] = []
+        """Of every change that was committed, in order."""
+        self.at = self.acked = 0
+
+    def commit(self, size: int) -> None:
+        events: list[Event] = []
+        for _ in range(size):
+            key = len(self.keys)
+            self.keys.append(key)
+            events.append(Upsert(self.harness.table, {"id": key}, {"id": key, "note": "x"}) if key % 3 else self._delete(key))
+        self.harness.commit(*events)
+
+    def _delete(self, key: int) -> Event:
+        return Delete(self.harness.table, {"id": key})
+
+    def read(self) -> None:
+        if self.at == len(self.keys):
+            error = raises(RecordNotFoundError, lambda: self.source.read(self.places[self.at]))
+            assert error.recovery is Recovery.RETRY
+            return
+        record = read(self.harness, self.source, self.places[self.at])
+        assert record.key["id"] == self.keys[self.at]
+        if self.at == len(self.records):
+            self.records.append(record)
+            self.places.append(record.position)
+        assert record.position == self.records[self.at].position, "a record that comes again has the position that it had"
+        self.at += 1
+
+    def ack(self, at: int) -> None:
+        self.source.ack(self.places[at])
+        self.acked = max(self.acked, at)
+        self.at = max(self.at, self.acked)
+
+    def restart(self) -> None:
+        self.source.teardown()
+        self.source = self.harness.source()
+        self.source.open(self.harness.config())
+
+    def ask_for_what_is_gone(self, at: int) -> None:
+        error = raises(RecordGoneError, lambda: self.source.read(self.places[at]))
+        assert error.recovery is not Recovery.RETRY
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_records_come_in_order_and_none_is_lost_whatever_the_reader_does(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    reader = Reader(MemoryRecordHarness(tmp_path_factory.mktemp("spool")))
+    for _ in range(data.draw(st.integers(1, 25), label="steps")):
+        match data.draw(st.sampled_from(["commit", "read", "read", "read", "ack", "back", "restart", "gone"]), label="step"):
+            case "commit":
+                reader.commit(data.draw(st.integers(1, 4), label="changes"))
+            case "read":
+                reader.read()
+            case "ack":
+                reader.ack(data.draw(st.integers(0, len(reader.places) - 1), label="up to"))
+            case "back":
+                reader.at = data.draw(st.integers(reader.acked, len(reader.places) - 1), label="to")
+            case "restart":
+                reader.restart()
+            case _ if reader.acked:
+                reader.ask_for_what_is_gone(data.draw(st.integers(0, reader.acked - 1), label="at"))
+    while reader.at < len(reader.keys):
+        reader.read()
+    reader.source.teardown()
