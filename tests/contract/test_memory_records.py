@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typing_extensions import override
 
-from penstock.contracts.capture import Delete, Event, Upsert
+from penstock.capture.records.building import RecordBuilder
+from penstock.capture.records.snapshotter import CaptureSnapshotter
+from penstock.contracts.capture import Change, Delete, Event, Upsert
 from penstock.contracts.records import Record, RecordPosition, RecordSource
-from penstock.errors import RecordGoneError, RecordNotFoundError, Recovery
+from penstock.errors import ConfigError, RecordGoneError, RecordNotFoundError, Recovery, SnapshotInterruptedError, SnapshotLostError
+from penstock.schema import TableName
 from penstock.testing.record_source_conformance import RecordSourceConformance, opened, read, read_on, start
-from penstock.testing.records_conformance import raises
+from penstock.testing.records_conformance import raises, read_through
 from penstock.testing.streams import wait_for
-from tests.contract.memory_records import ELSEWHERE, MemoryRecordHarness
+from tests.contract.memory_records import ELSEWHERE, MemoryCapture, MemoryRecordHarness
 
 
 class TestMemoryRecordSource(RecordSourceConformance):
@@ -43,6 +51,48 @@ def test_resume_point_waits_for_acknowledgements_and_for_nothing_else(tmp_path: 
             return journal.resume == done + 2
 
         wait_for(has_moved, "everything done, other tables too", lambda: journal.resume, harness.deadline_seconds)
+
+
+class BreaksOff(MemoryCapture):
+    """Whose snapshot is lost after its second row."""
+
+    @override
+    def snapshot(self, tables: Sequence[TableName]) -> Generator[Change]:
+        yield from islice(super().snapshot(tables), 2)
+        raise SnapshotLostError("gone")
+
+
+def test_snapshot_that_breaks_off_never_seems_complete(tmp_path: Path) -> None:
+    harness = MemoryRecordHarness(tmp_path)
+    harness.insert(1, 2, 3)
+    snapshotter = CaptureSnapshotter(BreaksOff(harness.journal, frozenset({harness.table})), RecordBuilder(harness.table))
+    for _ in range(2):
+        raises(SnapshotLostError, lambda: read_through(snapshotter))
+    raises(SnapshotInterruptedError, snapshotter.teardown)
+
+
+def test_positions_beyond_everything_are_of_somebody_else(tmp_path: Path) -> None:
+    harness = MemoryRecordHarness(tmp_path)
+    with opened(harness) as source:
+        start(harness, source)
+        for text in ("FFFF/0:1", "FFFF/0"):
+            raises(RecordGoneError, partial(source.read, RecordPosition(text)))
+            raises(RecordGoneError, partial(source.ack, RecordPosition(text)))
+
+
+class Unplaced(MemoryCapture):
+    """Does not say which commit a change belongs to."""
+
+    @override
+    def snapshot(self, tables: Sequence[TableName]) -> Generator[Change]:
+        yield from (replace(change, commit=None) for change in super().snapshot(tables))
+
+
+def test_capture_that_does_not_place_its_changes_cannot_be_read_from(tmp_path: Path) -> None:
+    harness = MemoryRecordHarness(tmp_path)
+    harness.insert(1)
+    with pytest.raises(ConfigError, match="position"):
+        CaptureSnapshotter(Unplaced(harness.journal, frozenset({harness.table})), RecordBuilder(harness.table))
 
 
 class Reader:

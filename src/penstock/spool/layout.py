@@ -9,6 +9,7 @@ segments/<end>/         manifest.json and Parquet files; a directory without man
 open/<xid>/             pieces of transactions still open
 consumers/<name>.json   how far each reader has released
 consumers/<name>.lock   held by that reader while it runs
+records.json            how far the caller of a record source has acknowledged, if that is what reads
 ```
 
 The history has a line `{"format": 2}`, then a line for each version: the `position` from which it holds, and `table`, `oid`, `key` and
@@ -58,6 +59,10 @@ class SpoolLayout:
     @property
     def lock(self) -> Path:
         return self.root / "lock"
+
+    @property
+    def records(self) -> Path:
+        return self.root / "records.json"
 
     @property
     def segments(self) -> Path:

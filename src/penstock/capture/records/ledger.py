@@ -21,18 +21,17 @@ from penstock.contracts.records import RecordPosition
 from penstock.errors import RecordGoneError, SpoolCorruptError, SpoolError
 from penstock.position import Position
 from penstock.spool import storage
-from penstock.spool.layout import FORMAT
+from penstock.spool.layout import FORMAT, SpoolLayout
 from penstock.spool.manifest import parse_document
 
 _SETTLE_SECONDS = 0.1
-_NOTE = "records.json"
 
 
 class AckLedger:
     """`deliver` is for the thread that follows the stream; everything else for any thread."""
 
     def __init__(self, spool: Path) -> None:
-        self._note = spool / _NOTE
+        self._note = SpoolLayout(spool).records
         self._lock = threading.Lock()
         self._acked = self._settled = _load(self._note)
         self._waiting: deque[tuple[ChangePlace, Ack]] = deque()
