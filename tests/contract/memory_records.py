@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from typing_extensions import override
@@ -55,7 +56,7 @@ class JournalStream:
 
     def _take(self, events: tuple[Event, ...]) -> None:
         for ordinal, (event, ack) in enumerate(zip(events, self._ledger.deliver(self._at, len(events)), strict=True)):
-            self._changes.append(Change(event, ack, Commit(Position.of(self._at), None, ordinal)))
+            self._changes.append(Change(event, ack, Commit(Position.of(self._at), datetime.fromtimestamp(self._at, UTC), ordinal)))
         self._at += 1
 
 

@@ -200,9 +200,10 @@ class RecordSourceConformance:
             for key in (1, 2, 3):
                 harness.insert(key)
             first, second, third = read_on(harness, source, position, 3)
-            for each in (second, first, second):
+            for each in (second, second, first):
                 source.ack(each.position)
         with opened(harness) as source:
+            raises(RecordGoneError, lambda: source.read(first.position))
             source.ack(first.position)
             source.ack(second.position)
             assert read(harness, source, second.position) == third
