@@ -113,6 +113,7 @@ def test_memory_goes_by_transactions(tmp_path: Path) -> None:
         acks.append(watermark.deliver(Position.of(100)))
         ledger.deliver(ChangePlace(Position.of(100), ordinal), acks[-1])
     assert [ack.is_confirmed for ack in acks] == [True] * 999 + [False]
+    assert ledger.waiting == 1
     assert watermark.resume == Position.ZERO
 
 

@@ -43,6 +43,12 @@ class AckLedger:
         with self._lock:
             return self._acked
 
+    @property
+    def waiting(self) -> int:
+        """How many acknowledgements are kept: what the memory goes by."""
+        with self._lock:
+            return len(self._waiting)
+
     def deliver(self, place: ChangePlace, ack: Ack) -> None:
         """Keep what has to be confirmed once `place` is acknowledged. Places come in order."""
         with self._lock:

@@ -166,7 +166,6 @@ class RecordReading:
             self._leave_snapshot()
             raise
         if snapshotter.is_drained:
-            snapshotter.has_next()  # which completes it
             self._leave_snapshot()
             # Nothing tells how an empty table came to be so; what is not acknowledged does.
             self._follow(self._unread(), self._ledger.acked if snapshotter.fence is None else ChangePlace(snapshotter.fence))
