@@ -14,15 +14,27 @@ from hypothesis import strategies as st
 from typing_extensions import override
 
 from penstock.capture.records.building import RecordBuilder
+from penstock.capture.records.ledger import AckLedger
+from penstock.capture.records.reading import RecordReading
 from penstock.capture.records.snapshotter import CaptureSnapshotter
 from penstock.contracts.capture import Change, Delete, Event, Upsert
 from penstock.contracts.records import Record, RecordPosition, RecordSource
-from penstock.errors import ConfigError, RecordGoneError, RecordNotFoundError, Recovery, SnapshotInterruptedError, SnapshotLostError
+from penstock.errors import (
+    ConfigError,
+    ConnectionLostError,
+    NoRowsError,
+    RecordGoneError,
+    RecordNotFoundError,
+    Recovery,
+    SnapshotInterruptedError,
+    SnapshotLostError,
+)
+from penstock.position import Position
 from penstock.schema import TableName
 from penstock.testing.record_source_conformance import RecordSourceConformance, opened, read, read_on, start
 from penstock.testing.records_conformance import raises, read_through
-from penstock.testing.streams import wait_for
-from tests.contract.memory_records import ELSEWHERE, MemoryCapture, MemoryRecordHarness
+from penstock.testing.streams import Background, wait_for
+from tests.contract.memory_records import ELSEWHERE, JournalStream, MemoryCapture, MemoryRecordHarness
 
 
 class TestMemoryRecordSource(RecordSourceConformance):
@@ -69,6 +81,72 @@ def test_snapshot_that_breaks_off_never_seems_complete(tmp_path: Path) -> None:
     for _ in range(2):
         raises(SnapshotLostError, lambda: read_through(snapshotter))
     raises(SnapshotInterruptedError, snapshotter.teardown)
+
+
+def test_failed_snapshot_that_was_torn_down_has_no_rows(tmp_path: Path) -> None:
+    harness = MemoryRecordHarness(tmp_path)
+    harness.insert(1, 2, 3)
+    snapshotter = CaptureSnapshotter(BreaksOff(harness.journal, frozenset({harness.table})), RecordBuilder(harness.table))
+    raises(SnapshotLostError, lambda: read_through(snapshotter))
+    raises(SnapshotInterruptedError, snapshotter.teardown)
+    assert not snapshotter.has_next()
+    raises(NoRowsError, snapshotter.next)
+
+
+class FailsOnce(MemoryCapture):
+    """Whose first stream is cut off."""
+
+    streams = 0
+
+    @override
+    def live(self) -> JournalStream:  # type: ignore[override]
+        FailsOnce.streams += 1
+        stream = super().live()
+        return CutOff(self._journal, 0) if FailsOnce.streams == 1 else stream
+
+
+class CutOff(JournalStream):
+    @override
+    def __next__(self) -> Change:
+        raise ConnectionLostError("cut off")
+
+
+def test_stream_that_was_cut_off_is_opened_anew_by_the_next_read(tmp_path: Path) -> None:
+    harness = MemoryRecordHarness(tmp_path)
+    reading = reading_of(harness, FailsOnce(harness.journal, frozenset({harness.table})), wait_seconds=0.02)
+    harness.insert(1)
+    raises(ConnectionLostError, lambda: reading.read(None))
+    assert reading.read(None).key["id"] == 1
+    reading.close()
+
+
+def test_teardown_that_comes_before_there_is_a_stream_ends_the_read_too(tmp_path: Path) -> None:
+    harness = MemoryRecordHarness(tmp_path)
+    reading = reading_of(harness, MemoryCapture(harness.journal, frozenset({harness.table})), wait_seconds=600)
+    reading.wake()
+    raises(NoRowsError, lambda: Background(lambda: reading.read(None)).result(harness.deadline_seconds, "the end of a read"))
+    reading.close()
+
+
+def reading_of(harness: MemoryRecordHarness, capture: MemoryCapture, *, wait_seconds: float) -> RecordReading:
+    known = Position.of(len(harness.journal.transactions))
+    ledger = AckLedger(harness.spool)
+    return RecordReading(capture, RecordBuilder(harness.table), ledger, known, takes_snapshot=False, wait_seconds=wait_seconds)
+
+
+def test_what_another_process_acknowledged_meanwhile_is_not_passed_over(tmp_path: Path) -> None:
+    harness = MemoryRecordHarness(tmp_path)
+    with opened(harness) as early:
+        position = start(harness, early)
+        harness.insert(1)
+        harness.insert(2)
+        first, second = read_on(harness, early, position, 2)
+        with opened(harness) as late:
+            early.ack(second.position)
+            early.teardown()
+            raises(RecordGoneError, lambda: read(harness, late, first.position))
+            harness.insert(3)
+            assert read(harness, late, second.position).key["id"] == 3
 
 
 def test_positions_beyond_everything_are_of_somebody_else(tmp_path: Path) -> None:

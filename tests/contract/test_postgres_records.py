@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import make_conninfo
 from typing_extensions import override
 
 from penstock.capture.records.buffer import RecordBuffer
@@ -20,6 +21,7 @@ from penstock.contracts.records import CdcIterator, Operation, RecordPosition, R
 from penstock.errors import (
     ConfigError,
     ConnectionLostError,
+    InvalidUrlError,
     PublicationError,
     RecordGoneError,
     RecordNotFoundError,
@@ -325,6 +327,27 @@ def test_what_was_acknowledged_is_known_although_the_slot_went_on(records: Postg
         raises(RecordGoneError, lambda: source.read(position))
         records.insert(2)
         assert read(records, source, change.position).key["id"] == 2, "a position before the slot's is good if nothing was in between"
+
+
+def test_second_process_that_had_to_wait_knows_what_the_first_acknowledged(records: PostgresRecordHarness) -> None:
+    with opened(records) as early:
+        position = start(records, early)
+        records.insert(1)
+        records.insert(2)
+        first, second = read_on(records, early, position, 2)
+        with opened(records) as late:
+            early.ack(second.position)
+            early.teardown()
+            records.insert(3)
+            raises(RecordGoneError, lambda: read(records, late, first.position))
+            assert read(records, late, second.position).key["id"] == 3
+
+
+def test_database_that_is_not_there_is_a_matter_of_the_address(records: PostgresRecordHarness) -> None:
+    elsewhere = make_conninfo(records.config()["url"], dbname="no_such_database")
+    error = raises(InvalidUrlError, lambda: records.source().open({**records.config(), "url": elsewhere}))
+    assert "no_such_database" in error.message
+    assert error.hint
 
 
 def opened_with(records: PostgresRecordHarness, **options: str) -> RecordSource:

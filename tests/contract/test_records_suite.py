@@ -341,6 +341,19 @@ class BeginsAnewInSilence(ListRecordSource):
             return super().read(None)
 
 
+@caught_by(SOURCES.test_reading_from_the_start_again_takes_a_new_snapshot)
+class TheFirstRowStaysTheFirst(ListRecordSource):
+    first: Record | None = None
+
+    @override
+    def read(self, position: RecordPosition | None) -> Record:
+        if position is None and self.first is not None:
+            return self.first
+        record = super().read(position)
+        self.first = record if position is None else self.first
+        return record
+
+
 @caught_by(SOURCES.test_finished_snapshot_is_not_read_again)
 class SnapshotAtEveryStart(Remembers):
     @override
@@ -387,6 +400,14 @@ class NeverCloses(ListRecordSource):
     @override
     def teardown(self) -> None:
         return
+
+
+@caught_by(SOURCES.test_acknowledging_where_nothing_is_open_is_refused)
+class LateAcksAreNothing(ListRecordSource):
+    @override
+    def ack(self, position: RecordPosition) -> None:
+        with suppress(NoRowsError):
+            super().ack(position)
 
 
 @caught_by(SOURCES.test_teardown_releases_everything)

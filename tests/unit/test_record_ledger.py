@@ -12,7 +12,7 @@ from penstock.capture.acks import AckWatermark
 from penstock.capture.records.ledger import AckLedger
 from penstock.capture.records.places import ChangePlace, SnapshotPlace, parse_place
 from penstock.contracts.records import RecordPosition
-from penstock.errors import RecordGoneError, SpoolCorruptError
+from penstock.errors import NoRowsError, RecordGoneError, SpoolCorruptError
 from penstock.position import Position
 
 POSITIONS = st.integers(0, 2**64 - 1).map(Position.of)
@@ -104,6 +104,29 @@ def test_what_comes_again_after_it_was_acknowledged_is_confirmed_at_once(tmp_pat
             ledger.deliver(ChangePlace(place.position, ordinal), ack)
         assert watermark.resume == Position.ZERO, "the third of them is not acknowledged"
         assert [ack.is_confirmed for ack in acks] == [True, True, False]
+
+
+def test_what_another_process_has_written_down_never_goes_back(tmp_path: Path) -> None:
+    first, second = AckLedger(tmp_path), AckLedger(tmp_path)
+    early, late = ChangePlace(Position.of(100)), ChangePlace(Position.of(200))
+    first.ack(late)
+    first.close()
+    assert second.acked < early, "it began before that"
+    second.ack(early)
+    second.settle(at_once=True)
+    assert second.acked == AckLedger(tmp_path).acked == late
+    third = AckLedger(tmp_path)
+    (tmp_path / "records.json").write_text('{"format": 2, "acked": "0/12C"}', encoding="utf-8")
+    assert third.refresh() == third.acked == ChangePlace(Position.of(300))
+
+
+def test_acknowledgement_after_the_end_is_refused_and_moves_nothing(tmp_path: Path) -> None:
+    ledger = AckLedger(tmp_path)
+    ledger.ack(ChangePlace(Position.of(100)))
+    ledger.close()
+    with pytest.raises(NoRowsError):
+        ledger.ack(ChangePlace(Position.of(200)))
+    assert AckLedger(tmp_path).acked == ChangePlace(Position.of(100))
 
 
 def test_memory_goes_by_transactions(tmp_path: Path) -> None:

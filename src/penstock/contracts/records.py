@@ -184,8 +184,8 @@ class RecordSource(ABC):
     """A place from which records are read, one call a record.
 
     Made without arguments, or with none that open anything. `validate` may be called at any time; then `open` once, `read` and `ack` in a
-    loop, `teardown` once. Any thread may call any method: `read`s wait for one another, and neither `ack` nor `teardown` waits for a
-    `read`.
+    loop, `teardown` once. Any thread may call any method: `read`s wait for one another, `ack` waits for nobody, and `teardown` ends a
+    `read` that waits for a record.
     """
 
     @abstractmethod
@@ -215,7 +215,8 @@ class RecordSource(ABC):
 
         A snapshot goes back by one record and no further, and ends with its source: any other of its positions, as after a restart,
         raises `SnapshotInterruptedError`. Then empty the target and read from None: rows of which we had the one half may be gone, and
-        nobody would tell. The position of the last row is that of a finished snapshot, and good for ever.
+        nobody would tell. The position of the last row is that of a finished snapshot, and good for ever. None, once what it gave is
+        acknowledged or anything after it was read, takes a new snapshot.
 
         `RecordNotFoundError` if there is none yet, after a short wait: try again. `RecordGoneError`, a kind of it with another
         `recovery`, if there is none any more, or `position` is not of this source: never passed over in silence. `NoRowsError` before
@@ -228,10 +229,12 @@ class RecordSource(ABC):
     def ack(self, position: RecordPosition) -> None:
         """Say that this record, *and every one before it*, is durable where it was going, and will never be asked for again.
 
-        Called after that, from any thread, as often as one likes; one that is behind an earlier one says nothing new. It also takes
+        Called after that, from any thread, as often as one likes; one that is behind an earlier one says nothing new. What is said in quick
+        succession may reach the source together, with a later call, at the latest with `teardown`. It also takes
         positions of an earlier run, so a caller may repeat its last one after a restart; `RecordGoneError` for one that this source never
         gave out. Positions of a snapshot move nothing, but for its last. Nothing else lets the source forget: not `read`, not `teardown`.
-        Whoever hands records to several workers acknowledges up to the first that is not done.
+        Whoever hands records to several workers acknowledges up to the first that is not done. `NoRowsError` before `open` and after
+        `teardown`: it came too late to count, and the record comes again.
         """
 
     @abstractmethod

@@ -260,6 +260,19 @@ class RecordSourceConformance:
             raises(SnapshotInterruptedError, lambda: source.read(first.position))
             assert {row.key["id"] for row in read_on(harness, source, None, 2)} == {2, 3}
 
+    def test_reading_from_the_start_again_takes_a_new_snapshot(self, harness: RecordHarness) -> None:
+        harness.insert(1)
+        with opened(harness) as source:
+            source.ack(read(harness, source, None).position)
+            harness.commit(Delete(harness.table, {"id": 1}))
+            harness.insert(2, 3)
+            rows = read_on(harness, source, None, 2)
+            assert {seen(row) for row in rows} == {(Operation.SNAPSHOT, 2, "note 2"), (Operation.SNAPSHOT, 3, "note 3")}
+            harness.commit(Delete(harness.table, {"id": 2}))
+            harness.insert(4)
+            again = read_on(harness, source, None, 2)
+            assert {row.key["id"] for row in again} == {3, 4}
+
     def test_finished_snapshot_is_not_read_again(self, harness: RecordHarness) -> None:
         harness.insert(1, 2)
         with opened(harness) as source:
@@ -306,6 +319,17 @@ class RecordSourceConformance:
         source.teardown()
         for each in (None, position):
             raises(NoRowsError, partial(source.read, each))
+
+    @rule("record_source", "RecordSource.ack()")
+    def test_acknowledging_where_nothing_is_open_is_refused(self, harness: RecordHarness) -> None:
+        with opened(harness) as source:
+            position = start(harness, source)
+            harness.insert(1)
+            change = read(harness, source, position)
+        raises(NoRowsError, lambda: source.ack(change.position))
+        raises(NoRowsError, lambda: harness.source().ack(change.position))
+        with opened(harness) as source:
+            assert read(harness, source, position) == change, "it came too late to count"
 
     @rule("record_source", "RecordSource.teardown()")
     def test_teardown_releases_everything(self, harness: RecordHarness) -> None:

@@ -20,6 +20,9 @@ from penstock.testing.streams import Background, wait_for
 
 Failure = TypeVar("Failure", bound=Exception)
 
+_MOMENT_SECONDS = 0.3
+"""In which whoever does not wait has long been done."""
+
 
 class TableHarness(ABC):
     """A source with an empty table of the columns `id` (a number, the key) and `note` (a text or NULL)."""
@@ -182,6 +185,7 @@ class CdcIteratorConformance:
     def test_next_waits_for_a_push(self, harness: IteratorHarness) -> None:
         iterator = harness.iterator()
         waiting = Background(iterator.next)
+        assert not waiting.is_over(_MOMENT_SECONDS), "there was nothing to give"
         assert not iterator.has_next()
         iterator.push(a_record(7))
         assert waiting.result(harness.deadline_seconds, "the record that was pushed") == a_record(7)
@@ -223,6 +227,7 @@ class CdcIteratorConformance:
         for number in range(harness.capacity):
             iterator.push(a_record(number))
         pushing = Background(lambda: iterator.push(a_record(-1)))
+        assert not pushing.is_over(_MOMENT_SECONDS), "there was no room"
         iterator.teardown()
         raises(NoRowsError, lambda: pushing.result(harness.deadline_seconds, "the end of a push"))
 

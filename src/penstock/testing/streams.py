@@ -31,6 +31,10 @@ class Background(Generic[T]):
         except BaseException as error:  # noqa: BLE001 - the thread's edge: `result` raises it
             self._failures.append(error)
 
+    def is_over(self, within_seconds: float) -> bool:
+        self._thread.join(within_seconds)
+        return not self._thread.is_alive()
+
     def result(self, deadline_seconds: float, what: str) -> T:
         self._thread.join(deadline_seconds)
         assert not self._thread.is_alive(), f"{what} did not come within {deadline_seconds:g} s"

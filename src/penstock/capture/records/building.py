@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
-from penstock.contracts.capture import Change, Commit, Delete, Event, Truncate, Upsert
+from penstock.capture.records.places import ChangePlace
+from penstock.contracts.capture import Change, Commit, Delete, Truncate, Upsert
 from penstock.contracts.records import EXACT, MOVED_FROM, OPERATION, TABLE, UNCHANGED, Operation, Record, RecordPosition
 from penstock.errors import ConfigError
 from penstock.schema import TableName
@@ -30,7 +31,10 @@ class RecordBuilder:
             metadata[MOVED_FROM] = dict(event.moved_from)
         return Record(position, event.key, self._chosen(event.row), metadata, time)
 
-    def change(self, event: Event, position: RecordPosition, time: datetime) -> Record:
+    def record(self, change: Change) -> Record:
+        """Of a change of the live stream, with the position that it has whenever it comes."""
+        position, time = place_of(change).render(), commit_of(change).time or datetime.now(UTC)
+        event = change.event
         match event:
             case Upsert():
                 return self.row(event, Operation.UPSERT, position, time)
@@ -60,10 +64,11 @@ def commit_of(change: Change) -> Commit:
     return change.commit
 
 
-def ordinal_of(commit: Commit) -> int:
+def place_of(change: Change) -> ChangePlace:
+    commit = commit_of(change)
     if commit.ordinal is None:
         raise _unplaced("which place a change has in its commit")
-    return commit.ordinal
+    return ChangePlace(commit.position, commit.ordinal)
 
 
 def _unplaced(what: str) -> ConfigError:

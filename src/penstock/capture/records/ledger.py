@@ -18,7 +18,7 @@ from pathlib import Path
 from penstock.capture.records.places import ChangePlace, SnapshotPlace, parse_place
 from penstock.contracts.capture import Ack
 from penstock.contracts.records import RecordPosition
-from penstock.errors import RecordGoneError, SpoolCorruptError, SpoolError
+from penstock.errors import NoRowsError, RecordGoneError, SpoolCorruptError, SpoolError
 from penstock.position import Position
 from penstock.spool import storage
 from penstock.spool.layout import FORMAT, SpoolLayout
@@ -36,6 +36,7 @@ class AckLedger:
         self._acked = self._settled = _load(self._note)
         self._waiting: deque[tuple[ChangePlace, Ack]] = deque()
         self._settled_at = 0.0
+        self._is_closed = False
 
     @property
     def acked(self) -> ChangePlace:
@@ -61,6 +62,8 @@ class AckLedger:
 
     def ack(self, place: ChangePlace) -> None:
         with self._lock:
+            if self._is_closed:
+                raise NoRowsError("the source is closed, and cannot be told any more", hint="acknowledge before teardown; it comes again")
             self._acked = max(self._acked, place)
         self.settle()
 
@@ -69,15 +72,35 @@ class AckLedger:
         with self._lock:
             now = time.monotonic()
             if self._acked > self._settled and (at_once or now - self._settled_at >= _SETTLE_SECONDS):
+                self._acked = max(self._acked, _load(self._note))  # it never goes back, whoever has written it meanwhile
                 _store(self._note, self._acked)
                 self._settled, self._settled_at = self._acked, now
             while self._waiting and self._waiting[0][0] <= self._settled:
                 self._waiting.popleft()[1].confirm()
 
+    def refresh(self) -> ChangePlace:
+        """How far whoever had the spool before us has acknowledged."""
+        with self._lock:
+            self._acked = max(self._acked, _load(self._note))
+            return self._acked
+
+    def close(self) -> None:
+        """Write down the rest, and take no more."""
+        with self._lock:
+            self._is_closed = True
+        self.settle(at_once=True)
+
     def restart(self) -> None:
         """The stream is over, and what it delivered comes again."""
         with self._lock:
             self._waiting.clear()
+
+
+def let_go(after: ChangePlace, acked: ChangePlace) -> RecordGoneError:
+    return RecordGoneError(
+        f"what follows {after.render()} was acknowledged up to {acked.render()}, and the source may have let go of it",
+        hint="go on from there, if that is where you are; otherwise empty the target and read from the start, with None",
+    )
 
 
 def _load(path: Path) -> ChangePlace:

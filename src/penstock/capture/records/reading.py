@@ -9,13 +9,13 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 
 from penstock.capture.records.building import RecordBuilder
-from penstock.capture.records.ledger import AckLedger
+from penstock.capture.records.ledger import AckLedger, let_go
 from penstock.capture.records.places import ChangePlace, SnapshotPlace, parse_place
 from penstock.capture.records.snapshotter import CaptureSnapshotter
 from penstock.capture.records.stream import RecordStream
 from penstock.contracts.capture import ChangeCapture, ChangeStream
 from penstock.contracts.records import Record, RecordPosition
-from penstock.errors import RecordGoneError, RecordNotFoundError, SnapshotInterruptedError
+from penstock.errors import PenstockError, RecordGoneError, RecordNotFoundError, SnapshotInterruptedError
 from penstock.position import Position
 
 
@@ -42,7 +42,7 @@ class RecordReading:
         self._live: ChangeStream | None = capture.live()
         self._stream: RecordStream | None = None
         self._snapshotter: CaptureSnapshotter | None = None
-        self._is_placed = False
+        self._is_placed = self._is_woken = False
         self._at: RecordPosition | None = None
         self._before: RecordPosition | None = None
         self._given: Record | None = None
@@ -51,7 +51,7 @@ class RecordReading:
         place = None if position is None else self._check(position)
         self._ledger.settle()
         if not self._is_placed or position != self._at:
-            if self._is_placed and self._given is not None and position == self._before:
+            if self._is_placed and position == self._before and self._given is not None and not self._is_acked(self._given):
                 return self._given
             self._seek(position, place)
         record = self._next()
@@ -70,7 +70,8 @@ class RecordReading:
         self._ledger.ack(place)
 
     def wake(self) -> None:
-        """End a `read` that waits."""
+        """End a `read` that waits for a record, or is about to."""
+        self._is_woken = True
         stream = self._stream
         if stream is not None:
             stream.buffer.teardown()
@@ -81,7 +82,7 @@ class RecordReading:
                 closing.callback(self._live.close)
             if self._stream is not None:
                 closing.callback(self._stream.close)
-            closing.callback(self._ledger.settle, at_once=True)
+            closing.callback(self._ledger.close)
             if self._snapshotter is not None:
                 closing.callback(self._snapshotter.teardown)
 
@@ -94,10 +95,7 @@ class RecordReading:
             return place
         acked = self._ledger.acked
         if place < acked:
-            raise RecordGoneError(
-                f"what follows {position} was acknowledged up to {acked.render()}, and the source may have let go of it",
-                hint="go on from there, if that is where you are; otherwise empty the target and read from the start, with None",
-            )
+            raise let_go(place, acked)
         if place > self._known:
             raise RecordGoneError(
                 f"{position} lies beyond what this source has read so far; it is of another server, or of one that was set back",
@@ -137,6 +135,8 @@ class RecordReading:
     def _follow(self, live: ChangeStream, after: ChangePlace) -> None:
         self._live = None
         self._stream = RecordStream(live, self._builder, self._ledger, after)
+        if self._is_woken:  # before there was anything to wake
+            self._stream.buffer.teardown()
 
     def _leave_snapshot(self) -> None:
         snapshotter, self._snapshotter = self._snapshotter, None
@@ -154,7 +154,16 @@ class RecordReading:
         assert self._stream is not None
         if not self._stream.buffer.wait(self._wait_seconds):
             raise RecordNotFoundError("there is no record after this position yet", hint="ask again")
-        return self._stream.buffer.next()
+        try:
+            return self._stream.buffer.next()
+        except PenstockError:
+            # The stream is over. If that is worth another try, the next read makes it, with a new one.
+            self._is_placed = False
+            raise
+
+    def _is_acked(self, record: Record) -> bool:
+        place = parse_place(record.position)
+        return isinstance(place, ChangePlace) and place <= self._ledger.acked
 
     def _next_row(self, snapshotter: CaptureSnapshotter) -> Record | None:
         """None if there is none, as of an empty table. After the last row the changes follow."""

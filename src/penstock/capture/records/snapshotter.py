@@ -39,7 +39,7 @@ class CaptureSnapshotter(Snapshotter):
 
     @override
     def has_next(self) -> bool:
-        if self._failure is not None:
+        if self._failure is not None and not self._is_closed:
             raise self._failure
         if self._found is None and self._ahead is not None and not self._is_closed:
             self._found = self._move(self._ahead)

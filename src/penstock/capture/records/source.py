@@ -14,7 +14,7 @@ from penstock.capture.records.reading import RecordReading
 from penstock.capture.records.settings import RecordSettings
 from penstock.capture.wal import WalCapture
 from penstock.contracts.records import Record, RecordPosition, RecordSource
-from penstock.errors import AuthenticationError, ConfigError, ConnectionLostError, InvalidUrlError, NoRowsError
+from penstock.errors import AuthenticationError, ConfigError, ConnectionLostError, InvalidUrlError, NoRowsError, PrivilegeError
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.slot import current_position
@@ -44,15 +44,15 @@ class PostgresRecordSource(RecordSource):
     def read(self, position: RecordPosition | None) -> Record:
         with self._lock:
             if self._reading is None or self._is_over.is_set():
-                raise NoRowsError("the source is not open", hint="call open before the first read, and nothing after teardown")
+                raise _not_open()
             return self._reading.read(position)
 
     @override
     def ack(self, position: RecordPosition) -> None:
-        """After `teardown` it comes too late to count, and the record comes again."""
         reading = self._reading
-        if reading is not None and not self._is_over.is_set():
-            reading.ack(position)
+        if reading is None or self._is_over.is_set():
+            raise _not_open()
+        reading.ack(position)
 
     @override
     def teardown(self) -> None:
@@ -80,10 +80,14 @@ class PostgresRecordSource(RecordSource):
         )
 
 
+def _not_open() -> NoRowsError:
+    return NoRowsError("the source is not open", hint="call open before the first read, and nothing after teardown")
+
+
 def _reach(address: SourceAddress) -> Position:
     """Where the server is; that it answers at all is what `open` has to find out."""
     try:
         with connect(address) as connection:
             return current_position(connection)
-    except (AuthenticationError, ConnectionLostError) as error:
+    except (AuthenticationError, ConnectionLostError, PrivilegeError) as error:
         raise InvalidUrlError(error.message, hint=error.hint or "check that the server runs, and host, port and database in url") from error
