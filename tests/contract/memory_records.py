@@ -20,7 +20,7 @@ from penstock.contracts.records import RecordSource
 from penstock.errors import InvalidUrlError, NoTableError
 from penstock.position import Position
 from penstock.schema import TableName
-from penstock.testing.record_source_conformance import Config, RecordHarness
+from penstock.testing.record_harness import Config, RecordHarness
 
 ELSEWHERE = TableName("public", "elsewhere")
 

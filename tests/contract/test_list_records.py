@@ -8,7 +8,8 @@ from typing_extensions import override
 from examples.list_records import ListIterator, ListRecordSource, ListSnapshotter, Log, main
 from penstock.contracts.capture import Event
 from penstock.contracts.records import CdcIterator, RecordSource, Snapshotter
-from penstock.testing.record_source_conformance import Config, RecordHarness, RecordSourceConformance
+from penstock.testing.record_harness import Config, RecordHarness
+from penstock.testing.record_source_conformance import RecordSourceConformance
 from penstock.testing.records_conformance import (
     CdcIteratorConformance,
     IteratorHarness,

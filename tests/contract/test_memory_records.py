@@ -31,7 +31,8 @@ from penstock.errors import (
 )
 from penstock.position import Position
 from penstock.schema import TableName
-from penstock.testing.record_source_conformance import RecordSourceConformance, opened, read, read_on, start
+from penstock.testing.record_harness import opened, read, read_on, start
+from penstock.testing.record_source_conformance import RecordSourceConformance
 from penstock.testing.records_conformance import raises, read_through
 from penstock.testing.streams import Background, wait_for
 from tests.contract.memory_records import ELSEWHERE, JournalStream, MemoryCapture, MemoryRecordHarness

@@ -29,16 +29,8 @@ from penstock.errors import (
     TableError,
 )
 from penstock.position import Position
-from penstock.testing.record_source_conformance import (
-    Config,
-    RecordHarness,
-    RecordSourceConformance,
-    opened,
-    read,
-    read_on,
-    start,
-    upsert,
-)
+from penstock.testing.record_harness import Config, RecordHarness, opened, read, read_on, start, upsert
+from penstock.testing.record_source_conformance import RecordSourceConformance
 from penstock.testing.records_conformance import (
     CdcIteratorConformance,
     IteratorHarness,

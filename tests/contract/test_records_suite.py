@@ -1,47 +1,24 @@
-"""The suites of records themselves: each of their tests catches somebody who breaks the rule that it names."""
+"""The suites of snapshots and buffers themselves: each of their tests catches somebody who breaks the rule that it names."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
-from typing import TypeVar
 
 import pytest
 from typing_extensions import override
 
-from examples.list_records import ListIterator, ListRecordSource, ListSnapshotter, Log
-from penstock.contracts.records import CdcIterator, Record, RecordPosition, RecordSource, Snapshotter
-from penstock.errors import (
-    NoRowsError,
-    NoTableError,
-    PenstockError,
-    RecordGoneError,
-    RecordNotFoundError,
-    SnapshotInterruptedError,
-)
+from examples.list_records import ListIterator, ListSnapshotter, Log
+from penstock.contracts.records import CdcIterator, Record, Snapshotter
+from penstock.errors import NoRowsError, PenstockError, SnapshotInterruptedError
 from penstock.schema import TableName
-from penstock.testing.record_source_conformance import RecordSourceConformance
 from penstock.testing.records_conformance import CdcIteratorConformance, SnapshotterConformance
 from penstock.testing.rules import suite_tests
-from tests.contract.test_list_records import ListIteratorHarness, ListRecordHarness, ListSnapshotterHarness
+from tests.contract.breaking import caught, caught_by
+from tests.contract.test_list_records import ListIteratorHarness, ListSnapshotterHarness
 
-SNAPSHOTS, BUFFERS, SOURCES = SnapshotterConformance, CdcIteratorConformance, RecordSourceConformance
-
-Broken = TypeVar("Broken", bound=type)
-
-caught: dict[Callable[..., object], list[type]] = {}
-
-
-def caught_by(*tests: Callable[..., object]) -> Callable[[Broken], Broken]:
-    def note(broken: Broken) -> Broken:
-        for test in tests:
-            caught.setdefault(test, []).append(broken)
-        return broken
-
-    return note
+SNAPSHOTS, BUFFERS = SnapshotterConformance, CdcIteratorConformance
 
 
 # --- snapshots --------------------------------------------------------------------------------------------------------------------
@@ -180,274 +157,6 @@ class LetsThemSleep(ListIterator):
         return
 
 
-# --- sources: what is read --------------------------------------------------------------------------------------------------------
-
-
-@caught_by(SOURCES.test_records_are_the_rows_that_are_there_and_then_what_changes)
-class ChangesAlone(ListRecordSource):
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        return super().read(position or RecordPosition("after 0"))
-
-
-@caught_by(SOURCES.test_record_has_key_payload_metadata_timestamp_and_a_position_of_its_own)
-class TimesOfNowhere(ListRecordSource):
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        record = super().read(position)
-        return replace(record, timestamp=record.timestamp.replace(tzinfo=None))
-
-
-@caught_by(SOURCES.test_no_key_and_no_value_is_taken_for_nothing)
-class SkipsKeysBelowOne(ListRecordSource):
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        record = super().read(position)
-        return record if int(str(record.key.get("id", 1))) > 0 else self.read(record.position)
-
-
-@caught_by(SOURCES.test_nothing_falls_between_the_rows_and_the_changes)
-class ChangesBeginWithTheLastRow(ListRecordSource):
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        record = super().read(position)
-        if record.operation == "snapshot" and record.position.text.startswith("after"):
-            return replace(record, position=RecordPosition(f"after {len(self._opened().events)}"))
-        return record
-
-
-# --- sources: positions -----------------------------------------------------------------------------------------------------------
-
-
-@caught_by(SOURCES.test_same_position_gives_the_same_record, SOURCES.test_earlier_position_goes_back)
-class KeepsItsOwnPlace(ListRecordSource):
-    own: RecordPosition | None = None
-
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        record = super().read(self.own)
-        self.own = record.position
-        return record
-
-
-class Remembers(ListRecordSource):
-    """What it has given out in this run."""
-
-    def __init__(self, logs: Mapping[str, Log]) -> None:
-        super().__init__(logs)
-        self.given: set[RecordPosition | None] = {None}
-
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        record = super().read(position)
-        self.given.add(record.position)
-        return record
-
-
-@caught_by(SOURCES.test_reading_goes_on_from_a_position_that_was_stored_as_text)
-class PlacesEndWithTheRun(Remembers):
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        if position not in self.given:
-            raise RecordGoneError("never seen")
-        return super().read(position)
-
-
-@caught_by(SOURCES.test_no_record_yet_is_not_found_and_worth_another_try)
-class GivesUp(ListRecordSource):
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        try:
-            return super().read(position)
-        except RecordNotFoundError as error:
-            raise RecordGoneError(error.message) from error
-
-
-@caught_by(SOURCES.test_position_that_is_not_of_this_source_is_refused)
-class TakesAnyPosition(ListRecordSource):
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        try:
-            return super().read(position)
-        except RecordGoneError:
-            return super().read(None)
-
-
-# --- sources: acknowledging -------------------------------------------------------------------------------------------------------
-
-
-@caught_by(SOURCES.test_reading_and_teardown_acknowledge_nothing)
-class ReadingIsAcknowledging(ListRecordSource):
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        record = super().read(position)
-        self.ack(record.position)
-        return record
-
-
-@caught_by(SOURCES.test_what_is_acknowledged_and_all_before_it_is_gone_and_never_passed_over)
-class PassesOver(ListRecordSource):
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        try:
-            return super().read(position)
-        except RecordGoneError:
-            return super().read(RecordPosition(f"after {self._opened().acked}"))
-
-
-@caught_by(SOURCES.test_acknowledging_twice_or_behind_says_nothing_new)
-class TheLastAckCounts(ListRecordSource):
-    @override
-    def ack(self, position: RecordPosition) -> None:
-        self._opened().acked = 0
-        super().ack(position)
-
-
-@caught_by(SOURCES.test_acknowledgement_can_come_in_a_later_run)
-class AcksEndWithTheRun(Remembers):
-    @override
-    def ack(self, position: RecordPosition) -> None:
-        if position in self.given:
-            super().ack(position)
-
-
-@caught_by(SOURCES.test_rows_of_a_snapshot_move_nothing_when_they_are_acknowledged)
-class RowsMoveThePoint(ListRecordSource):
-    @override
-    def ack(self, position: RecordPosition) -> None:
-        super().ack(position)
-        if position.text.startswith("row"):
-            self._opened().acked = len(self._opened().events) + 1
-
-
-# --- sources: snapshots -----------------------------------------------------------------------------------------------------------
-
-
-@caught_by(SOURCES.test_teardown_in_the_middle_of_a_snapshot_says_so_after_closing_everything)
-class TearsDownInSilence(ListRecordSource):
-    @override
-    def teardown(self) -> None:
-        with suppress(SnapshotInterruptedError):
-            super().teardown()
-
-
-@caught_by(SOURCES.test_interrupted_snapshot_is_not_gone_on_with)
-class BeginsAnewInSilence(ListRecordSource):
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        try:
-            return super().read(position)
-        except SnapshotInterruptedError:
-            return super().read(None)
-
-
-@caught_by(SOURCES.test_reading_from_the_start_again_takes_a_new_snapshot)
-class TheFirstRowStaysTheFirst(ListRecordSource):
-    first: Record | None = None
-
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        if position is None and self.first is not None:
-            return self.first
-        record = super().read(position)
-        self.first = record if position is None else self.first
-        return record
-
-
-@caught_by(SOURCES.test_finished_snapshot_is_not_read_again)
-class SnapshotAtEveryStart(Remembers):
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        return super().read(position if len(self.given) > 1 else None)
-
-
-# --- sources: what they are told, and their lifetime ---------------------------------------------------------------------------------
-
-
-@caught_by(SOURCES.test_validating_opens_nothing)
-class ValidatingOpens(ListRecordSource):
-    @override
-    def validate(self, config: Mapping[str, str]) -> None:
-        super().validate(config)
-        self._log = Log()
-
-
-@caught_by(SOURCES.test_no_table_is_refused)
-class AnyTable(ListRecordSource):
-    @override
-    def validate(self, config: Mapping[str, str]) -> None:
-        with suppress(NoTableError):
-            super().validate(config)
-
-
-@caught_by(SOURCES.test_address_that_is_none_is_refused)
-class AnyAddress(ListRecordSource):
-    @override
-    def validate(self, config: Mapping[str, str]) -> None:
-        if not config.get("table"):
-            raise NoTableError("no table")
-
-
-@caught_by(SOURCES.test_address_at_which_nobody_answers_is_found_out_by_open)
-class ConnectsLater(ListRecordSource):
-    @override
-    def open(self, config: Mapping[str, str]) -> None:
-        super().open({**config, "url": "list:here"})
-
-
-@caught_by(SOURCES.test_source_that_is_not_open_has_no_rows)
-class NeverCloses(ListRecordSource):
-    @override
-    def teardown(self) -> None:
-        return
-
-
-@caught_by(SOURCES.test_acknowledging_where_nothing_is_open_is_refused)
-class LateAcksAreNothing(ListRecordSource):
-    @override
-    def ack(self, position: RecordPosition) -> None:
-        with suppress(NoRowsError):
-            super().ack(position)
-
-
-@caught_by(SOURCES.test_teardown_releases_everything)
-class NeverLetsGo(ListRecordSource):
-    @override
-    def open(self, config: Mapping[str, str]) -> None:
-        super().open(config)
-        vars(self._opened()).setdefault("turnstile", []).append("taken")
-
-
-@caught_by(SOURCES.test_teardown_ends_a_read_that_waits)
-class WaitsForEver(ListRecordSource):
-    @override
-    def read(self, position: RecordPosition | None) -> Record:
-        try:
-            return super().read(position)
-        except NoRowsError as error:
-            raise RecordNotFoundError(error.message) from error
-
-
-@caught_by(SOURCES.test_any_thread_may_read_and_acknowledge)
-class OfOneThread(ListRecordSource):
-    @override
-    def open(self, config: Mapping[str, str]) -> None:
-        super().open(config)
-        self.owner = threading.current_thread()
-
-    @override
-    def ack(self, position: RecordPosition) -> None:
-        if self.owner is threading.current_thread():
-            super().ack(position)
-
-
-@caught_by(SOURCES.test_source_is_a_context)
-class LeavesTheSourceOpen(ListRecordSource):
-    @override
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        return
-
-
 # --- and they are caught ----------------------------------------------------------------------------------------------------------
 
 
@@ -474,27 +183,7 @@ class BrokenIteratorHarness(ListIteratorHarness):
         return self._broken(self.capacity)
 
 
-class BrokenRecordHarness(ListRecordHarness):
-    deadline_seconds = 0.3
-
-    def __init__(self, broken: type[ListRecordSource]) -> None:
-        super().__init__()
-        self._broken = broken
-
-    @override
-    def source(self) -> RecordSource:
-        return self._broken({"here": self.log})
-
-    @override
-    def open_resources(self) -> object:
-        return list(vars(self.log).get("turnstile", []))
-
-
-HARNESSES: dict[type, Callable[..., object]] = {
-    SNAPSHOTS: BrokenSnapshotterHarness,
-    BUFFERS: BrokenIteratorHarness,
-    SOURCES: BrokenRecordHarness,
-}
+HARNESSES: dict[type, Callable[..., object]] = {SNAPSHOTS: BrokenSnapshotterHarness, BUFFERS: BrokenIteratorHarness}
 
 
 @pytest.mark.parametrize(
