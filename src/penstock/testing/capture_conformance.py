@@ -61,8 +61,8 @@ class ChangeCaptureConformance:
 
     # --- what is delivered ----------------------------------------------------------------------------------------------
 
-    @rule("change_capture", "live()")
-    @rule("wal_change_capture", "live-streams")
+    @rule("change_capture", "live()", "pluggable")
+    @rule("wal_change_capture", "live()", "live-streams")
     def test_everything_that_commits_after_live_returned_is_delivered_in_order(self, harness: CaptureHarness) -> None:
         table, other = harness.table, harness.other
         transactions: list[list[Event]] = [
@@ -232,7 +232,7 @@ class ChangeCaptureConformance:
     # --- snapshots ------------------------------------------------------------------------------------------------------
 
     @rule("change_capture", "snapshot()", "snapshot-rows", "upserts", "no-marker")
-    @rule("wal_change_capture", "snapshot-sql")
+    @rule("wal_change_capture", "snapshot()", "snapshot-sql", "snapshot-upserts")
     def test_snapshot_is_the_rows_of_now_as_upserts_and_then_it_ends(self, harness: CaptureHarness) -> None:
         rows = [upsert(harness.table, each, f"note {each}") for each in range(-2, 300)]
         others = [upsert(harness.other, 1, None)]
@@ -260,6 +260,7 @@ class ChangeCaptureConformance:
         check_next(harness, events, "only rows of a snapshot were confirmed")
 
     @rule("change_capture", "independent", "callers-choice")
+    @rule("wal_change_capture", "two-capabilities")
     def test_nothing_falls_between_live_and_snapshot(self, harness: CaptureHarness) -> None:
         harness.commit(upsert(harness.table, 1, "before"))
         with running(harness) as stream:
@@ -282,7 +283,7 @@ class ChangeCaptureConformance:
     # --- lag ------------------------------------------------------------------------------------------------------------
 
     @rule("change_capture", "lag()", "lag-apart")
-    @rule("wal_change_capture", "lag-none")
+    @rule("wal_change_capture", "lag()", "lag-none")
     def test_lag_is_unknown_until_there_is_a_resume_point(self, harness: CaptureHarness) -> None:
         assert harness.capture().lag() is None
         harness.commit(upsert(harness.table, 1, "x"))

@@ -320,7 +320,7 @@ class RecordSourceConformance:
         with opened(harness) as source:
             assert read(harness, source, position) == change, "it came too late to count"
 
-    @rule("record_source", "RecordSource.teardown()")
+    @rule("record_source", "RecordSource.teardown()", "holds")
     def test_teardown_releases_everything(self, harness: RecordHarness) -> None:
         before = harness.open_resources()
         for reads in (False, True):
@@ -359,6 +359,7 @@ class RecordSourceConformance:
             error = raises(RecordNotFoundError, lambda: source.read(changes[-1].position))
             assert error.recovery is Recovery.RETRY, "all of them were acknowledged, and nothing beyond"
 
+    @rule("record_source", "with-pattern")
     def test_source_is_a_context(self, harness: RecordHarness) -> None:
         with harness.source() as source:
             source.open(harness.config())

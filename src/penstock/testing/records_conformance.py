@@ -51,7 +51,7 @@ class SnapshotterHarness(TableHarness):
 class SnapshotterConformance:
     """Every rule of the contract has a test here, and its name says which."""
 
-    @rule("record_source", "Snapshotter.has_next()", "Snapshotter.next()", "loads", "another-row", "next-row")
+    @rule("record_source", "Snapshotter.has_next()", "Snapshotter.next()", "initial", "loads", "another-row", "next-row")
     def test_snapshot_is_the_rows_of_the_moment_at_which_it_was_made(self, harness: SnapshotterHarness) -> None:
         harness.insert(-1, 0, 1, 2)
         snapshotter = harness.snapshotter()
@@ -140,6 +140,7 @@ class SnapshotterConformance:
         snapshotter.teardown()
         check_as_before(harness, before)
 
+    @rule("record_source", "is-iterator")
     def test_snapshot_is_a_context_and_can_be_iterated(self, harness: SnapshotterHarness) -> None:
         harness.insert(1, 2)
         with harness.snapshotter() as snapshotter:
