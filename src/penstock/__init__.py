@@ -12,6 +12,9 @@ from penstock.position import Lsn, Position
 from penstock.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
+    from penstock.capture.records.buffer import RecordBuffer
+    from penstock.capture.records.building import RecordBuilder
+    from penstock.capture.records.snapshotter import CaptureSnapshotter
     from penstock.capture.records.source import PostgresRecordSource
     from penstock.capture.settings import CaptureSettings
     from penstock.capture.wal import WalCapture
@@ -25,6 +28,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Ack",
     "CaptureSettings",
+    "CaptureSnapshotter",
     "CdcIterator",
     "Change",
     "ChangeCapture",
@@ -35,6 +39,8 @@ __all__ = [
     "Position",
     "PostgresRecordSource",
     "Record",
+    "RecordBuffer",
+    "RecordBuilder",
     "RecordPosition",
     "RecordSource",
     "Recovery",
@@ -54,8 +60,11 @@ __all__ = [
 
 _ELSEWHERE = {
     "CaptureSettings": "penstock.capture.settings",
+    "CaptureSnapshotter": "penstock.capture.records.snapshotter",
     "ConsistentTables": "penstock.pipeline.consistent",
     "PostgresRecordSource": "penstock.capture.records.source",
+    "RecordBuffer": "penstock.capture.records.buffer",
+    "RecordBuilder": "penstock.capture.records.building",
     "SourceAddress": "penstock.postgres.connection",
     "WalCapture": "penstock.capture.wal",
     "available_now": "penstock.spark.available",

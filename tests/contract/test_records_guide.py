@@ -1,4 +1,4 @@
-"""The program in the guide to records runs, stops anywhere, and ends in what the table holds."""
+"""Every program in the guide to records runs; that which keeps rows stops anywhere, and ends in what the table holds."""
 
 from __future__ import annotations
 
@@ -17,19 +17,64 @@ LONG = 5_000
 """Characters that are stored out of line, and do not travel with an update that leaves them alone."""
 
 
-def test_the_program_in_the_records_guide_keeps_its_rows(wal: WalHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
-    program = program.replace("postgresql://cdc@db.example/shop", wal.database.dsn).replace("public.orders", str(wal.table))
-    program = program.replace('"slot": "orders"', f'"slot": "{wal.settings.slot}"')
+@pytest.fixture
+def programs(wal: WalHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Every block of the guide, for the tables of the test."""
     monkeypatch.chdir(tmp_path)
+    programs = []
+    for number, text in enumerate(re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)):
+        program = text.replace("postgresql://cdc@db.example/shop", wal.database.dsn).replace("public.orders", str(wal.table))
+        program = program.replace('"slot": "orders"', f'"slot": "{wal.settings.slot}"').replace(
+            'slot="orders"', f'slot="{wal.settings.slot}"'
+        )
+        program = program.replace('"public", "orders"', f'"{wal.table.schema}", "{wal.table.name}"')
+        program = program.replace('publication="orders"', f'publication="{wal.settings.publication}"')
+        programs.append(tmp_path / f"program{number}.py")
+        programs[-1].write_text(program, encoding="utf-8")
+    return programs
+
+
+def test_every_program_in_the_records_guide_is_tried(programs: list[Path]) -> None:
+    assert len(programs) == 3
+
+
+def test_snapshot_in_the_records_guide_shows_every_row(wal: WalHarness, programs: list[Path]) -> None:
+    wal.database.execute(f"INSERT INTO {wal.table} SELECT i, 'row ' || i FROM generate_series(-1, 3) i")
+    shown: list[tuple[object, object]] = []
+    runpy.run_path(str(programs[1]), init_globals={"show": lambda key, row: shown.append((key["id"], row["note"]))})
+    assert sorted(shown, key=repr) == sorted(((each, f"row {each}") for each in range(-1, 4)), key=repr)
+
+
+def test_buffer_in_the_records_guide_hands_out_what_was_not_confirmed_before(wal: WalHarness, programs: list[Path]) -> None:
+    keys = iter(range(1, 7))
+
+    def stop_after(turns: int) -> Callable[[], bool]:
+        """Each turn commits what it will be given."""
+        left = iter(range(turns + 1))
+
+        def stop_asked() -> bool:
+            if next(left) == turns:
+                wal.database.execute(f"INSERT INTO {wal.table} VALUES (1{next(keys)}, 'not read')")
+                return True
+            wal.database.execute(f"INSERT INTO {wal.table} VALUES ({next(keys)}, 'x')")
+            return False
+
+        return stop_asked
+
+    shown: list[object] = []
+    for turns in (2, 2):
+        runpy.run_path(str(programs[2]), init_globals={"show": lambda key, row: shown.append(key["id"]), "stop_asked": stop_after(turns)})
+    assert shown == [1, 2, 13, 4], "13 was not read by the first run, and 5 was not by the second"
+
+
+def test_the_program_in_the_records_guide_keeps_its_rows(wal: WalHarness, tmp_path: Path, programs: list[Path]) -> None:
     database = wal.database
     database.execute(f"ALTER TABLE {wal.table} ADD long text")
     database.execute(f"ALTER TABLE {wal.table} ALTER long SET STORAGE EXTERNAL")
     database.execute(f"INSERT INTO {wal.table} SELECT i, 'row', repeat(i::text, {LONG}) FROM generate_series(1, 4) i")
 
     def run(stop_asked: Callable[[], bool]) -> dict[str, object]:
-        (tmp_path / "program.py").write_text(program, encoding="utf-8")
-        runpy.run_path(str(tmp_path / "program.py"), init_globals={"stop_asked": stop_asked})
+        runpy.run_path(str(programs[0]), init_globals={"stop_asked": stop_asked})
         rows: dict[str, object] = json.loads((tmp_path / "place.json").read_text(encoding="utf-8"))["rows"]
         return rows
 

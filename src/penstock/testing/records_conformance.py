@@ -51,7 +51,7 @@ class SnapshotterHarness(TableHarness):
 class SnapshotterConformance:
     """Every rule of the contract has a test here, and its name says which."""
 
-    @rule("record_source", "Snapshotter.has_next()", "Snapshotter.next()", "initial", "loads", "another-row", "next-row")
+    @rule("record_source", "Snapshotter()", "Snapshotter.has_next()", "Snapshotter.next()", "initial", "loads", "another-row", "next-row")
     def test_snapshot_is_the_rows_of_the_moment_at_which_it_was_made(self, harness: SnapshotterHarness) -> None:
         harness.insert(-1, 0, 1, 2)
         snapshotter = harness.snapshotter()
@@ -162,7 +162,7 @@ class IteratorHarness(ABC):
 class CdcIteratorConformance:
     """Every rule of the contract has a test here, and its name says which."""
 
-    @rule("record_source", "CdcIterator.has_next()", "in-buffer", "new-iterator")
+    @rule("record_source", "CdcIterator()", "CdcIterator.has_next()", "in-buffer", "new-iterator")
     def test_has_next_tells_whether_a_record_is_there_now(self, harness: IteratorHarness) -> None:
         iterator = harness.iterator()
         assert not iterator.has_next()
