@@ -24,9 +24,8 @@ def programs(wal: WalHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     programs = []
     for number, text in enumerate(re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)):
         program = text.replace("postgresql://cdc@db.example/shop", wal.database.dsn).replace("public.orders", str(wal.table))
-        program = program.replace('"slot": "orders"', f'"slot": "{wal.settings.slot}"').replace(
-            'slot="orders"', f'slot="{wal.settings.slot}"'
-        )
+        program = program.replace('"slot": "orders"', f'"slot": "{wal.settings.slot}"')
+        program = program.replace('slot="orders"', f'slot="{wal.settings.slot}"')
         program = program.replace('"public", "orders"', f'"{wal.table.schema}", "{wal.table.name}"')
         program = program.replace('publication="orders"', f'publication="{wal.settings.publication}"')
         programs.append(tmp_path / f"program{number}.py")
