@@ -316,7 +316,7 @@ class BrokenRecordHarness(ListRecordHarness):
         return list(vars(self.log).get("turnstile", []))
 
 
-@pytest.mark.parametrize("test", suite_tests(SOURCES), ids=lambda each: each.__name__)
+@pytest.mark.parametrize("test", list(suite_tests(SOURCES)), ids=lambda each: each.__name__)
 def test_whoever_breaks_the_rule_of_a_source_is_caught(test: Callable[..., object]) -> None:
     assert caught.get(test), "no implementation is known that breaks this rule: is it one?"
     for broken in caught[test]:
