@@ -233,20 +233,26 @@ def test_records_come_in_order_and_none_is_lost_whatever_the_reader_does(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     reader = Reader(MemoryRecordHarness(tmp_path_factory.mktemp("spool")))
-    for _ in range(data.draw(st.integers(1, 25), label="steps")):
-        match data.draw(st.sampled_from(["commit", "read", "read", "read", "ack", "back", "restart", "gone"]), label="step"):
-            case "commit":
-                reader.commit(data.draw(st.integers(1, 4), label="changes"))
-            case "read":
-                reader.read()
-            case "ack":
-                reader.ack(data.draw(st.integers(0, len(reader.places) - 1), label="up to"))
-            case "back":
-                reader.at = data.draw(st.integers(reader.acked, len(reader.places) - 1), label="to")
-            case "restart":
-                reader.restart()
-            case _ if reader.acked:
-                reader.ask_for_what_is_gone(data.draw(st.integers(0, reader.acked - 1), label="at"))
-    while reader.at < len(reader.keys):
-        reader.read()
-    reader.source.teardown()
+    try:
+        for _ in range(data.draw(st.integers(1, 25), label="steps")):
+            take_a_step(reader, data)
+        while reader.at < len(reader.keys):
+            reader.read()
+    finally:  # also where hypothesis gives an example up
+        reader.source.teardown()
+
+
+def take_a_step(reader: Reader, data: st.DataObject) -> None:
+    match data.draw(st.sampled_from(["commit", "read", "read", "read", "ack", "back", "restart", "gone"]), label="step"):
+        case "commit":
+            reader.commit(data.draw(st.integers(1, 4), label="changes"))
+        case "read":
+            reader.read()
+        case "ack":
+            reader.ack(data.draw(st.integers(0, len(reader.places) - 1), label="up to"))
+        case "back":
+            reader.at = data.draw(st.integers(reader.acked, len(reader.places) - 1), label="to")
+        case "restart":
+            reader.restart()
+        case _ if reader.acked:
+            reader.ask_for_what_is_gone(data.draw(st.integers(0, reader.acked - 1), label="at"))
