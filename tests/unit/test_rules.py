@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from penstock.cli.contracts_page import SUITES, contracts_page, unheld
 from penstock.testing.rules import DOCUMENTS, held_by, holders_of, load_document, rule, suite_tests
 
 TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
 HELD = [name for name in DOCUMENTS if name in SUITES]
 
 
@@ -42,16 +44,57 @@ def test_tests_outside_the_suites_are_there() -> None:
     assert named - defined == set()
 
 
-def test_every_suite_is_run_against_an_implementation() -> None:
-    run = {
-        base.id
-        for path in sorted((TESTS / "contract").glob("test_*.py"))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ClassDef) and node.name.startswith("Test")
-        for base in node.bases
-        if isinstance(base, ast.Name)
+RUN_BY = {
+    "ListCapture": ["TestListCapture"],
+    "WalCapture": ["TestWalCapture", "TestWalProvisioning"],
+    "PollingCapture": ["TestPollingByXmin", "TestPollingByColumn"],
+    "TriggerCapture": ["TestTriggerCapture", "TestTriggerProvisioning"],
+    "ListConnector": ["TestListConnector"],
+    "PostgresConnector": ["TestPostgresConnector"],
+    "ListReference": ["TestListReference"],
+    "ParquetReferenceTable": ["TestParquetReference"],
+    "PostgresReferenceTable": ["TestPostgresReference"],
+    "ListRecordSource": ["TestListRecordSource"],
+    "PostgresRecordSource": ["TestPostgresRecordSource"],
+    "ListSnapshotter": ["TestListSnapshotter"],
+    "CaptureSnapshotter": ["TestPostgresSnapshotter"],
+    "ListIterator": ["TestListIterator"],
+    "RecordBuffer": ["TestRecordBuffer"],
+}
+"""Every implementation of a contract, ours and those of the examples, with the classes in which the suites are run against it."""
+
+CONTRACTS = {
+    "ChangeCapture": "ChangeCaptureConformance",
+    "CaptureProvisioning": "CaptureProvisioningConformance",
+    "SourceConnector": "SourceConnectorConformance",
+    "ReferenceTableSource": "ReferenceTableConformance",
+    "PositionedReferenceTable": "ReferenceTableConformance",
+    "RecordSource": "RecordSourceConformance",
+    "Snapshotter": "SnapshotterConformance",
+    "CdcIterator": "CdcIteratorConformance",
+}
+
+
+def test_every_implementation_is_held_to_the_suite_of_its_contract() -> None:
+    product = [path for path in (ROOT / "src" / "penstock").rglob("*.py") if path.parent.name not in ("contracts", "testing")]
+    implemented = {
+        (name, CONTRACTS[base])
+        for name, bases in classes_in([*product, *(ROOT / "examples").glob("*.py")])
+        for base in bases
+        if base in CONTRACTS
     }
-    assert {suite.__name__ for suites in SUITES.values() for suite in suites} - run == set()
+    run = dict(classes_in((TESTS / "contract").glob("test_*.py")))
+    held = {(name, base) for name, tests in RUN_BY.items() for test in tests for base in run.get(test, ())}
+    assert implemented - held == set()
+    assert {suite.__name__ for suites in SUITES.values() for suite in suites} - {suite for _, suite in implemented} == set()
+
+
+def classes_in(paths: Iterable[Path]) -> Iterator[tuple[str, list[str]]]:
+    """Name and bases of every class."""
+    for path in sorted(paths):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                yield node.name, [base.id for base in node.bases if isinstance(base, ast.Name)]
 
 
 def test_sentence_without_a_test_is_found() -> None:
