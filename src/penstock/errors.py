@@ -542,6 +542,49 @@ class EpochMissedError(PenstockError):
     recovery = Recovery.OPERATOR
 
 
+# --- connectors ------------------------------------------------------------------------------------------------------------------
+
+
+class ConnectorError(PenstockError):
+    """A source connector cannot do what it is asked for."""
+
+    code = "PEN-5000"
+    recovery = Recovery.OPERATOR
+
+
+class ConnectorStateError(ConnectorError):
+    """A call to a connector came out of turn: before it was opened, after it was closed, or too late."""
+
+    code = "PEN-5001"
+    recovery = Recovery.FATAL
+
+
+class CheckpointError(ConnectorError):
+    """A checkpoint cannot be read, or is of another source."""
+
+    code = "PEN-5002"
+
+
+class RegistryError(ConnectorError):
+    """The schema registry does not answer, or not in a way that can be understood."""
+
+    code = "PEN-5010"
+    recovery = Recovery.RETRY
+
+
+class RegistryRefusedError(RegistryError):
+    """The schema registry refuses what it was asked for: it does not know the caller, or cannot read the schema."""
+
+    code = "PEN-5011"
+    recovery = Recovery.OPERATOR
+
+
+class SchemaIncompatibleError(RegistryRefusedError):
+    """The rule of a subject in the schema registry does not let the table's new shape follow the former ones."""
+
+    code = "PEN-5012"
+
+
 # --- records, one at a time --------------------------------------------------------------------------------------------------------
 
 
