@@ -68,6 +68,32 @@ def metadata_place(table: TableSchema, name: str) -> int:
     return len(table.columns) + _METADATA_PLACES[name]
 
 
+def snapshot_batch(batch: pa.RecordBatch, table: TableSchema, fence: int | None, ordinal: int) -> pa.RecordBatch:
+    """Rows of a snapshot, which have the table's columns and `_exact`, as changes: each a `snapshot` at the fence, numbered from `ordinal`.
+
+    When a row was committed, and by whom, its table does not say.
+    """
+    known = {CHANGE_TYPE: ChangeType.SNAPSHOT.value, COMMIT_VERSION: fence, XID: 0}
+    arrays = []
+    for field_ in METADATA_FIELDS[:-1]:
+        if field_.name == ORDINAL:
+            arrays.append(pa.array(range(ordinal, ordinal + batch.num_rows), field_.type))
+        elif field_.name in known:
+            arrays.append(pa.repeat(pa.scalar(known[field_.name], field_.type), batch.num_rows))
+        else:
+            arrays.append(pa.nulls(batch.num_rows, field_.type))
+    return pa.RecordBatch.from_arrays([*batch.columns[:-1], *arrays, batch.columns[-1]], schema=change_schema(table))
+
+
+def truncate_batch(table: TableSchema, position: Position) -> pa.RecordBatch:
+    """A change batch of one row: the table is emptied, before any other change of the transaction at `position`."""
+    known = {CHANGE_TYPE: ChangeType.TRUNCATE.value, COMMIT_VERSION: position.value, ORDINAL: 0, XID: 0}
+    schema = change_schema(table)
+    own = [pa.nulls(1, field_.type) for field_ in list(schema)[: len(table.columns)]]
+    metadata = [pa.array([known.get(field_.name)], field_.type) for field_ in METADATA_FIELDS]
+    return pa.RecordBatch.from_arrays([*own, *metadata], schema=schema)
+
+
 @dataclass(frozen=True, slots=True)
 class ChangeCounts:
     """What a batch holds; lets a sink choose its way without reading the rows."""

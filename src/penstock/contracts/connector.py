@@ -214,7 +214,7 @@ class SourceConnector(ABC):
 
     # --- with defaults --------------------------------------------------------------------------------------------------
 
-    def discover_schema(self, properties: ConnectorConfig) -> None:
+    def discover_schema(self, properties: ConnectorConfig) -> None:  # noqa: B027 - a default, and no duty
         """Find out the schema before `open`, for who must know the columns to plan with them.
 
         Called at most once, with what `open` will be given. It bounds its I/O by a time limit, raises nothing, and leaves the schema empty
@@ -261,7 +261,7 @@ class SourceConnector(ABC):
         """
         return None
 
-    def notify_epoch_committed(self, epoch: int) -> None:
+    def notify_epoch_committed(self, epoch: int) -> None:  # noqa: B027 - a default, and no duty
         """The checkpoint with this `epoch`, and every row before it, is durable: the source may forget them.
 
         This is the only place where anything is acknowledged to the source. Called after the consumer's commit, as often as it likes, also

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from penstock.change import CHANGE_TYPE, COMMIT_VERSION, METADATA_FIELDS, ORDINAL, XID, ChangeType, change_schema
+from penstock.change import snapshot_batch
 from penstock.errors import ConfigError, SnapshotLostError, SpoolGapError, TableWithoutKeyError
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_schemas
@@ -211,24 +211,8 @@ def _too_many(steps: int, most: int) -> ConfigError:
 
 def read_snapshot(partition: ChunkPartition) -> Iterator[pa.RecordBatch]:
     """The rows of one step, as changes: each a `snapshot` at the fence."""
-    schema = change_schema(partition.chunk.schema)
     ordinal = partition.number * _ORDINALS_PER_STEP
     chunk, snapshot = partition.chunk, partition.snapshot
     for batch in read_chunk(partition.address, snapshot, chunk, refuse_inexact=partition.refuse_inexact):
-        columns = [*batch.columns[:-1], *_metadata(batch.num_rows, partition.fence, ordinal), batch.columns[-1]]
+        yield snapshot_batch(batch, chunk.schema, partition.fence, ordinal)
         ordinal += batch.num_rows
-        yield pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-def _metadata(rows: int, fence: int | None, ordinal: int) -> Sequence[pa.Array]:
-    """All but `_exact`, which the chunk has. When a row was committed, and by whom, its table does not say."""
-    known = {CHANGE_TYPE: ChangeType.SNAPSHOT.value, COMMIT_VERSION: fence, XID: 0}
-    arrays = []
-    for field in METADATA_FIELDS[:-1]:
-        if field.name == ORDINAL:
-            arrays.append(pa.array(range(ordinal, ordinal + rows), field.type))
-        elif field.name in known:
-            arrays.append(pa.repeat(pa.scalar(known[field.name], field.type), rows))
-        else:
-            arrays.append(pa.nulls(rows, field.type))
-    return arrays
