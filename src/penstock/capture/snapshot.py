@@ -13,7 +13,7 @@ from penstock.postgres.catalog import inspect_schemas, inspect_tables
 from penstock.postgres.chunks import Chunk, plan_chunks, read_chunk
 from penstock.postgres.connection import connect
 from penstock.postgres.exported import export_snapshot
-from penstock.schema import TableName
+from penstock.schema import TableName, TableSchema
 
 _CHUNK_BYTES = 1 << 30
 
@@ -25,14 +25,15 @@ def snapshot_changes(settings: CaptureSettings, tables: Sequence[TableName]) -> 
     address, refuse_inexact = settings.address, settings.types.refuses_inexact
     with export_snapshot(address) as exported:
         commit = Commit(exported.fence)
-        for chunk in _plan(settings, tables):
+        for chunk in (chunk for _, chunks in plan_tables(settings, tables).values() for chunk in chunks):
             with closing(read_chunk(address, exported.name, chunk, refuse_inexact=refuse_inexact)) as batches:
                 for batch in batches:
                     for event in snapshot_events(batch, chunk.schema):
                         yield Change(event, UNTRACKED, commit)
 
 
-def _plan(settings: CaptureSettings, tables: Sequence[TableName]) -> list[Chunk]:
+def plan_tables(settings: CaptureSettings, tables: Sequence[TableName]) -> dict[TableName, tuple[TableSchema, list[Chunk]]]:
+    """Each table once, in the order given, with its shape and the chunks to read it in. Call it after the snapshot."""
     with connect(settings.address) as connection:
         known = {table.name: table for table in inspect_tables(connection)}
         unknown = [table for table in tables if table not in known]
@@ -44,6 +45,7 @@ def _plan(settings: CaptureSettings, tables: Sequence[TableName]) -> list[Chunk]
         wanted = [known[table] for table in dict.fromkeys(tables)]
         # In the columns that the stream has too, and of the same types.
         shapes = inspect_schemas(connection, wanted, settings.types, settings.publication)
-        return [
-            chunk for table in wanted for chunk in plan_chunks(connection, table, shapes[table.name], _CHUNK_BYTES, settings.publication)
-        ]
+        return {
+            table.name: (shapes[table.name], plan_chunks(connection, table, shapes[table.name], _CHUNK_BYTES, settings.publication))
+            for table in wanted
+        }

@@ -1,0 +1,1 @@
+"""Source connectors: the contract of `penstock.contracts.connector`, over captures."""

@@ -1,0 +1,121 @@
+"""How far a consumer of the Postgres connector has come, and that as a checkpoint.
+
+The stream is given out in ranges of whole transactions, table by table. So a consumer has everything up to one position, the floor, and of
+some tables more: up to a change inside the range, or up to the fence of their snapshot. Only the floor may ever be acknowledged.
+
+As a checkpoint, `offsets` has the floor under `stream`, and under a table's name where that is further: `0/16B3748` for all that commits up
+to there, `0/16B3748+17` for that commit up to the change with this ordinal. No table is called `stream`: their names have a dot.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from penstock.contracts.connector import SourceCheckpoint
+from penstock.errors import CheckpointError
+from penstock.position import Position
+from penstock.postgres.timeline import SystemIdentity
+from penstock.schema import TableName
+
+STREAM = "stream"
+
+_OFFSET = re.compile(r"([0-9A-F]+/[0-9A-F]+)(?:\+(\d+))?")
+_ANEW = "restore a checkpoint of this connector, or start without one, which copies the tables anew"
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """Everything before a place in the log: the commit at `position` as a whole, or up to and with the change `ordinal`."""
+
+    position: Position
+    ordinal: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Offset:
+        match = _OFFSET.fullmatch(text)
+        if match is None:
+            raise ValueError(f"not an offset: {text!r}")
+        return cls(Position.parse(match[1]), None if match[2] is None else int(match[2]))
+
+    def __str__(self) -> str:
+        return str(self.position) if self.ordinal is None else f"{self.position}+{self.ordinal}"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A value: every step gives another one."""
+
+    floor: Position = Position.ZERO
+    """Every table has all that commits up to here, those aside that are still to be copied. Zero: nothing has been read yet."""
+    ahead: Mapping[TableName, Offset] = field(default_factory=dict)
+    """Tables that have more than that."""
+    to_copy: tuple[TableName, ...] | None = None
+    """Tables whose snapshot has not been given out whole, in order; None while nobody has said which there are."""
+    begun: TableName | None = None
+    """The one of them of which some rows have been given out."""
+
+    def copying(self, table: TableName) -> Progress:
+        """Rows of its snapshot have been given out."""
+        return replace(self, begun=table)
+
+    def copied(self, table: TableName, fence: Position) -> Progress:
+        """Its snapshot has been given out whole: it has all that commits up to `fence`."""
+        left = tuple(each for each in self.to_copy or () if each != table)
+        begun = None if self.begun == table else self.begun
+        return replace(self, to_copy=left, begun=begun, ahead={**self.ahead, table: Offset(fence)})
+
+    def changed(self, table: TableName, offset: Offset) -> Progress:
+        """Its changes up to `offset` have been given out."""
+        return replace(self, ahead={**self.ahead, table: offset})
+
+    def reached(self, floor: Position) -> Progress:
+        """Everything that commits up to `floor` has been given out."""
+        ahead = {table: offset for table, offset in self.ahead.items() if offset.position > floor}
+        return replace(self, floor=max(self.floor, floor), ahead=ahead)
+
+    # --- as a checkpoint ------------------------------------------------------------------------------------------------
+
+    def to_checkpoint(self, epoch: int, slot: str, system: SystemIdentity | None) -> SourceCheckpoint:
+        offsets = {STREAM: str(self.floor), **{str(table): str(offset) for table, offset in self.ahead.items()}}
+        metadata = {"slot": slot}
+        if system is not None:
+            metadata["system"] = str(system)
+        if self.to_copy is not None:
+            metadata["to_copy"] = json.dumps([str(table) for table in self.to_copy])
+        if self.begun is not None:
+            metadata["begun"] = str(self.begun)
+        return SourceCheckpoint(offsets, epoch, metadata)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: SourceCheckpoint) -> Progress:
+        """What `to_checkpoint` wrote; an empty checkpoint is the beginning. `CheckpointError` for what it did not write."""
+        offsets, metadata = dict(checkpoint.offsets), checkpoint.metadata
+        if not offsets:
+            return cls()
+        try:
+            floor = Position.parse(offsets.pop(STREAM))
+            ahead = {TableName.parse(table): Offset.parse(text) for table, text in offsets.items()}
+            to_copy = tuple(map(TableName.parse, json.loads(metadata["to_copy"]))) if "to_copy" in metadata else None
+            begun = TableName.parse(metadata["begun"]) if "begun" in metadata else None
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError("the checkpoint is not one of a Postgres connector", hint=_ANEW) from error
+        return cls(floor, ahead, to_copy, begun)
+
+
+def checkpoint_system(checkpoint: SourceCheckpoint) -> SystemIdentity | None:
+    """The database system that a checkpoint is of; None if it does not say."""
+    text = checkpoint.metadata.get("system")
+    try:
+        return None if text is None else SystemIdentity.parse(text)
+    except ValueError as error:
+        raise CheckpointError("the checkpoint names a database system that cannot be one", hint=_ANEW) from error
+
+
+def check_slot_of(checkpoint: SourceCheckpoint, slot: str) -> None:
+    """Positions of one server are the same for all slots, but what a slot lets through is not."""
+    written = checkpoint.metadata.get("slot", slot)
+    if written != slot:
+        raise CheckpointError(f"the checkpoint is of slot {written}, and the connector reads slot {slot}", hint=_ANEW)

@@ -1,0 +1,154 @@
+"""Rows of the spool and of a snapshot as the steps that a consumer takes: Arrow batches, and what is reached with them.
+
+Nothing is decoded here: a range of the spool has typed batches already, and a snapshot is read by the stream's own decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.capture.settings import CaptureSettings
+from penstock.capture.snapshot import plan_tables
+from penstock.change import COMMIT_VERSION, METADATA_FIELDS, ORDINAL, snapshot_batch, truncate_batch
+from penstock.connectors.progress import Offset
+from penstock.position import Position
+from penstock.postgres.chunks import read_chunk
+from penstock.postgres.exported import export_snapshot
+from penstock.postgres.slot import OnWait
+from penstock.schema import TableName
+from penstock.spool.range import FileSlice, SpoolRange
+from penstock.spool.rows import read_rows
+from penstock.spool.values import RefusedValue, first_refused
+
+BATCH_ROWS = 10_000
+BATCH_BYTES = 8 << 20
+
+_VERSION, _ORDINAL = ([field.name for field in METADATA_FIELDS].index(name) - len(METADATA_FIELDS) for name in (COMMIT_VERSION, ORDINAL))
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """Reading starts: everything up to `floor` is behind the consumer, and these tables are to be copied first."""
+
+    floor: Position
+    to_copy: tuple[TableName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Rows of a snapshot, or the truncate before one that begins again."""
+
+    table: TableName
+    records: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The snapshot of a table has been given out whole."""
+
+    table: TableName
+    fence: Position
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRows:
+    """Changes of one table, in order."""
+
+    table: TableName
+    records: pa.RecordBatch
+
+    @property
+    def offset(self) -> Offset:
+        """Of the last of them."""
+        last = self.records.num_rows - 1
+        version, ordinal = (self.records.column(self.records.num_columns + place)[last].as_py() for place in (_VERSION, _ORDINAL))
+        return Offset(Position.of(version), ordinal)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """Everything that commits up to `floor` has been given out, of all tables."""
+
+    floor: Position
+
+
+Rows: TypeAlias = CopiedRows | ChangedRows
+Step: TypeAlias = Begun | Rows | Copied | Reached
+
+
+# --- the stream ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a consumer gets of one range of the spool: the files of each table that it wants, after what it has of it already."""
+
+    tables: Mapping[TableName, tuple[FileSlice, ...]]
+    skip: Mapping[TableName, Offset]
+
+    @classmethod
+    def of(cls, spooled: SpoolRange, skip: Mapping[TableName, Offset], wants: Callable[[TableName], bool]) -> Range:
+        wanted = {table: _after(found.slices, skip.get(table)) for table, found in spooled.tables.items() if wants(table)}
+        return cls({table: wanted[table] for table in sorted(wanted) if wanted[table]}, skip)
+
+    def first_refused(self, *, refuse_inexact: bool) -> RefusedValue | None:
+        """The first value of any table that ends the stream."""
+        found = (first_refused(table, slices, refuse_inexact=refuse_inexact) for table, slices in self.tables.items())
+        return min(filter(None, found), key=attrgetter("version"), default=None)
+
+    def rows(self) -> Iterator[ChangedRows]:
+        """Table by table; within one in the order of the log."""
+        for table, slices in self.tables.items():
+            for each in slices:
+                for batch in read_rows(each, BATCH_ROWS, BATCH_BYTES):
+                    kept = _without(batch, self.skip.get(table))
+                    if kept.num_rows:
+                        yield ChangedRows(table, kept)
+
+
+def _after(slices: Sequence[FileSlice], offset: Offset | None) -> tuple[FileSlice, ...]:
+    """The files that have commits after the offset, or at it where only a part of that commit is behind us."""
+    if offset is None:
+        return tuple(slices)
+    after = offset.position if offset.ordinal is None else Position.of(offset.position.value - 1)
+    left = (each for each in slices if each.file.max_position > after)
+    return tuple(replace(each, after=max(each.after or after, after)) if each.file.min_position <= after else each for each in left)
+
+
+def _without(batch: pa.RecordBatch, offset: Offset | None) -> pa.RecordBatch:
+    """What comes after the change at the offset, of the commit that it is in."""
+    if offset is None or offset.ordinal is None:
+        return batch
+    version, ordinal = (batch.column(batch.num_columns + place) for place in (_VERSION, _ORDINAL))
+    is_later = pc.greater(version, offset.position.value)
+    return batch.filter(pc.or_(is_later, pc.greater(ordinal, offset.ordinal)))
+
+
+# --- the snapshot -------------------------------------------------------------------------------------------------------------
+
+
+def copy_tables(settings: CaptureSettings, tables: Sequence[TableName], begun: TableName | None, on_wait: OnWait) -> Iterator[Step]:
+    """The rows of `tables` under one exported snapshot, one table after the other.
+
+    Of `begun`, rows of an earlier snapshot are with the consumer, some of which may be gone from the source: it is emptied first.
+    """
+    if not tables:
+        return
+    with export_snapshot(settings.address, on_wait) as exported:
+        for schema, chunks in plan_tables(settings, tables).values():
+            if schema.name == begun:
+                yield CopiedRows(schema.name, truncate_batch(schema, exported.fence))
+            ordinal = 0
+            for chunk in chunks:
+                with closing(read_chunk(settings.address, exported.name, chunk, refuse_inexact=settings.types.refuses_inexact)) as batches:
+                    for batch in batches:
+                        yield CopiedRows(schema.name, snapshot_batch(batch, schema, exported.fence.value, ordinal))
+                        ordinal += batch.num_rows
+            yield Copied(schema.name, exported.fence)
