@@ -81,7 +81,8 @@ class StepQueue:
             if isinstance(step, Rows) and step.records.num_rows > max_rows:
                 self._steps.appendleft(replace(step, records=step.records.slice(max_rows)))
                 step = replace(step, records=step.records.slice(0, max_rows))
-            self._bytes -= _size(step)
+            # The parts of a batch need not add up to its size.
+            self._bytes = self._bytes - _size(step) if self._steps else 0
             self._changed.notify_all()
             return step
 

@@ -1,0 +1,143 @@
+"""What a `PostgresConnector` can be told: the options of a capture, and a few of its own, declared once."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from penstock.capture.settings import CaptureSettings
+from penstock.connectors.health import HealthThresholds
+from penstock.errors import ConfigError
+from penstock.schema import TableName
+from penstock.secret import Secret
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorOption:
+    """One option beside those of a capture. An empty `default` means that there is none."""
+
+    name: str
+    default: str
+    help: str
+
+
+_THRESHOLDS = HealthThresholds()
+
+OPTIONS: tuple[ConnectorOption, ...] = (
+    ConnectorOption("snapshot", "initial", "`initial` copies the tables before it follows them; `never` follows them alone"),
+    ConnectorOption("discoverSeconds", "5", "how long `discover_schema` may take"),
+    ConnectorOption(
+        "idleCheckpointBytes", str(16 << 20), "how much log without any change of ours may pass before a checkpoint is asked for"
+    ),
+    ConnectorOption("degradedLagBytes", str(_THRESHOLDS.degraded_lag_bytes), "how far behind the source it may be and count as healthy"),
+    ConnectorOption("unhealthyLagBytes", str(_THRESHOLDS.unhealthy_lag_bytes), "how far behind the source it may be and count as degraded"),
+    ConnectorOption("unhealthyErrors", str(_THRESHOLDS.unhealthy_errors), "after how many errors without progress it counts as unhealthy"),
+    ConnectorOption("registryUrl", "", "a schema registry with Confluent's API, such as `https://registry.example/apis/ccompat/v7`"),
+    ConnectorOption("registryUser", "", "the name to log in to it with"),
+    ConnectorOption("registryPassword", "", "the password that belongs to it"),
+    ConnectorOption("registryPrefix", "", "what stands before a table's name in the names of subjects, such as `shop.`"),
+    ConnectorOption("registrySeconds", "10", "how long one question to the registry may take"),
+)
+
+_DEFAULTS = {option.name.lower(): option.default for option in OPTIONS}
+_NAMES = {option.name.lower(): option.name for option in OPTIONS}
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryAddress:
+    """How to reach a schema registry. Holds the password apart, so that the rest may be shown."""
+
+    url: str
+    user: str = ""
+    password: Secret | None = None
+    prefix: str = ""
+    timeout_seconds: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectorSettings:
+    capture: CaptureSettings
+    takes_snapshot: bool = True
+    discover_seconds: float = 5.0
+    idle_checkpoint_bytes: int = 16 << 20
+    thresholds: HealthThresholds = _THRESHOLDS
+    registry: RegistryAddress | None = None
+
+    @property
+    def tables(self) -> tuple[TableName, ...]:
+        """Those that are asked for; empty: all that the publication has."""
+        return self.capture.tables
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, str]) -> ConnectorSettings:
+        """Read the options, or raise the `ConfigError` that names the first that cannot be read. Upper and lower case are the same."""
+        given = {name.lower(): value for name, value in options.items() if value}
+        for name in options:
+            _check_known(name)
+        if "tables" in given:
+            given["tables"] = _tables(given["tables"])
+        capture = CaptureSettings.from_options({name: value for name, value in given.items() if name not in _NAMES})
+        if capture.is_separate:
+            raise ConfigError("a connector captures by itself, and the option 'capture' says separate", hint="leave that option out")
+        own = {**_DEFAULTS, **given}
+        return cls(
+            capture,
+            takes_snapshot=_choice(own, "snapshot", "initial", "never") == "initial",
+            discover_seconds=_number(own, "discoverSeconds"),
+            idle_checkpoint_bytes=int(_number(own, "idleCheckpointBytes")),
+            thresholds=HealthThresholds(
+                int(_number(own, "degradedLagBytes")), int(_number(own, "unhealthyLagBytes")), int(_number(own, "unhealthyErrors"))
+            ),
+            registry=_registry(own),
+        )
+
+
+def _check_known(name: str) -> None:
+    known = {*CaptureSettings.OPTION_NAMES, *_NAMES}
+    if name.lower() not in known:
+        near = difflib.get_close_matches(name.lower(), known, 1)
+        hint = f"did you mean {_NAMES.get(near[0], near[0])!r}?" if near else "the guide lists them: docs/guides/connectors.md"
+        raise ConfigError(f"there is no option {name!r}", hint=hint)
+
+
+def _tables(text: str) -> str:
+    """A JSON list, or names with commas between them."""
+    try:
+        names = json.loads(text) if text.lstrip().startswith("[") else [name.strip() for name in text.split(",")]
+        return json.dumps([str(TableName.parse(name)) for name in names])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the option 'tables' cannot be read: {error}", hint='write "public.orders, public.lines"') from error
+
+
+def _choice(own: Mapping[str, str], name: str, *choices: str) -> str:
+    text = own[name.lower()].lower()
+    if text not in choices:
+        raise ConfigError(f"the option {name!r} is {text!r}", hint=f"use one of: {', '.join(choices)}")
+    return text
+
+
+def _number(own: Mapping[str, str], name: str) -> float:
+    text = own[name.lower()]
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"the option {name!r} is not a number of 0 or more: {text!r}", hint=f"the default is {_DEFAULTS[name.lower()]}")
+    return value
+
+
+def _registry(own: Mapping[str, str]) -> RegistryAddress | None:
+    url = own["registryurl"].rstrip("/")
+    if not url:
+        return None
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError("the option 'registryUrl' is not an http or https URL", hint="such as https://registry.example/apis/ccompat/v7")
+    if parts.username or parts.password:
+        raise ConfigError("the option 'registryUrl' holds a login in clear", hint="use the options registryUser and registryPassword")
+    password = Secret(own["registrypassword"]) if own["registrypassword"] else None
+    return RegistryAddress(url, own["registryuser"], password, own["registryprefix"], _number(own, "registrySeconds"))
