@@ -1,8 +1,8 @@
 """An Arrow schema as an Avro schema: what a registry keeps of a table's changes.
 
 Columns that may be null, which in a change batch all of the table's own are, have null as their default; so a column that comes or goes
-leaves the schemas compatible both ways. Avro's names are narrower than those of SQL: what does not fit is escaped, and the exact name stands
-beside it under `penstock.name`. The text is the same for the same schema, since registries compare texts.
+leaves the schemas compatible both ways. Avro's names are narrower than those of SQL: what does not fit is escaped, and the exact name
+stands beside it under `penstock.name`. The text is the same for the same schema, since registries compare texts.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import pyarrow as pa
 from penstock.errors import ConnectorError
 from penstock.schema import TableName
 
-Json: TypeAlias = "str | int | None | list[Json] | dict[str, Json]"
+Json: TypeAlias = "str | int | list[Json] | dict[str, Json] | None"
 
 EXACT_NAME = "penstock.name"
 
-_UNFIT = re.compile(r"[^A-Za-z0-9_]|^(?=[0-9])|_(?=x[0-9A-F]+_)")
+# Also an underscore with which something begins that would look like an escape.
+_UNFIT = re.compile(r"[^A-Za-z0-9_]|^(?=[0-9])|_(?=x[0-9A-F]*(?:_|[^A-Za-z0-9_]))")
 
 _PLAIN: tuple[tuple[Callable[[pa.DataType], bool], Json], ...] = (
     (pa.types.is_null, "null"),
