@@ -57,14 +57,16 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         """
         return replace(self, required=frozenset(required), manage=manage)
 
-    def ensure_ready(self, on_wait: OnWait = log_wait) -> None:
+    def ensure_ready(self, on_wait: OnWait = log_wait, *, has_slot: bool = False) -> None:
         """Make what is missing: the publication, if it is managed, and then the slot, unless there was one that is gone.
 
         Creating the slot waits for the transactions that are open at that moment; `on_wait` is told once a second for which, and what it
-        raises ends the wait.
+        raises ends the wait. With `has_slot` there must be one, since somebody has read from it, and none is made.
         """
         self._ensure_coverage()
         settings = self.settings
+        if has_slot:
+            return
         with connect(settings.address) as connection:
             check_server(inspect_server(connection))
             # A spool that was filled from a slot which is gone: the engine says so, instead of going on behind the hole.

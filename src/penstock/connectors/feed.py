@@ -125,7 +125,7 @@ class Feed:
         self._settings = settings
         self._tables = tables
         self._begin = progress.floor
-        self._to_copy = list(progress.to_copy or ())
+        self._to_copy = list(progress.to_copy)
         self._begun = progress.begun
         self._skip: dict[TableName, Offset] = dict(progress.ahead)
         self._capture = SpoolCapture(replace(settings, tables=()))
@@ -163,7 +163,7 @@ class Feed:
             self._retried(self._make_ready)
             self._capture.start()
             self._begin = self._await_begin()
-            self._put((Begun(self._begin, tuple(self._to_copy)),))
+            self._put((Begun(self._begin),))
             self._retried(self._copy)
             self._follow()
         except _StoppedError:
@@ -176,9 +176,7 @@ class Feed:
 
     def _make_ready(self) -> None:
         """Where the consumer stands somewhere already, a slot that is gone is a hole, and the capture says so."""
-        if self._begin > Position.ZERO:
-            return
-        WalCapture(self._settings).ensure_ready(self._check_going)
+        WalCapture(self._settings).ensure_ready(self._check_going, has_slot=self._begin > Position.ZERO)
         try:
             if CONSUMER not in released(self._settings.spool):
                 release(self._settings.spool, CONSUMER, Position.ZERO)
@@ -224,13 +222,16 @@ class Feed:
             at = upto
 
     def _give_out(self, at: Position, upto: Position) -> PenstockError | None:
-        """The changes in `(at, upto]`; or the whole transactions before the first value that ends the stream, and its error."""
+        """The changes in `(at, upto]`; or the whole transactions before the first value that ends the stream, and its error.
+
+        In that case the floor stays where it is. No commit ends right before the refused one, and a position at which none ends must not
+        be confirmed: the server takes a transaction for known if its commit record *begins* before that.
+        """
         found = Range.of(self._reader.read(at, upto), self._skip, self._wants)
         refused = found.first_refused(refuse_inexact=self._settings.types.refuses_inexact)
         if refused is not None:
-            upto = Position.of(refused.version - 1)
-            found = Range.of(self._reader.read(at, upto), self._skip, self._wants)
-        for group in grouped(chain(found.rows(), [Reached(upto)])):
+            found = Range.of(self._reader.read(at, Position.of(refused.version - 1)), self._skip, self._wants)
+        for group in grouped(chain(found.rows(), [] if refused is not None else [Reached(upto)])):
             self._put(group)
         return refused.error if refused is not None else None
 

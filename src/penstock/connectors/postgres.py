@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
+from collections.abc import Callable
 
 import pyarrow as pa
 from typing_extensions import override
@@ -56,11 +57,11 @@ class PostgresConnector(SourceConnector):
         self._view = SourceView()
         self._is_closed = False
         self._feed: Feed | None = None
-        self._end = lambda: None
+        self._end: Callable[[], object] = lambda: None
         self._progress = Progress()
         self._ledger = EpochLedger(0, Position.ZERO)
         self._acknowledged = Position.ZERO
-        self._requested_at = Position.ZERO
+        self._asked_at = Position.ZERO
         self._held: Step | None = None
         self._shapes: dict[str, pa.Schema] = {}
         self._records_total = 0
@@ -93,7 +94,7 @@ class PostgresConnector(SourceConnector):
             hold_place(settings.capture, self._view.system, checkpoint, progress)
         self._progress = progress
         self._ledger = EpochLedger(checkpoint.epoch, progress.floor)
-        self._acknowledged = self._requested_at = progress.floor
+        self._acknowledged = self._asked_at = progress.floor
 
     @override
     def close(self) -> None:
@@ -107,13 +108,15 @@ class PostgresConnector(SourceConnector):
         """Before a batch of another shape than the last one of its table, it asks for a checkpoint and gives None, once."""
         if max_records < 1:
             raise ConnectorError(f"a batch of {max_records} records was asked for", hint="ask for one or more")
-        feed = self._feed or self._start()
+        settings = self._opened()
+        feed = self._feed or self._start(settings)
         while True:
             step, self._held = self._held or feed.steps.take(max_records), None
             if step is None:
                 return None
             if not isinstance(step, Rows):
                 self._take(step)
+                self._ask_if_idle(settings)
                 continue
             if self._is_reshaped(step):
                 self._held = step
@@ -124,13 +127,11 @@ class PostgresConnector(SourceConnector):
                 self._take(mark)
             self._records_total += step.records.num_rows
             self._bytes_total += step.records.nbytes
-            self._errors_before = feed.errors_total
+            self._asked_at = self._progress.floor  # who gets rows knows when to take a checkpoint
             return SourceBatch(step.records, str(step.table))
 
-    def _start(self) -> Feed:
-        settings = self._opened()
-        if self._progress.to_copy is None:
-            self._progress = Progress(to_copy=self._view.tables if settings.takes_snapshot else ())
+    def _start(self, settings: ConnectorSettings) -> Feed:
+        self._progress = self._progress.covering(self._view.tables, copies=settings.takes_snapshot)
         feed = Feed(settings.capture, frozenset(settings.tables) or None, self._progress, self._ready)
         # The feed does not know this object: when the last reference to it goes, the feed ends.
         self._end = weakref.finalize(self, feed.stop)
@@ -164,9 +165,10 @@ class PostgresConnector(SourceConnector):
         with self._lock:
             self._progress = progress
             self._ledger.move(progress.floor)
+        if self._feed is not None:
+            self._errors_before = self._feed.errors_total
         if isinstance(step, Copied) and not progress.to_copy:
             self._wants_checkpoint.set()
-        self._ask_if_idle(progress.floor)
 
     def _is_reshaped(self, step: Rows) -> bool:
         """Whether the table's rows had another shape before; asked once for each shape."""
@@ -174,11 +176,13 @@ class PostgresConnector(SourceConnector):
         self._shapes[str(step.table)] = step.records.schema
         return before is not None and before != step.records.schema
 
-    def _ask_if_idle(self, floor: Position) -> None:
+    def _ask_if_idle(self, settings: ConnectorSettings) -> None:
         """An acknowledgement is all that lets the slot go on; so one is asked for now and then, also where no batch gives reason to."""
-        assert self._settings is not None
-        if floor - max(self._requested_at, self._acknowledged) >= self._settings.idle_checkpoint_bytes:
-            self._requested_at = floor
+        floor = self._progress.floor
+        if self._asked_at == Position.ZERO:
+            self._asked_at = floor
+        if floor - self._asked_at >= max(1, settings.idle_checkpoint_bytes):
+            self._asked_at = floor
             self._wants_checkpoint.set()
 
     # --- where it stands ------------------------------------------------------------------------------------------------
@@ -270,7 +274,7 @@ class PostgresConnector(SourceConnector):
         status, progress = self._status(), self._progress
         custom = {
             "epoch": float(self._ledger.last),
-            "tables_to_copy": float(len(progress.to_copy or ())),
+            "tables_to_copy": float(len(progress.to_copy)),
             "unacknowledged_bytes": float(max(0, progress.floor - self._acknowledged)) if self._acknowledged > Position.ZERO else 0.0,
         }
         if status is not None and status.lag is not None and status.lag.retained_bytes is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.contracts.connector import SourceCheckpoint
@@ -52,10 +52,23 @@ class Progress:
     """Every table has all that commits up to here, those aside that are still to be copied. Zero: nothing has been read yet."""
     ahead: Mapping[TableName, Offset] = field(default_factory=dict)
     """Tables that have more than that."""
-    to_copy: tuple[TableName, ...] | None = None
-    """Tables whose snapshot has not been given out whole, in order; None while nobody has said which there are."""
+    tables: tuple[TableName, ...] = ()
+    """All that are captured; none while nobody has said which."""
+    to_copy: tuple[TableName, ...] = ()
+    """Those of them whose snapshot has not been given out whole, in order."""
     begun: TableName | None = None
     """The one of them of which some rows have been given out."""
+
+    def covering(self, tables: Sequence[TableName], *, copies: bool) -> Progress:
+        """Of these tables, and no others. Of one that was not among them before nothing is known, so it is to be copied."""
+        new = [table for table in tables if table not in self.tables and copies]
+        return replace(
+            self,
+            tables=tuple(tables),
+            to_copy=(*(table for table in self.to_copy if table in tables), *new),
+            begun=self.begun if self.begun in tables else None,
+            ahead={table: offset for table, offset in self.ahead.items() if table in tables},
+        )
 
     def copying(self, table: TableName) -> Progress:
         """Rows of its snapshot have been given out."""
@@ -63,7 +76,7 @@ class Progress:
 
     def copied(self, table: TableName, fence: Position) -> Progress:
         """Its snapshot has been given out whole: it has all that commits up to `fence`."""
-        left = tuple(each for each in self.to_copy or () if each != table)
+        left = tuple(each for each in self.to_copy if each != table)
         begun = None if self.begun == table else self.begun
         return replace(self, to_copy=left, begun=begun, ahead={**self.ahead, table: Offset(fence)})
 
@@ -83,8 +96,9 @@ class Progress:
         metadata = {"slot": slot}
         if system is not None:
             metadata["system"] = str(system)
-        if self.to_copy is not None:
-            metadata["to_copy"] = json.dumps([str(table) for table in self.to_copy])
+        for name, tables in (("tables", self.tables), ("to_copy", self.to_copy)):
+            if tables:
+                metadata[name] = json.dumps([str(table) for table in tables])
         if self.begun is not None:
             metadata["begun"] = str(self.begun)
         return SourceCheckpoint(offsets, epoch, metadata)
@@ -98,11 +112,11 @@ class Progress:
         try:
             floor = Position.parse(offsets.pop(STREAM))
             ahead = {TableName.parse(table): Offset.parse(text) for table, text in offsets.items()}
-            to_copy = tuple(map(TableName.parse, json.loads(metadata["to_copy"]))) if "to_copy" in metadata else None
+            tables, to_copy = (tuple(map(TableName.parse, json.loads(metadata.get(name, "[]")))) for name in ("tables", "to_copy"))
             begun = TableName.parse(metadata["begun"]) if "begun" in metadata else None
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError("the checkpoint is not one of a Postgres connector", hint=_ANEW) from error
-        return cls(floor, ahead, to_copy, begun)
+        return cls(floor, ahead, tables, to_copy, begun)
 
 
 def checkpoint_system(checkpoint: SourceCheckpoint) -> SystemIdentity | None:

@@ -35,10 +35,9 @@ _VERSION, _ORDINAL = ([field.name for field in METADATA_FIELDS].index(name) - le
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """Reading starts: everything up to `floor` is behind the consumer, and these tables are to be copied first."""
+    """Reading starts: everything up to `floor` is behind the consumer."""
 
     floor: Position
-    to_copy: tuple[TableName, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a connector asks of the server before it reads: who it is, which tables there are, and whether a place in its log can be gone on from.
+"""What a connector asks of the server before it reads: who it is, which tables there are, and whether a place in its log still holds.
 
 Everything here opens a connection of its own and closes it again.
 """
