@@ -83,7 +83,7 @@ class ConnectorHarness(ABC):
     def add(self, *rows: Row) -> None:
         """Add rows to the source, for good, and return."""
 
-    def change_shape(self) -> None:
+    def change_shape(self) -> None:  # noqa: B027 - for sources that can
         """Give the rows that are added from now on another shape, such as one more column."""
 
     def acknowledged(self) -> object:
@@ -208,27 +208,41 @@ class SourceConnectorConformance:
 
     @rule(rule_of, "checkpoint-enough", "restore()", "lifecycle")
     def test_every_checkpoint_is_enough_to_go_on_from(self, harness: ConnectorHarness) -> None:
-        """In ever longer runs, each of which ends where nobody expects it."""
-        rows: list[Row] = [(each, f"note {each}") for each in range(10)]
-        harness.add(*rows[:5])
+        """In ever longer runs: a source that must begin again with what was there at first gets on all the same."""
+        rows: list[Row] = [(each, f"note {each}") for each in range(5)]
+        harness.add(*rows)
         target: list[Row] = []
         stored: SourceCheckpoint | None = None
-        batches = 0
-        while len(target) < len(rows):
-            batches += 1
-            assert batches < 30, f"it does not get on: {target}"
+        for batches in range(1, 10):
             with opened(harness, stored) as connector:
                 for _ in range(batches):
                     if len(target) < len(rows):
                         apply_next(harness, connector, target, 2)
-                    if batches == 2:
-                        harness.add(*rows[5:])
-                        batches += 1
                 stored = SourceCheckpoint.from_json(connector.checkpoint().to_json())
-            if not harness.replays:
-                assert len(set(target)) == len(target), "what was given out does not come again"
-                return
-        assert target == rows, "nothing is missing, and nothing comes twice"
+            if len(target) >= len(rows) or not harness.replays:
+                break
+        assert target == (rows if harness.replays else rows[: len(target)]), "nothing is missing, and nothing comes twice"
+        harness.add((99, "mark"))
+        with opened(harness, stored) as connector:
+            assert take(harness, connector, 1) == [(99, "mark")]
+
+    @rule(rule_of, "checkpoint-enough", "restore()")
+    def test_what_is_added_later_goes_on_from_any_checkpoint_too(self, harness: ConnectorHarness) -> None:
+        rows: list[Row] = [(each, f"note {each}") for each in range(8)]
+        harness.add(rows[0])
+        target: list[Row] = []
+        with opened(harness) as connector:
+            while not target:
+                apply_next(harness, connector, target)
+            stored = connector.checkpoint()
+        harness.add(*rows[1:6])
+        harness.add(*rows[6:])
+        for _ in rows:
+            if len(target) < len(rows):
+                with opened(harness, stored) as connector:
+                    apply_next(harness, connector, target, 2)
+                    stored = SourceCheckpoint.from_json(connector.checkpoint().to_json())
+        assert target == rows, "nothing is missing, and nothing comes twice, be it in the middle of a transaction"
 
     @rule(rule_of, "restore-first", "restore()")
     def test_a_checkpoint_counts_although_the_connector_is_open_already(self, harness: ConnectorHarness) -> None:
@@ -519,7 +533,7 @@ class SourceConnectorConformance:
     def test_metrics_count_what_was_given_out(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"), (2, "x"))
         connector = harness.connector()
-        assert connector.metrics() == ConnectorMetrics()
+        assert connector.metrics().records_total == 0
         connector.open(harness.config())
         try:
             before = connector.metrics()
