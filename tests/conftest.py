@@ -15,7 +15,15 @@ from hypothesis import settings
 settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
-pytest_plugins = ["tests.fix_postgres", "tests.fix_roles", "tests.fix_captured", "tests.fix_proxy", "tests.fix_spark", "tests.fix_pipeline"]
+pytest_plugins = [
+    "tests.fix_postgres",
+    "tests.fix_roles",
+    "tests.fix_captured",
+    "tests.fix_proxy",
+    "tests.fix_spark",
+    "tests.fix_pipeline",
+    "tests.fix_registry",
+]
 
 _LAYERS = ("unit", "property", "contract", "integration", "recovery", "acceptance")
 _MARKED_LAYERS = frozenset({"recovery", "acceptance"})

@@ -424,8 +424,6 @@ class PlainHarness(ListConnectorHarness):
         return Plain()
 
 
-@pytest.mark.parametrize(
-    "test", [test for test in TESTS if test != SUITE.test_right_after_restore_the_place_is_the_one_of_the_checkpoint.__name__]
-)
+@pytest.mark.parametrize("test", TESTS)
 def test_a_connector_with_none_of_the_capabilities_passes_too(test: str) -> None:
     getattr(SUITE(), test)(PlainHarness())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import EnvironmentUnfitError
-from penstock.testing import binaries
+from penstock.testing import binaries, maven
 from penstock.testing.binaries import Artifact, install
 
 
@@ -88,6 +88,6 @@ def test_a_fetch_that_fails_says_what_was_asked_for_and_what_came_back(monkeypat
 
 def test_a_spark_without_ivy_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(binaries, "find_spec", lambda name: None)
+    monkeypatch.setattr(maven, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentUnfitError, match="no Ivy"):
         binaries.ensure_binaries(14)

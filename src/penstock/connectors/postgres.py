@@ -91,10 +91,10 @@ class PostgresConnector(SourceConnector):
             raise ConnectorStateError("reading has started, and a checkpoint comes too late", hint="restore before the first poll_batch")
         progress = Progress.from_checkpoint(checkpoint)
         if progress.floor > Position.ZERO:
-            hold_place(settings.capture, self._view.system, checkpoint, progress)
+            self._acknowledged = hold_place(settings.capture, self._view.system, checkpoint, progress)
         self._progress = progress
         self._ledger = EpochLedger(checkpoint.epoch, progress.floor)
-        self._acknowledged = self._asked_at = progress.floor
+        self._asked_at = progress.floor
 
     @override
     def close(self) -> None:

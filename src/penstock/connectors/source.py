@@ -24,7 +24,7 @@ from penstock.postgres.publication import inspect_relations
 from penstock.postgres.slot import COPY_ANEW, check_server, check_slot, current_position, inspect_server, inspect_slot
 from penstock.postgres.timeline import SystemIdentity, identify_system
 from penstock.schema import TableName, TableSchema
-from penstock.spool.consumers import hold
+from penstock.spool.consumers import hold, released
 from penstock.spool.reader import SpoolReader
 
 _log = logging.getLogger(__name__)
@@ -79,8 +79,12 @@ def discover(properties: ConnectorConfig) -> SourceView:
     return found[0] if found else SourceView()
 
 
-def hold_place(capture: CaptureSettings, system: SystemIdentity | None, checkpoint: SourceCheckpoint, progress: Progress) -> None:
-    """See to it that everything after the checkpoint is kept, or raise the error that says why it cannot be had."""
+def hold_place(capture: CaptureSettings, system: SystemIdentity | None, checkpoint: SourceCheckpoint, progress: Progress) -> Position:
+    """See to it that everything after the checkpoint is kept, or raise the error that says why it cannot be had.
+
+    Gives what has been acknowledged by now. That may go back, to a checkpoint that is older, and never goes forward: whether everything
+    before the checkpoint is durable, only the consumer can say.
+    """
     check_slot_of(checkpoint, capture.slot)
     before = checkpoint_system(checkpoint)
     with connect(capture.address) as connection:
@@ -97,8 +101,9 @@ def hold_place(capture: CaptureSettings, system: SystemIdentity | None, checkpoi
     start, end = reader.start, reader.end
     ground = (start, end) if start is not None and end is not None else None
     check_continuity(progress.floor, ground, slot.confirmed, capture.slot)
+    acknowledged = min(progress.floor, released(capture.spool).get(CONSUMER, slot.confirmed))
     try:
-        hold(capture.spool, CONSUMER, progress.floor)
+        return hold(capture.spool, CONSUMER, acknowledged)
     except OSError as error:
         raise SpoolError(f"the spool cannot be written: {error}") from error
 

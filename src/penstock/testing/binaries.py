@@ -1,7 +1,6 @@
 """Postgres binaries of the versions that the `embedded` extra does not bring.
 
-They are Maven artifacts: a jar that holds an archive of `initdb`, `postgres` and its libraries. Ivy, which comes with Spark, resolves them
-by their coordinates as it resolves Spark's own packages, so nothing else has to be installed and no address stands here.
+They are Maven artifacts: a jar that holds an archive of `initdb`, `postgres` and its libraries.
 
 An artifact is fetched once for each user, checked against its digest, unpacked beside its place in the cache and renamed into it: a
 directory that is there is whole, however many processes ask at once.
@@ -9,25 +8,22 @@ directory that is there is whole, however many processes ask at once.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
-import subprocess
 import tarfile
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from penstock.errors import EnvironmentUnfitError
-from penstock.spark.java import find_java, user_cache_dir
+from penstock.spark.java import user_cache_dir
+from penstock.testing import maven
 
 _ORGANISATION = "io.zonky.test.postgres"
 _MODULE = "embedded-postgres-binaries-linux-{architecture}"
 _ARCHITECTURES: Mapping[str, str] = {"x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64v8", "arm64": "arm64v8"}
-_FETCH_SECONDS = 300.0
 _OTHER_SERVER = "or run the tests against a server of your own: PENSTOCK_TEST_PG=<DSN>"
 
 
@@ -71,18 +67,15 @@ def ensure_binaries(version: int) -> Path:
     if not home.exists():
         home.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f"{artifact.revision}-", dir=home.parent) as scratch:
-            jar = _fetch(artifact, Path(scratch))
+            hint = f"see to it that Spark can fetch packages on this machine, {_OTHER_SERVER}"
+            jar = maven.fetch(maven.Coordinates(_ORGANISATION, artifact.module, artifact.revision), Path(scratch), hint)
             install(jar, artifact, home)
     return home / "bin"
 
 
 def install(jar: Path, artifact: Artifact, home: Path) -> None:
     """Unpack the archive in `jar` as `home`, whole or not at all. Whoever comes second leaves the first one's work in place."""
-    if hashlib.sha256(jar.read_bytes()).hexdigest() != artifact.sha256:
-        raise EnvironmentUnfitError(
-            f"the artifact {artifact} is not the one that was released: its SHA-256 differs",
-            hint="look into the package mirror that this machine uses, then try again",
-        )
+    maven.check_released(jar, artifact.sha256, str(artifact))
     with tempfile.TemporaryDirectory(prefix=f"{artifact.revision}-", dir=home.parent) as scratch:
         draft = Path(scratch) / "postgres"
         draft.mkdir()
@@ -107,32 +100,6 @@ def _artifact(version: int, system: str, machine: str) -> Artifact:
         f"there are no Postgres {version} binaries for {system} on {machine}",
         hint=f"use Linux on x86_64, {_OTHER_SERVER}",
     )
-
-
-def _fetch(artifact: Artifact, scratch: Path) -> Path:
-    """Ivy's caches lie in `scratch` too: its own would have to be shared with other processes."""
-    command = [str(find_java()), "-XX:TieredStopAtLevel=1", "-cp", str(_ivy()), "org.apache.ivy.Main", "-warn"]
-    command += ["-cache", str(scratch / "ivy"), "-types", "jar", "-notransitive"]
-    command += ["-dependency", _ORGANISATION, artifact.module, artifact.revision]
-    command += ["-retrieve", str(scratch / "[artifact].[ext]")]
-    hint = f"see to it that Spark can fetch packages on this machine, {_OTHER_SERVER}"
-    try:
-        done = subprocess.run(command, cwd=scratch, capture_output=True, text=True, check=False, timeout=_FETCH_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise EnvironmentUnfitError(f"{artifact} was not fetched within {_FETCH_SECONDS:.0f} s", hint=hint) from error
-    jar = scratch / f"{artifact.module}.jar"
-    if done.returncode != 0 or not jar.exists():
-        said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip(" \t:.")]
-        raise EnvironmentUnfitError(f"{artifact} could not be fetched: {' | '.join(said[-5:])}", hint=hint)
-    return jar
-
-
-def _ivy() -> Path:
-    spark = find_spec("pyspark")
-    for folder in spark.submodule_search_locations or () if spark else ():
-        for jar in Path(folder, "jars").glob("ivy-*.jar"):
-            return jar
-    raise EnvironmentUnfitError("pyspark's jars hold no Ivy to fetch Postgres binaries with", hint="pip install 'pyspark>=4.1,<4.4'")
 
 
 def _open_to_all(root: Path) -> None:

@@ -56,7 +56,9 @@ class SourceConnectorConformance(ConnectorReading):
             stored = connector.checkpoint()
         assert harness.acknowledged() == before, "neither polling nor a checkpoint nor closing acknowledges anything"
         with opened(harness, stored) as connector:
-            connector.poll_batch(MAX_RECORDS)
+            harness.add((3, "x"))
+            take(harness, connector, 1)
+            assert harness.acknowledged() == before, "nor does going on from a checkpoint"
             connector.notify_epoch_committed(stored.epoch)
             if harness.acknowledges:
                 moved(harness, before)

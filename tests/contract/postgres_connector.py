@@ -1,0 +1,103 @@
+"""The source of the tests of `PostgresConnector`: that of `WalCapture`, with one of its tables."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.change import CHANGE_TYPE, ChangeType
+from penstock.connectors.postgres import PostgresConnector
+from penstock.contracts.connector import ConnectorConfig, SourceCheckpoint
+from penstock.testing.connector_conformance import ConnectorHarness, Row
+from tests.contract.wal_harness import WalHarness, wal_harness
+from tests.fix_postgres import Database
+
+
+class PostgresConnectorHarness(ConnectorHarness):
+    def __init__(self, wal: WalHarness, options: Mapping[str, str] | None = None) -> None:
+        self.wal = wal
+        self.database = wal.database
+        self.table = wal.table
+        self._options = dict(options or {})
+        self._columns = 0
+        # Takes connections, and never says a word to them.
+        self._silent = socket.create_server(("127.0.0.1", 0))
+
+    @property
+    def registers_schemas(self) -> bool:  # type: ignore[override]
+        return "registryUrl" in self._options
+
+    @override
+    def connector(self) -> PostgresConnector:
+        return PostgresConnector()
+
+    @override
+    def config(self) -> ConnectorConfig:
+        settings = self.wal.settings
+        password = settings.address.password
+        return {
+            "dsn": settings.address.dsn,
+            **({} if password is None else {"password": password.reveal()}),
+            "slot": settings.slot,
+            "publication": settings.publication,
+            "spool": str(settings.spool),
+            "tables": str(self.table),
+            "quietSeconds": "0.1",
+            "discoverSeconds": "20",
+            **self._options,
+        }
+
+    @override
+    def unreachable(self) -> ConnectorConfig:
+        port = self._silent.getsockname()[1]
+        return {**self.config(), "dsn": f"host=127.0.0.1 port={port} user=nobody connect_timeout=2", "discoverSeconds": "0.5"}
+
+    @override
+    def add(self, *rows: Row) -> None:
+        with self.database.connect() as connection:
+            connection.cursor().executemany(f"INSERT INTO {self.table} (id, note) VALUES (%s, %s)".encode(), rows)
+
+    @override
+    def change_shape(self) -> None:
+        self._columns += 1
+        self.database.execute(f"ALTER TABLE {self.table} ADD COLUMN extra{self._columns} boolean")
+
+    @override
+    def acknowledged(self) -> object:
+        return self.wal.confirmed if self.wal.has_slot else None
+
+    @override
+    def apply(self, target: list[Row], records: pa.RecordBatch) -> None:
+        if ChangeType.TRUNCATE in records.column(CHANGE_TYPE).to_pylist():
+            assert records.num_rows == 1
+            target.clear()
+        else:
+            super().apply(target, records)
+
+    @override
+    def offset_of(self, checkpoint: SourceCheckpoint, partition: str) -> str:
+        return checkpoint.offsets.get(partition) or checkpoint.offsets["stream"]
+
+    @override
+    def open_resources(self) -> object:
+        # Not a thread that looks for a schema where nobody answers: it is left behind on purpose, and ends by itself.
+        backends, threads = self.wal.open_resources()  # type: ignore[misc]
+        return backends, [name for name in threads if name != "penstock-discover"]
+
+    def close(self) -> None:
+        self._silent.close()
+
+
+@contextmanager
+def postgres_connector_harness(
+    database: Database, directory: Path, options: Mapping[str, str] | None = None
+) -> Iterator[PostgresConnectorHarness]:
+    with wal_harness(database, directory) as wal:
+        harness = PostgresConnectorHarness(wal, options)
+        yield harness
+        harness.close()
