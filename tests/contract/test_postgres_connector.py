@@ -1,0 +1,431 @@
+"""`PostgresConnector` keeps the contract of a source connector on a real server, and what it says beyond that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from penstock.change import CHANGE_TYPE, COMMIT_VERSION, METADATA_FIELDS, ORDINAL
+from penstock.connectors.postgres import PostgresConnector
+from penstock.contracts.connector import Health, SourceBatch, SourceCheckpoint, SourceConnector
+from penstock.errors import (
+    CheckpointError,
+    ConfigError,
+    ConnectorError,
+    PositionGapError,
+    SchemaIncompatibleError,
+    SlotMissingError,
+    UnrepresentableError,
+)
+from penstock.position import Position
+from penstock.testing.connector_conformance import SourceConnectorConformance
+from penstock.testing.connector_harness import next_batch, opened, take, until_none
+from penstock.testing.registry import EmbeddedRegistry
+from penstock.testing.streams import wait_for
+from tests.contract.postgres_connector import PostgresConnectorHarness, postgres_connector_harness
+from tests.fix_postgres import Database
+
+
+@pytest.fixture
+def harness(shared_database: Database, tmp_path: Path) -> Iterator[PostgresConnectorHarness]:
+    with postgres_connector_harness(shared_database, tmp_path) as made:
+        yield made
+
+
+def told(harness: PostgresConnectorHarness, options: Mapping[str, str]) -> PostgresConnectorHarness:
+    """The same source, with further options."""
+    return PostgresConnectorHarness(harness.wal, options)
+
+
+class TestPostgresConnector(SourceConnectorConformance):
+    @pytest.fixture
+    def harness(self, harness: PostgresConnectorHarness) -> PostgresConnectorHarness:
+        return harness
+
+
+# --- batches ------------------------------------------------------------------------------------------------------------------
+
+
+def apply_changes(target: dict[str, dict[int, str | None]], batch: SourceBatch) -> None:
+    """As a mirror does it, one change after the other."""
+    rows = target.setdefault(batch.partition, {})
+    for change in batch.records.to_pylist():
+        match change[CHANGE_TYPE]:
+            case "truncate":
+                rows.clear()
+            case "delete":
+                rows.pop(change["id"], None)
+            case _:
+                rows[change["id"]] = change["note"]
+
+
+def mirror_until(
+    harness: PostgresConnectorHarness,
+    connector: SourceConnector,
+    target: dict[str, dict[int, str | None]],
+    mark: int,
+    max_records: int = 1000,
+) -> None:
+    """Apply batches until a row with this key has come, and all that committed with it or before, of all tables."""
+    table = str(harness.table)
+    while mark not in target.get(table, {}) or set(connector.checkpoint().offsets) != {"stream"}:
+        if (batch := connector.poll_batch(max_records)) is not None:
+            apply_changes(target, batch)
+
+
+def source_rows(harness: PostgresConnectorHarness, table: object) -> dict[int, str | None]:
+    return dict(harness.database.query(f"SELECT id, note FROM {table}"))
+
+
+def test_a_batch_has_the_columns_of_its_table_and_the_metadata_of_changes(harness: PostgresConnectorHarness) -> None:
+    harness.add((1, "x"))
+    with opened(harness) as connector:
+        copied = next_batch(harness, connector)
+        harness.database.execute(f"UPDATE {harness.table} SET note = 'y'")
+        changed = next_batch(harness, connector)
+    names = ["id", "note", *(field.name for field in METADATA_FIELDS)]
+    assert copied.records.schema == changed.records.schema
+    assert copied.records.schema.names == changed.records.schema.names == names
+    assert (copied.partition, changed.partition) == (str(harness.table), str(harness.table))
+    (row,), (change,) = copied.records.to_pylist(), changed.records.to_pylist()
+    assert (row["id"], row["note"], row[CHANGE_TYPE]) == (1, "x", "snapshot")
+    assert (change["id"], change["note"], change[CHANGE_TYPE]) == (1, "y", "update_postimage")
+    assert change[COMMIT_VERSION] > row[COMMIT_VERSION]
+
+
+def test_a_batch_has_no_more_rows_than_were_asked_for(harness: PostgresConnectorHarness) -> None:
+    harness.add(*((each, "x") for each in range(10)))
+    with opened(harness) as connector:
+        sizes = [next_batch(harness, connector, 4).records.num_rows for _ in range(3)]
+    assert sizes == [4, 4, 2]
+    with opened(harness) as connector, pytest.raises(ConnectorError):
+        connector.poll_batch(0)
+
+
+def test_updates_deletes_key_changes_and_truncates_end_in_what_the_source_has(harness: PostgresConnectorHarness) -> None:
+    table, other = harness.wal.table, harness.wal.other
+    both = told(harness, {"tables": f"{table}, {other}"})
+    harness.add(*((each, "x") for each in range(20)))
+    target: dict[str, dict[int, str | None]] = {}
+    with opened(both) as connector:
+        for statement in (
+            f"UPDATE {table} SET note = 'y' WHERE id % 2 = 0",
+            f"INSERT INTO {other} SELECT id, note FROM {table}",
+            f"UPDATE {table} SET id = id + 100 WHERE id % 5 = 0",
+            f"DELETE FROM {table} WHERE id % 3 = 0",
+            f"TRUNCATE {other}",
+            f"INSERT INTO {other} VALUES (0, NULL), (-7, '')",
+            f"INSERT INTO {table} VALUES (999, 'mark')",
+        ):
+            batch = connector.poll_batch(3)
+            if batch is not None:
+                apply_changes(target, batch)
+            harness.database.execute(statement)
+        mirror_until(both, connector, target, 999, 3)
+    assert target == {str(each): source_rows(harness, each) for each in (table, other)}
+
+
+def test_any_checkpoint_between_the_tables_of_one_transaction_is_enough(harness: PostgresConnectorHarness) -> None:
+    table, other = harness.wal.table, harness.wal.other
+    both = told(harness, {"tables": f"{table}, {other}"})
+    with opened(both) as connector:
+        wait_for(lambda: not connector.poll_batch(1) and harness.wal.has_slot, "a slot", lambda: None, harness.deadline_seconds)
+        wait_for(
+            lambda: "to_copy" not in copying(connector), "the end of the snapshot", lambda: copying(connector), harness.deadline_seconds
+        )
+        stored = connector.checkpoint()
+    with harness.database.connect() as connection:
+        for each in range(6):
+            for name in (table, other):
+                connection.execute(f"INSERT INTO {name} VALUES ({each}, 'x')".encode())
+    harness.add((999, "mark"))
+    seen: list[tuple[str, int, int]] = []
+    while len(seen) < 13:
+        with opened(both, stored) as connector:
+            batch = next_batch(both, connector, 4)
+            stored = SourceCheckpoint.from_json(connector.checkpoint().to_json())
+        seen += [(batch.partition, row["id"], row[ORDINAL]) for row in batch.records.to_pylist()]
+    assert sorted(seen) == sorted({*seen}), "no row came twice"
+    assert {(name, each) for name, each, _ in seen} == {(str(name), each) for name in (table, other) for each in range(6)} | {
+        (str(table), 999)
+    }
+
+
+def copying(connector: SourceConnector) -> Mapping[str, str]:
+    connector.poll_batch(1)
+    return connector.checkpoint().metadata
+
+
+# --- snapshots ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_snapshot_that_begins_again_leaves_no_row_that_is_gone(harness: PostgresConnectorHarness) -> None:
+    harness.add(*((each, "x") for each in range(6)))
+    target: dict[str, dict[int, str | None]] = {}
+    with opened(harness) as connector:
+        apply_changes(target, next_batch(harness, connector, 4))
+        stored = connector.checkpoint()
+    assert len(target[str(harness.table)]) == 4
+    harness.database.execute(f"DELETE FROM {harness.table} WHERE id < 3")
+    harness.add((999, "mark"))
+    with opened(harness, stored) as connector:
+        mirror_until(harness, connector, target, 999)
+    assert target[str(harness.table)] == source_rows(harness, harness.table)
+
+
+def test_a_checkpoint_is_asked_for_at_the_end_of_the_snapshot(harness: PostgresConnectorHarness) -> None:
+    harness.add((1, "x"), (2, "x"))
+    with opened(harness) as connector:
+        flag = connector.checkpoint_requested()
+        assert flag is not None
+        next_batch(harness, connector, 1)
+        assert not flag.is_set()
+        next_batch(harness, connector, 1)
+        assert flag.is_set()
+        stored = connector.checkpoint()
+    harness.add((3, "x"))
+    with opened(harness, stored) as connector:
+        assert take(harness, connector, 1) == [(3, "x")], "that checkpoint has the whole snapshot"
+
+
+def test_before_rows_of_another_shape_a_checkpoint_can_be_taken(harness: PostgresConnectorHarness) -> None:
+    harness.add((1, "x"))
+    with opened(harness) as connector:
+        flag = connector.checkpoint_requested()
+        assert flag is not None
+        take(harness, connector, 1)
+        flag.clear()
+        harness.change_shape()
+        harness.add((2, "x"))
+        wait_for(lambda: connector.poll_batch(10) is None and flag.is_set(), "a request", flag.is_set, harness.deadline_seconds)
+        stored = connector.checkpoint()
+        assert take(harness, connector, 1) == [(2, "x")]
+    with opened(harness, stored) as connector:
+        assert take(harness, connector, 1) == [(2, "x")]
+
+
+def test_a_table_that_joins_later_is_copied_although_there_is_a_checkpoint(harness: PostgresConnectorHarness) -> None:
+    table, other = harness.wal.table, harness.wal.other
+    harness.add((1, "x"))
+    harness.database.execute(f"INSERT INTO {other} VALUES (1, 'old'), (2, 'old')")
+    with opened(harness) as connector:
+        take(harness, connector, 1)
+        stored = connector.checkpoint()
+    both = told(harness, {"tables": f"{table}, {other}"})
+    harness.add((999, "mark"))
+    target: dict[str, dict[int, str | None]] = {str(table): {1: "x"}}
+    with opened(both, stored) as connector:
+        mirror_until(both, connector, target, 999)
+    assert target == {str(each): source_rows(harness, each) for each in (table, other)}
+
+
+def test_without_snapshot_only_what_happens_from_now_on_comes(harness: PostgresConnectorHarness) -> None:
+    harness.add((1, "before"))
+    with opened(told(harness, {"snapshot": "never"})) as connector:
+        wait_for(lambda: connector.poll_batch(1) is None and harness.wal.has_slot, "a slot", lambda: None, harness.deadline_seconds)
+        harness.add((2, "after"))
+        assert take(harness, connector, 1) == [(2, "after")]
+
+
+# --- holes --------------------------------------------------------------------------------------------------------------------
+
+
+def stored_place(harness: PostgresConnectorHarness) -> SourceCheckpoint:
+    harness.add((1, "x"))
+    with opened(harness) as connector:
+        take(harness, connector, 1)
+        harness.add((2, "x"))
+        take(harness, connector, 1)
+        return connector.checkpoint()
+
+
+def test_a_checkpoint_whose_slot_is_gone_is_refused(harness: PostgresConnectorHarness) -> None:
+    stored = stored_place(harness)
+    harness.wal.drop_slot()
+    with pytest.raises(SlotMissingError), opened(harness, stored):
+        pass
+    assert not harness.wal.has_slot, "and no other one is made"
+
+
+def test_a_slot_that_is_past_the_checkpoint_is_a_hole(harness: PostgresConnectorHarness, tmp_path: Path) -> None:
+    stored = stored_place(harness)
+    harness.wal.drop_slot()
+    harness.add((3, "lost"))
+    harness.database.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", harness.wal.settings.slot)
+    elsewhere = told(harness, {"spool": str(tmp_path / "another")})
+    with pytest.raises(PositionGapError), opened(elsewhere, stored):
+        pass
+
+
+def test_a_lost_spool_loses_nothing(harness: PostgresConnectorHarness, tmp_path: Path) -> None:
+    stored = stored_place(harness)
+    harness.add((3, "x"))
+    with opened(told(harness, {"spool": str(tmp_path / "another")}), stored) as connector:
+        assert take(harness, connector, 1) == [(3, "x")]
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda stored: SourceCheckpoint({**stored.offsets, "stream": "nowhere"}, stored.epoch, stored.metadata),
+        lambda stored: SourceCheckpoint(stored.offsets, stored.epoch, {**stored.metadata, "slot": "another"}),
+        lambda stored: SourceCheckpoint(stored.offsets, stored.epoch, {**stored.metadata, "system": "no system"}),
+        lambda stored: SourceCheckpoint({"public.t": "0/0"}, stored.epoch, stored.metadata),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_ours_is_refused(
+    harness: PostgresConnectorHarness, alter: Callable[[SourceCheckpoint], SourceCheckpoint]
+) -> None:
+    stored = SourceCheckpoint({"stream": "0/10"}, 1, {"slot": harness.wal.settings.slot})
+    with pytest.raises(CheckpointError), opened(harness, alter(stored)):
+        pass
+
+
+def test_a_value_that_is_refused_ends_the_stream_after_everything_before_it(harness: PostgresConnectorHarness) -> None:
+    table, other = harness.wal.table, harness.wal.other
+    harness.database.execute(f"ALTER TABLE {other} ADD COLUMN at timestamptz")
+    strict = told(harness, {"tables": f"{table}, {other}", "onUnrepresentable": "error"})
+    with opened(strict) as connector:
+        wait_for(
+            lambda: "to_copy" not in copying(connector), "the end of the snapshot", lambda: copying(connector), harness.deadline_seconds
+        )
+        stored = connector.checkpoint()
+        with harness.database.connect() as connection:
+            connection.execute(f"INSERT INTO {table} VALUES (1, 'before')".encode())
+        with harness.database.connect() as connection:
+            connection.execute(f"INSERT INTO {table} VALUES (2, 'with it')".encode())
+            connection.execute(f"INSERT INTO {other} VALUES (2, 'bad', 'infinity')".encode())
+        assert take(harness, connector, 1) == [(1, "before")]
+        with pytest.raises(UnrepresentableError):
+            wait_for(lambda: connector.poll_batch(10) is not None, "the error", connector.checkpoint, harness.deadline_seconds)
+        assert connector.health_check().health is Health.UNHEALTHY
+        last = connector.checkpoint()
+        connector.notify_epoch_committed(last.epoch)
+    assert last.epoch > stored.epoch
+    lenient = told(harness, {"tables": f"{table}, {other}"})
+    with opened(lenient, last) as connector:
+        batches = [next_batch(lenient, connector), next_batch(lenient, connector)]
+    assert sorted(row["id"] for batch in batches for row in batch.records.to_pylist()) == [2, 2], (
+        "nothing of that transaction was passed over"
+    )
+
+
+# --- acknowledging ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_slot_is_confirmed_no_further_than_the_committed_epoch(harness: PostgresConnectorHarness) -> None:
+    with opened(harness) as connector:
+        harness.add((1, "x"))
+        take(harness, connector, 1)
+        until_none(harness, connector)
+        stored = connector.checkpoint()
+        harness.add((2, "x"))
+        take(harness, connector, 1)
+        connector.notify_epoch_committed(stored.epoch)
+        floor = Position.parse(stored.offsets["stream"])
+        wait_for(
+            lambda: harness.wal.confirmed >= floor, f"confirmed up to {floor}", lambda: harness.wal.confirmed, harness.deadline_seconds
+        )
+        harness.add((3, "x"))
+        take(harness, connector, 1)
+        assert harness.wal.confirmed == floor
+
+
+def test_an_idle_slot_goes_on_by_checkpoints_that_the_connector_asks_for(harness: PostgresConnectorHarness) -> None:
+    harness.add((1, "x"))
+    with opened(told(harness, {"idleCheckpointBytes": "100000"})) as connector:
+        flag = connector.checkpoint_requested()
+        assert flag is not None
+        take(harness, connector, 1)
+        flag.clear()
+        before = harness.wal.confirmed
+        harness.wal.commit_elsewhere()
+        wait_for(lambda: connector.poll_batch(1) is None and flag.is_set(), "a request", connector.checkpoint, harness.deadline_seconds)
+        connector.notify_epoch_committed(connector.checkpoint().epoch)
+        wait_for(
+            lambda: harness.wal.confirmed.value > before.value + 100_000,
+            f"far beyond {before}",
+            lambda: harness.wal.confirmed,
+            harness.deadline_seconds,
+        )
+
+
+# --- how it is ----------------------------------------------------------------------------------------------------------------
+
+
+def test_health_goes_by_the_thresholds(harness: PostgresConnectorHarness) -> None:
+    connector = harness.connector()
+    assert connector.health_check().health is Health.UNKNOWN
+    with opened(told(harness, {"degradedLagBytes": "1000", "unhealthyLagBytes": "500000000", "watchSeconds": "0.1"})) as connector:
+        harness.add((1, "x"))
+        take(harness, connector, 1)
+        # Nobody polls any more, so what has been given out stays where it is.
+        harness.wal.commit_elsewhere()
+        harness.add(*((each, "x" * 100) for each in range(2, 200)))
+        wait_for(lambda: connector.health_check().health is Health.DEGRADED, "degraded", connector.health_check, harness.deadline_seconds)
+        assert "behind the source" in (connector.health_check().why or "")
+        lag = connector.metrics().lag
+        assert lag is not None
+        assert lag > 1000
+
+
+def test_a_slot_that_vanishes_makes_it_unhealthy(harness: PostgresConnectorHarness) -> None:
+    with opened(harness) as connector:
+        harness.add((1, "x"))
+        take(harness, connector, 1)
+        assert connector.health_check().health is Health.HEALTHY
+        harness.database.query(
+            "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = %s", harness.wal.settings.slot
+        )
+        harness.wal.drop_slot()
+        wait_for(lambda: connector.health_check().health is Health.UNHEALTHY, "unhealthy", connector.health_check, harness.deadline_seconds)
+        assert "PEN-1201" in (connector.health_check().why or "")
+        with pytest.raises(SlotMissingError):
+            wait_for(lambda: connector.poll_batch(1) is not None, "the error", connector.checkpoint, harness.deadline_seconds)
+        assert connector.metrics().errors_total >= 1
+
+
+# --- schemas and options ------------------------------------------------------------------------------------------------------
+
+
+def test_schemas_of_tables_are_kept_in_a_real_registry(harness: PostgresConnectorHarness, registry: EmbeddedRegistry) -> None:
+    kept = told(harness, {"registryUrl": registry.url, "registryPrefix": "conformance."})
+    SourceConnectorConformance().test_schemas_are_kept_in_a_registry_where_that_is_promised(kept)
+
+
+def test_the_registry_says_which_shapes_may_follow(harness: PostgresConnectorHarness, registry: EmbeddedRegistry) -> None:
+    kept = told(harness, {"registryUrl": registry.url, "registryPrefix": "following."})
+    table = str(harness.table)
+    with opened(kept) as connector:
+        aware = connector.as_schema_registry_aware()
+        assert aware is not None
+        first = aware.register_schema(table)
+        registry.set_compatibility(first.subject, "BACKWARD")
+    harness.change_shape()
+    with opened(kept) as connector:
+        aware = connector.as_schema_registry_aware()
+        assert aware is not None
+        assert aware.check_compatibility(table).is_compatible, "a column that may be null has a default"
+        assert aware.register_schema(table).version == first.version + 1
+    harness.database.execute(f"ALTER TABLE {table} ALTER COLUMN note TYPE boolean USING true")
+    with opened(kept) as connector:
+        aware = connector.as_schema_registry_aware()
+        assert aware is not None
+        verdict = aware.check_compatibility(table)
+        assert not verdict.is_compatible
+        assert verdict.reasons
+        with pytest.raises(SchemaIncompatibleError):
+            aware.register_schema(table)
+
+
+def test_an_option_that_is_unknown_or_makes_no_sense_is_named() -> None:
+    connector = PostgresConnector()
+    for options, message in (
+        ({"dns": "x"}, "no option 'dns'"),
+        ({"dsn": "host=h", "slot": "s"}, "'spool' is missing"),
+        ({"dsn": "host=h", "slot": "s", "spool": "x", "tables": "nodot"}, "'tables' cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            connector.open(options)
