@@ -25,8 +25,7 @@ class PostgresConnectorHarness(ConnectorHarness):
         self.table = wal.table
         self._options = dict(options or {})
         self._columns = 0
-        # Takes connections, and never says a word to them.
-        self._silent = socket.create_server(("127.0.0.1", 0))
+        self._silent: socket.socket | None = None
 
     @property
     def registers_schemas(self) -> bool:  # type: ignore[override]
@@ -54,6 +53,8 @@ class PostgresConnectorHarness(ConnectorHarness):
 
     @override
     def unreachable(self) -> ConnectorConfig:
+        # Takes connections, and never says a word to them.
+        self._silent = self._silent or socket.create_server(("127.0.0.1", 0))
         port = self._silent.getsockname()[1]
         return {**self.config(), "dsn": f"host=127.0.0.1 port={port} user=nobody connect_timeout=2", "discoverSeconds": "0.5"}
 
@@ -90,7 +91,8 @@ class PostgresConnectorHarness(ConnectorHarness):
         return backends, [name for name in threads if name != "penstock-discover"]
 
     def close(self) -> None:
-        self._silent.close()
+        if self._silent is not None:
+            self._silent.close()
 
 
 @contextmanager

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from penstock.change import CHANGE_TYPE, COMMIT_VERSION, METADATA_FIELDS, ORDINAL
@@ -73,6 +75,8 @@ def mirror_until(
     while mark not in target.get(table, {}) or set(connector.checkpoint().offsets) != {"stream"}:
         if (batch := connector.poll_batch(max_records)) is not None:
             apply_changes(target, batch)
+        elif (ready := connector.data_ready()) is not None:
+            assert ready.wait(harness.deadline_seconds), f"the mark {mark} did not come; so far {target}"
 
 
 def source_rows(harness: PostgresConnectorHarness, table: object) -> dict[int, str | None]:
@@ -371,15 +375,21 @@ def test_health_goes_by_the_thresholds(harness: PostgresConnectorHarness) -> Non
         assert lag > 1000
 
 
+def drop_from_reader(harness: PostgresConnectorHarness) -> bool:
+    """Whose reader comes back again and again."""
+    slot = harness.wal.settings.slot
+    harness.database.query("SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = %s", slot)
+    with suppress(psycopg.errors.ObjectInUse):
+        harness.database.query("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", slot)
+    return not harness.wal.has_slot
+
+
 def test_a_slot_that_vanishes_makes_it_unhealthy(harness: PostgresConnectorHarness) -> None:
     with opened(harness) as connector:
         harness.add((1, "x"))
         take(harness, connector, 1)
         assert connector.health_check().health is Health.HEALTHY
-        harness.database.query(
-            "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = %s", harness.wal.settings.slot
-        )
-        harness.wal.drop_slot()
+        wait_for(lambda: drop_from_reader(harness), "a slot that is gone", harness.open_resources, harness.deadline_seconds)
         wait_for(lambda: connector.health_check().health is Health.UNHEALTHY, "unhealthy", connector.health_check, harness.deadline_seconds)
         assert "PEN-1201" in (connector.health_check().why or "")
         with pytest.raises(SlotMissingError):
