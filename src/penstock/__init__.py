@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from penstock.contracts.capture import Ack, Change, ChangeCapture, Delete, Truncate, Upsert
+from penstock.contracts.connector import SourceBatch, SourceCheckpoint, SourceConnector
 from penstock.contracts.records import CdcIterator, Record, RecordPosition, RecordSource, Snapshotter
 from penstock.errors import PenstockError, Recovery
 from penstock.position import Lsn, Position
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.capture.records.source import PostgresRecordSource
     from penstock.capture.settings import CaptureSettings
     from penstock.capture.wal import WalCapture
+    from penstock.connectors.postgres import PostgresConnector
     from penstock.pipeline.consistent import ConsistentTables, read_consistent
     from penstock.postgres.connection import SourceAddress
     from penstock.spark.available import available_now
@@ -37,6 +39,7 @@ __all__ = [
     "Lsn",
     "PenstockError",
     "Position",
+    "PostgresConnector",
     "PostgresRecordSource",
     "Record",
     "RecordBuffer",
@@ -46,6 +49,9 @@ __all__ = [
     "Recovery",
     "Snapshotter",
     "SourceAddress",
+    "SourceBatch",
+    "SourceCheckpoint",
+    "SourceConnector",
     "TableName",
     "TableSchema",
     "Truncate",
@@ -62,6 +68,7 @@ _ELSEWHERE = {
     "CaptureSettings": "penstock.capture.settings",
     "CaptureSnapshotter": "penstock.capture.records.snapshotter",
     "ConsistentTables": "penstock.pipeline.consistent",
+    "PostgresConnector": "penstock.connectors.postgres",
     "PostgresRecordSource": "penstock.capture.records.source",
     "RecordBuffer": "penstock.capture.records.buffer",
     "RecordBuilder": "penstock.capture.records.building",

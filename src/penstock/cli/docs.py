@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from penstock.cli.contracts_page import contracts_page
 from penstock.cli.types_page import types_page
+from penstock.connectors.settings import connector_options_page
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.config import PipelineConfig, SourceConfig, SparkConfig, TlsConfig, TypesConfig
 from penstock.pipeline.maintenance_config import MaintenanceConfig
@@ -88,6 +89,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "configuration.md": configuration_page,
     "contracts.md": contracts_page,
     "source-options.md": options_page,
+    "connector-options.md": connector_options_page,
     "types.md": types_page,
 }
 

@@ -95,6 +95,26 @@ class ConnectorSettings:
         )
 
 
+def connector_options_page() -> str:
+    """The reference page."""
+    lines = [
+        "# Options of the Postgres connector",
+        "",
+        "<!-- Generated from src/penstock/connectors/settings.py by `make docs`. -->",
+        "",
+        "What `PostgresConnector.open` and `discover_schema` take, all of it as text. Upper and lower case are the same, and an option that is",
+        "not known is an error. [The guide](../guides/connectors.md) says how they work together.",
+        "",
+        "It needs `dsn`, `slot` and `spool`. `tables` names the tables, with commas or as a JSON list; without it, all that the publication has.",
+        "The other options of a capture are those of [the Spark source](source-options.md): `password`, `publication`, `confirm`, `numeric` …",
+        "",
+        "| option | default | |",
+        "|---|---|---|",
+        *(f"| `{option.name}` | {f'`{option.default}`' if option.default else ''} | {option.help} |" for option in OPTIONS),
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def _check_known(name: str) -> None:
     known = {*CaptureSettings.OPTION_NAMES, *_NAMES}
     if name.lower() not in known:
