@@ -24,12 +24,9 @@ class PostgresConnectorHarness(ConnectorHarness):
         self.database = wal.database
         self.table = wal.table
         self._options = dict(options or {})
+        self.registers_schemas = "registryUrl" in self._options
         self._columns = 0
         self._silent: socket.socket | None = None
-
-    @property
-    def registers_schemas(self) -> bool:  # type: ignore[override]
-        return "registryUrl" in self._options
 
     @override
     def connector(self) -> PostgresConnector:

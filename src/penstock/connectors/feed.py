@@ -143,7 +143,7 @@ class Feed:
         self._stopping.set()
         self.steps.close()
         self._capture.stop()
-        if self._thread.ident is not None:
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_END_SECONDS)
 
     @property

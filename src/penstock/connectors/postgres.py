@@ -45,7 +45,7 @@ class PostgresConnector(SourceConnector):
     tells it. Wherever a checkpoint's offsets hold nothing but `stream`, all tables have been given out up to that one position.
 
     A snapshot that was given out in part cannot be gone on with under another one: after a restart that table begins with a `truncate`,
-    and tables that were whole by then are left alone.
+    and tables that were whole by then are left alone. As long as it lasts, the server keeps dead rows: so read it through.
     """
 
     def __init__(self) -> None:

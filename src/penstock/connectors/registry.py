@@ -136,7 +136,10 @@ class TablesInRegistry(SchemaRegistryAware):
         return self._registry.check(self.subject_of(partition), self._text(partition))
 
     def _text(self, partition: str) -> str:
-        table = TableName.parse(partition)
+        try:
+            table = TableName.parse(partition)
+        except ValueError as error:
+            raise ConnectorError(str(error), hint="name a partition of the connector, such as public.orders") from error
         schema = self._schema_of(table)
         if schema is None:
             raise ConnectorError(f"the shape of {partition} is not known", hint="name a table that the connector captures")

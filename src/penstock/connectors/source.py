@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from penstock.capture.continuity import check_continuity, check_not_rewound, check_system
@@ -62,21 +63,25 @@ def discover(properties: ConnectorConfig) -> SourceView:
     """
     found: list[SourceView] = []
 
-    def look() -> None:
-        try:
+    def look(settings: ConnectorSettings) -> None:
+        with _silence():
             found.append(inspect_view(settings))
-        except PenstockError as error:
-            _log.info("schema not discovered", extra={"code": error.code})
 
-    try:
+    with _silence():
         settings = ConnectorSettings.from_options(properties)
-    except PenstockError as error:
-        _log.info("schema not discovered", extra={"code": error.code})
-        return SourceView()
-    looking = threading.Thread(target=look, name="penstock-discover", daemon=True)
-    looking.start()
-    looking.join(settings.discover_seconds)
+        looking = threading.Thread(target=look, args=(settings,), name="penstock-discover", daemon=True)
+        looking.start()
+        looking.join(settings.discover_seconds)
     return found[0] if found else SourceView()
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Whatever goes wrong while nobody has opened the connector yet, `open` will say."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - what is found out is left empty, as the contract has it
+        _log.info("schema not discovered", extra={"error": error.code if isinstance(error, PenstockError) else type(error).__name__})
 
 
 def hold_place(capture: CaptureSettings, system: SystemIdentity | None, checkpoint: SourceCheckpoint, progress: Progress) -> Position:

@@ -73,6 +73,14 @@ class EmbeddedRegistry:
             pass
 
     def __enter__(self) -> Self:
+        try:
+            self._start()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def _start(self) -> None:
         (program,) = ensure_registry().glob("*-runner.jar")
         java = [str(find_java()), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
         settings = [f"-Dquarkus.http.host={_HOST}", f"-Dquarkus.http.port={self._port}"]
@@ -82,12 +90,7 @@ class EmbeddedRegistry:
                 [*java, *settings, "-jar", str(program)], cwd=self._scratch.name, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
         self._guard = subprocess.Popen(["/bin/sh", "-c", _GUARD, "guard", str(self._process.pid)], stdin=subprocess.PIPE)
-        try:
-            self._await_answer(log)
-        except BaseException:
-            self.__exit__(None, None, None)
-            raise
-        return self
+        self._await_answer(log)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._process is not None:
