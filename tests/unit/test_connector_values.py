@@ -85,8 +85,10 @@ def test_what_all_tables_have_is_no_longer_told_of_each() -> None:
     assert progress.begun == orders
     progress = progress.copied(orders, Position.of(100)).copied(lines, Position.of(100))
     assert (progress.to_copy, progress.begun, progress.floor) == ((), None, Position.of(10))
-    progress = progress.changed(orders, Offset(Position.of(120), 3)).reached(Position.of(100))
+    progress = progress.changed(orders, Position.of(120), 3).reached(Position.of(100))
     assert progress.ahead == {orders: Offset(Position.of(120), 3)}
+    assert progress.changed(orders, Position.of(120), 2).ahead == {orders: Offset(Position.of(120), 5)}, "of one commit they add up"
+    assert progress.changed(orders, Position.of(130), 2).ahead == {orders: Offset(Position.of(130), 2)}
     assert progress.reached(Position.of(120)).ahead == {}
 
 

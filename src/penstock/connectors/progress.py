@@ -4,7 +4,9 @@ The stream is given out in ranges of whole transactions, table by table. So a co
 some tables more: up to a change inside the range, or up to the fence of their snapshot. Only the floor may ever be acknowledged.
 
 As a checkpoint, `offsets` has the floor under `stream`, and under a table's name where that is further: `0/16B3748` for all that commits up
-to there, `0/16B3748+17` for that commit up to the change with this ordinal. No table is called `stream`: their names have a dot.
+to there, `0/16B3748+17` if of that commit only the table's first 17 changes have been given out. They are counted, and not told by their
+ordinals: where a commit is captured again after a rollback to a savepoint, those may differ. No table is called `stream`: their names have a
+dot.
 """
 
 from __future__ import annotations
@@ -28,10 +30,10 @@ _ANEW = "restore a checkpoint of this connector, or start without one, which cop
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """Everything before a place in the log: the commit at `position` as a whole, or up to and with the change `ordinal`."""
+    """How far a table has been given out: all that commits up to `position`, or of that commit only the table's first `rows` changes."""
 
     position: Position
-    ordinal: int | None = None
+    rows: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> Offset:
@@ -41,7 +43,7 @@ class Offset:
         return cls(Position.parse(match[1]), None if match[2] is None else int(match[2]))
 
     def __str__(self) -> str:
-        return str(self.position) if self.ordinal is None else f"{self.position}+{self.ordinal}"
+        return str(self.position) if self.rows is None else f"{self.position}+{self.rows}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +82,12 @@ class Progress:
         begun = None if self.begun == table else self.begun
         return replace(self, to_copy=left, begun=begun, ahead={**self.ahead, table: Offset(fence)})
 
-    def changed(self, table: TableName, offset: Offset) -> Progress:
-        """Its changes up to `offset` have been given out."""
-        return replace(self, ahead={**self.ahead, table: offset})
+    def changed(self, table: TableName, position: Position, rows: int) -> Progress:
+        """Further changes of it have been given out; the last `rows` of them are of the commit at `position`."""
+        before = self.ahead.get(table)
+        if before is not None and before.position == position:
+            rows += before.rows or 0
+        return replace(self, ahead={**self.ahead, table: Offset(position, rows)})
 
     def reached(self, floor: Position) -> Progress:
         """Everything that commits up to `floor` has been given out."""
