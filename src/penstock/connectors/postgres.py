@@ -157,7 +157,7 @@ class PostgresConnector(SourceConnector):
             case Copied():
                 progress = progress.copied(step.table, step.fence)
             case ChangedRows():
-                progress = progress.changed(step.table, step.offset)
+                progress = progress.changed(step.table, *step.last_commit)
             case Reached():
                 progress = progress.reached(step.floor)
         if progress == self._progress and not isinstance(step, Rows):

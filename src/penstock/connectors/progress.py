@@ -5,8 +5,8 @@ some tables more: up to a change inside the range, or up to the fence of their s
 
 As a checkpoint, `offsets` has the floor under `stream`, and under a table's name where that is further: `0/16B3748` for all that commits up
 to there, `0/16B3748+17` if of that commit only the table's first 17 changes have been given out. They are counted, and not told by their
-ordinals: where a commit is captured again after a rollback to a savepoint, those may differ. No table is called `stream`: their names have a
-dot.
+ordinals: where a commit with a rollback to a savepoint is captured again, those may differ. No table is called `stream`: their names have
+a dot.
 """
 
 from __future__ import annotations

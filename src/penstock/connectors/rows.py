@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.snapshot import plan_tables
-from penstock.change import COMMIT_VERSION, METADATA_FIELDS, ORDINAL, snapshot_batch, truncate_batch
+from penstock.change import COMMIT_VERSION, METADATA_FIELDS, snapshot_batch, truncate_batch
 from penstock.connectors.progress import Offset
 from penstock.position import Position
 from penstock.postgres.chunks import read_chunk
@@ -30,7 +30,7 @@ from penstock.spool.values import RefusedValue, first_refused
 BATCH_ROWS = 10_000
 BATCH_BYTES = 8 << 20
 
-_VERSION, _ORDINAL = ([field.name for field in METADATA_FIELDS].index(name) - len(METADATA_FIELDS) for name in (COMMIT_VERSION, ORDINAL))
+_VERSION = [field.name for field in METADATA_FIELDS].index(COMMIT_VERSION) - len(METADATA_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,10 @@ class ChangedRows:
     records: pa.RecordBatch
 
     @property
-    def offset(self) -> Offset:
-        """Of the last of them."""
-        last = self.records.num_rows - 1
-        version, ordinal = (self.records.column(self.records.num_columns + place)[last].as_py() for place in (_VERSION, _ORDINAL))
-        return Offset(Position.of(version), ordinal)
+    def last_commit(self) -> tuple[Position, int]:
+        """That of the last of them, and how many of them are of it."""
+        versions = _versions(self.records)
+        return Position.of(versions[-1].as_py()), _count(versions, versions[-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,29 +104,33 @@ class Range:
     def rows(self) -> Iterator[ChangedRows]:
         """Table by table; within one in the order of the log."""
         for table, slices in self.tables.items():
+            skip = self.skip.get(table, Offset(Position.ZERO))
+            known = skip.rows or 0
             for each in slices:
                 for batch in read_rows(each, BATCH_ROWS, BATCH_BYTES):
-                    kept = _without(batch, self.skip.get(table))
-                    if kept.num_rows:
-                        yield ChangedRows(table, kept)
+                    if known:  # they come first: all before their commit has been left out
+                        gone = min(known, _count(_versions(batch), skip.position.value))
+                        known, batch = known - gone, batch.slice(gone)
+                    if batch.num_rows:
+                        yield ChangedRows(table, batch)
 
 
 def _after(slices: Sequence[FileSlice], offset: Offset | None) -> tuple[FileSlice, ...]:
     """The files that have commits after the offset, or at it where only a part of that commit is behind us."""
     if offset is None:
         return tuple(slices)
-    after = offset.position if offset.ordinal is None else Position.of(offset.position.value - 1)
+    after = offset.position if offset.rows is None else Position.of(offset.position.value - 1)
     left = (each for each in slices if each.file.max_position > after)
     return tuple(replace(each, after=max(each.after or after, after)) if each.file.min_position <= after else each for each in left)
 
 
-def _without(batch: pa.RecordBatch, offset: Offset | None) -> pa.RecordBatch:
-    """What comes after the change at the offset, of the commit that it is in."""
-    if offset is None or offset.ordinal is None:
-        return batch
-    version, ordinal = (batch.column(batch.num_columns + place) for place in (_VERSION, _ORDINAL))
-    is_later = pc.greater(version, offset.position.value)
-    return batch.filter(pc.or_(is_later, pc.greater(ordinal, offset.ordinal)))
+def _versions(batch: pa.RecordBatch) -> pa.Array:
+    """By its place, since the table may have a column of the same name."""
+    return batch.column(batch.num_columns + _VERSION)
+
+
+def _count(versions: pa.Array, version: object) -> int:
+    return int(pc.sum(pc.equal(versions, version)).as_py() or 0)
 
 
 # --- the snapshot -------------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from penstock.errors import EnvironmentUnfitError
@@ -115,6 +116,8 @@ class EmbeddedRegistry:
                     answer.read()
                 return
             except (OSError, HTTPException) as error:
+                if isinstance(error, HTTPError):
+                    error.close()
                 assert self._process is not None
                 if self._process.poll() is not None or time.monotonic() > deadline:
                     tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
