@@ -108,11 +108,11 @@ class Range:
             known = skip.rows or 0
             for each in slices:
                 for batch in read_rows(each, BATCH_ROWS, BATCH_BYTES):
-                    if known:  # they come first: all before their commit has been left out
-                        gone = min(known, _count(_versions(batch), skip.position.value))
-                        known, batch = known - gone, batch.slice(gone)
-                    if batch.num_rows:
-                        yield ChangedRows(table, batch)
+                    # They come first: all before their commit has been left out.
+                    gone = min(known, _count(_versions(batch), skip.position.value)) if known else 0
+                    known -= gone
+                    if batch.num_rows > gone:
+                        yield ChangedRows(table, batch.slice(gone))
 
 
 def _after(slices: Sequence[FileSlice], offset: Offset | None) -> tuple[FileSlice, ...]:
