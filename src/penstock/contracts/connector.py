@@ -15,8 +15,8 @@ while True:
     batch = connector.poll_batch(10_000)
     if batch is not None:
         pending.append(batch)
-    if flag is not None and flag.is_set() or batch is None:
-        flag is None or flag.clear()
+    if batch is None or flag.is_set():  # where it has a flag
+        flag.clear()
         checkpoint = connector.checkpoint()
         target.commit(pending, checkpoint)
         connector.notify_epoch_committed(checkpoint.epoch)
