@@ -81,6 +81,18 @@ def test_who_puts_waits_for_room_and_a_closed_queue_lets_him_go() -> None:
         assert not waiting.result(10)
 
 
+def test_who_waits_for_an_empty_queue_is_told_when_a_mark_was_the_last() -> None:
+    queue = StepQueue(threading.Event(), max_bytes=1)
+    queue.put([rows(1, 2, 3), reached(7)])
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(queue.put, [rows(4, 5)])
+        assert ids(queue.take(3)) == [1, 2, 3]
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        assert queue.take_mark() == reached(7)
+        assert waiting.result(10)
+
+
 def test_quiet_ground_takes_one_place_however_long_nobody_asks() -> None:
     queue = StepQueue(threading.Event(), max_steps=2)
     for position in range(1, 100):

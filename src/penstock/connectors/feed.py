@@ -89,7 +89,10 @@ class StepQueue:
     def take_mark(self) -> Step | None:
         """The next step if it has no rows and has come already."""
         with self._changed:
-            return self._steps.popleft() if self._steps and not isinstance(self._steps[0], Rows) else None
+            if not self._steps or isinstance(self._steps[0], Rows):
+                return None
+            self._changed.notify_all()
+            return self._steps.popleft()
 
     def fail(self, failure: BaseException) -> None:
         with self._changed:
