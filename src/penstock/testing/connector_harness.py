@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -109,8 +108,6 @@ def opened(harness: ConnectorHarness, stored: SourceCheckpoint | None = None) ->
         yield connector
     finally:
         connector.close()
-        del connector
-        gc.collect()
 
 
 def next_batch(harness: ConnectorHarness, connector: SourceConnector, max_records: int = MAX_RECORDS) -> SourceBatch:
