@@ -84,7 +84,9 @@ class PostgresConnectorHarness(ConnectorHarness):
     @override
     def open_resources(self) -> object:
         # Not a thread that looks for a schema where nobody answers: it is left behind on purpose, and ends by itself.
-        backends, threads = self.wal.open_resources()  # type: ignore[misc]
+        found = self.wal.open_resources()
+        assert isinstance(found, tuple)
+        backends, threads = found
         return backends, [name for name in threads if name != "penstock-discover"]
 
     def close(self) -> None:

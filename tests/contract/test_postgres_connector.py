@@ -360,8 +360,7 @@ def test_an_idle_slot_goes_on_by_checkpoints_that_the_connector_asks_for(harness
 
 
 def test_health_goes_by_the_thresholds(harness: PostgresConnectorHarness) -> None:
-    connector = harness.connector()
-    assert connector.health_check().health is Health.UNKNOWN
+    assert harness.connector().health_check().health is Health.UNKNOWN
     with opened(told(harness, {"degradedLagBytes": "1000", "unhealthyLagBytes": "500000000", "watchSeconds": "0.1"})) as connector:
         harness.add((1, "x"))
         take(harness, connector, 1)

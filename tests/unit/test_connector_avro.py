@@ -30,6 +30,11 @@ def test_no_two_names_become_the_same(one: str, other: str) -> None:
     assert (avro_name(one) == avro_name(other)) == (one == other)
 
 
+@pytest.mark.parametrize(("one", "other"), [("_xA ", "\nx20_"), ("1", "_x_1"), ("a b", "a_x20_b"), ("_x20_", " "), ("_x5F_x", "_x_")])
+def test_a_name_that_looks_like_an_escape_is_not_taken_for_one(one: str, other: str) -> None:
+    assert avro_name(one) != avro_name(other)
+
+
 @pytest.mark.parametrize("name", ["id", "Order_lines", "_x", "x_1", "_exact"])
 def test_a_name_that_fits_stays_as_it_is(name: str) -> None:
     assert avro_name(name) == name

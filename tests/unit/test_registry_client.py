@@ -46,7 +46,7 @@ class Registry:
     """One on the loopback address, and the client that asks it."""
 
     def __init__(self) -> None:
-        self.answering = type("Scripted", (Answering,), {"asked": []})
+        self.answering: type[Answering] = type("Scripted", (Answering,), {"asked": []})
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), self.answering)
         self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
         self.thread.start()

@@ -81,7 +81,8 @@ class SchemaRegistry:
                 document = json.loads(answer.read(_MOST_BYTES))
         except HTTPError as error:
             with error:
-                return self._refused(error)
+                self._refused(error)
+            return None
         except (OSError, HTTPException, ValueError) as error:
             raise RegistryError(f"the schema registry at {address.url} does not answer: {_reason(error)}") from error
         if not isinstance(document, dict):
