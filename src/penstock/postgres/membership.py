@@ -1,0 +1,58 @@
+"""What becomes of tables in a publication: whether they have been in it all the while, and are still the tables that they were.
+
+The server decides by its catalog, as of each change, what is published. A table that was taken out and put in again looks as before, and so
+does another one that was given its name; changes in between are in no log. So whoever follows tables over restarts keeps, of each, which
+act put it in, and which table that was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from penstock.postgres.catalog import inspect_tables
+from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.outline import lock_patience
+from penstock.postgres.publication import inspect_memberships
+from penstock.schema import TableName
+
+_LOCK_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A table in the publication. `act` stays the same for as long as it has been there without a break."""
+
+    oid: int
+    act: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberCatalog:
+    """What there is now: every table by its OID, and those of interest that are published."""
+
+    names: Mapping[int, TableName]
+    members: Mapping[TableName, Member]
+
+    def gap(self, name: TableName, before: Member, *, must_be_published: bool) -> str | None:
+        """What happened to a table, in words; None if nothing that matters did. One that was dropped leaves nothing to be equal to."""
+        now, called = self.members.get(name), self.names.get(before.oid)
+        if now == before:
+            return None
+        if called is not None and called != name:
+            return f"is called {called} by now"
+        if called is None:
+            return "was dropped, and another one has its name" if name in self.names.values() else None
+        if now is not None:
+            return "was taken out of the publication and put in again"
+        return "was taken out of the publication" if must_be_published else None
+
+
+def inspect_members(address: SourceAddress, publication: str, selects: Callable[[TableName], bool]) -> MemberCatalog:
+    """As it is now. `LockWaitError` if somebody has a table to himself."""
+    with connect(address) as connection:
+        connection.execute(lock_patience(_LOCK_SECONDS))
+        tables = inspect_tables(connection)
+        chosen = {table.name: table.oid for table in tables if selects(table.name)}
+        acts = inspect_memberships(connection, publication, chosen)
+    return MemberCatalog({table.oid: table.name for table in tables}, {name: Member(chosen[name], act) for name, act in acts.items()})
