@@ -17,8 +17,10 @@ from penstock.errors import (
     ConfigError,
     ConnectorError,
     PositionGapError,
+    PublicationError,
     SchemaIncompatibleError,
     SlotMissingError,
+    TableGapError,
     UnrepresentableError,
 )
 from penstock.position import Position
@@ -172,6 +174,10 @@ def test_a_snapshot_that_begins_again_leaves_no_row_that_is_gone(harness: Postgr
         apply_changes(target, next_batch(harness, connector, 4))
         stored = connector.checkpoint()
     assert len(target[str(harness.table)]) == 4
+    with opened(harness, stored) as connector:
+        emptied, copied = next_batch(harness, connector), next_batch(harness, connector)
+    places = [(row[COMMIT_VERSION], row[ORDINAL]) for batch in (emptied, copied) for row in batch.records.to_pylist()]
+    assert places == sorted({*places}), "the truncate has a place of its own, before the rows"
     harness.database.execute(f"DELETE FROM {harness.table} WHERE id < 3")
     harness.add((999, "mark"))
     with opened(harness, stored) as connector:
@@ -225,6 +231,27 @@ def test_a_table_that_joins_later_is_copied_although_there_is_a_checkpoint(harne
     assert target == {str(each): source_rows(harness, each) for each in (table, other)}
 
 
+def test_without_names_it_has_the_tables_of_the_publication_and_those_that_join_come_whole(harness: PostgresConnectorHarness) -> None:
+    table, other, publication = harness.wal.table, harness.wal.other, harness.wal.settings.publication
+    harness.database.execute(f"CREATE PUBLICATION {publication} FOR TABLE {table}")
+    harness.database.execute(f"INSERT INTO {other} VALUES (1, 'old')")
+    all_of_them = told(harness, {"tables": ""})
+    target: dict[str, dict[int, str | None]] = {}
+    with opened(all_of_them) as connector:
+        harness.add((1, "x"))
+        mirror_until(all_of_them, connector, target, 1)
+        harness.database.execute(f"ALTER PUBLICATION {publication} ADD TABLE {other}")
+        harness.database.execute(f"INSERT INTO {other} VALUES (2, 'new')")
+        harness.add((2, "x"))
+        mirror_until(all_of_them, connector, target, 2)
+        assert set(target) == {str(table)}, "of a table that was not copied, changes alone would be half of it"
+        stored = connector.checkpoint()
+    harness.add((3, "x"))
+    with opened(all_of_them, stored) as connector:
+        mirror_until(all_of_them, connector, target, 3)
+    assert target == {str(each): source_rows(harness, each) for each in (table, other)}
+
+
 def test_without_snapshot_only_what_happens_from_now_on_comes(harness: PostgresConnectorHarness) -> None:
     harness.add((1, "before"))
     with opened(told(harness, {"snapshot": "never"})) as connector:
@@ -268,6 +295,45 @@ def test_a_lost_spool_loses_nothing(harness: PostgresConnectorHarness, tmp_path:
     harness.add((3, "x"))
     with opened(told(harness, {"spool": str(tmp_path / "another")}), stored) as connector:
         assert take(harness, connector, 1) == [(3, "x")]
+
+
+def test_a_table_that_left_the_publication_and_came_back_is_a_hole(harness: PostgresConnectorHarness) -> None:
+    stored = stored_place(harness)
+    publication = harness.wal.settings.publication
+    harness.database.execute(f"ALTER PUBLICATION {publication} DROP TABLE {harness.table}")
+    harness.add((3, "in no log of ours"))
+    with pytest.raises(TableGapError, match="taken out"), opened(harness, stored):
+        pass
+    harness.database.execute(f"ALTER PUBLICATION {publication} ADD TABLE {harness.table}")
+    with pytest.raises(TableGapError, match="put in again"), opened(harness, stored):
+        pass
+
+
+def test_another_table_of_the_same_name_is_a_hole(harness: PostgresConnectorHarness) -> None:
+    stored = stored_place(harness)
+    harness.database.execute(f"ALTER TABLE {harness.table} RENAME TO was_{harness.table.name}")
+    harness.database.execute(f"CREATE TABLE {harness.table} (id bigint PRIMARY KEY, note text)")
+    with pytest.raises(TableGapError, match="is called"), opened(harness, stored):
+        pass
+
+
+def test_a_table_that_is_renamed_while_it_is_followed_ends_the_stream(harness: PostgresConnectorHarness) -> None:
+    with opened(told(harness, {"watchSeconds": "0.05"})) as connector:
+        harness.add((1, "x"))
+        take(harness, connector, 1)
+        harness.database.execute(f"ALTER TABLE {harness.table} RENAME TO was_{harness.table.name}")
+        with pytest.raises(TableGapError, match="is called"):
+            wait_for(lambda: connector.poll_batch(1) is not None, "the error", connector.checkpoint, harness.deadline_seconds)
+
+
+def test_a_publication_that_leaves_changes_out_is_refused_with_what_mends_it(harness: PostgresConnectorHarness) -> None:
+    publication = harness.wal.settings.publication
+    harness.database.execute(f"CREATE PUBLICATION {publication} FOR TABLE {harness.table} WITH (publish = 'insert')")
+    with opened(harness) as connector:
+        with pytest.raises(PublicationError, match="leaves out") as raised:
+            wait_for(lambda: connector.poll_batch(1) is not None, "the error", connector.checkpoint, harness.deadline_seconds)
+        assert "ALTER PUBLICATION" in (raised.value.hint or "")
+    assert not harness.wal.has_slot, "nothing is kept for a stream that cannot be"
 
 
 @pytest.mark.parametrize(

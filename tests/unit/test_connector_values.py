@@ -14,12 +14,14 @@ from penstock.connectors.progress import Offset, Progress
 from penstock.contracts.connector import Health, HealthStatus, SourceCheckpoint
 from penstock.errors import CheckpointError, ConnectionLostError, SlotMissingError
 from penstock.position import Position
+from penstock.postgres.membership import Member
 from penstock.postgres.timeline import SystemIdentity
 from penstock.schema import TableName
 
 names = st.builds(TableName, st.text(min_size=1, max_size=5), st.text(min_size=1, max_size=5))
 positions = st.integers(0, 2**64 - 1).map(Position.of)
 offsets = st.builds(Offset, positions, st.none() | st.integers(0, 2**40))
+members = st.builds(Member, st.integers(0, 2**32 - 1), st.text(max_size=5))
 
 # --- checkpoints --------------------------------------------------------------------------------------------------------------
 
@@ -60,12 +62,12 @@ def test_a_checkpoint_of_another_version_is_refused_and_not_guessed_at(version: 
         SourceCheckpoint.from_json(json.dumps({"version": version, "epoch": 1, "offsets": {}, "metadata": {}}))
 
 
-@given(positions, st.dictionaries(names, offsets), st.lists(names, unique=True), st.data())
+@given(positions, st.dictionaries(names, offsets), st.lists(names, unique=True), st.dictionaries(names, members), st.data())
 def test_progress_survives_as_a_checkpoint(
-    floor: Position, ahead: dict[TableName, Offset], tables: list[TableName], data: st.DataObject
+    floor: Position, ahead: dict[TableName, Offset], tables: list[TableName], known: dict[TableName, Member], data: st.DataObject
 ) -> None:
     to_copy = data.draw(st.lists(st.sampled_from(tables), unique=True)) if tables else []
-    progress = Progress(floor, ahead, tuple(tables), tuple(to_copy), to_copy[0] if to_copy else None)
+    progress = Progress(floor, ahead, tuple(tables), tuple(to_copy), known)
     checkpoint = progress.to_checkpoint(7, "a_slot", SystemIdentity("123", 4))
     assert Progress.from_checkpoint(SourceCheckpoint.from_json(checkpoint.to_json())) == progress
     assert checkpoint.epoch == 7
@@ -81,10 +83,8 @@ def test_what_all_tables_have_is_no_longer_told_of_each() -> None:
     orders, lines = TableName("public", "orders"), TableName("public", "lines")
     progress = Progress().covering([orders, lines], copies=True).reached(Position.of(10))
     assert progress.to_copy == (orders, lines)
-    progress = progress.copying(orders)
-    assert progress.begun == orders
     progress = progress.copied(orders, Position.of(100)).copied(lines, Position.of(100))
-    assert (progress.to_copy, progress.begun, progress.floor) == ((), None, Position.of(10))
+    assert (progress.to_copy, progress.floor) == ((), Position.of(10))
     progress = progress.changed(orders, Position.of(120), 3).reached(Position.of(100))
     assert progress.ahead == {orders: Offset(Position.of(120), 3)}
     assert progress.changed(orders, Position.of(120), 2).ahead == {orders: Offset(Position.of(120), 5)}, "of one commit they add up"
@@ -94,9 +94,11 @@ def test_what_all_tables_have_is_no_longer_told_of_each() -> None:
 
 def test_a_table_that_joins_is_copied_and_one_that_leaves_is_forgotten() -> None:
     orders, lines, notes = (TableName("public", name) for name in ("orders", "lines", "notes"))
-    progress = Progress().covering([orders, lines], copies=True).copied(orders, Position.of(50)).copying(lines)
+    known = {table: Member(number, "act") for number, table in enumerate((orders, lines))}
+    progress = Progress().covering([orders, lines], copies=True).begun(Position.of(10), known).copied(orders, Position.of(50))
+    assert progress.followed == {orders: known[orders]}, "what will be copied may have missed anything"
     later = progress.covering([lines, notes], copies=True)
-    assert (later.tables, later.to_copy, later.begun, later.ahead) == ((lines, notes), (lines, notes), lines, {})
+    assert (later.tables, later.to_copy, later.members, later.ahead) == ((lines, notes), (lines, notes), {lines: known[lines]}, {})
     assert later.covering([orders, lines, notes], copies=True).to_copy == (lines, notes, orders), "it missed what happened in between"
     assert progress.covering([orders], copies=False).to_copy == ()
 

@@ -25,6 +25,7 @@ class Answering(BaseHTTPRequestHandler):
 
     status = 200
     body = b"{}"
+    location = ""
     asked: list[tuple[str, str, str | None]]
 
     def do_GET(self) -> None:
@@ -32,6 +33,8 @@ class Answering(BaseHTTPRequestHandler):
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.send_response(self.status)
         self.send_header("Content-Length", str(len(self.body)))
+        if self.location:
+            self.send_header("Location", self.location)
         self.end_headers()
         self.wfile.write(self.body)
 
@@ -79,6 +82,15 @@ def test_a_question_names_the_subject_exactly_and_the_login_is_sent_with_it(regi
     assert (method, path) == ("GET", "/api/subjects/odd%2Fsub%20ject%22%3F/versions/latest")
     assert login is not None
     assert b64decode(login.removeprefix("Basic ")).decode() == "reader:geheim"
+
+
+def test_the_login_is_for_the_registry_and_for_nobody_that_it_names(registry: Registry) -> None:
+    with closing(Registry()) as other:
+        registry.says(302, "")
+        registry.answering.location = f"{other.address.url}/elsewhere"
+        other.says(200, '{"id": 3, "version": 2, "schema": "{}"}')
+        assert registry.client.look_up("s") is not None
+        assert [login is None for _, _, login in (*registry.asked, *other.asked)] == [False, True]
 
 
 @pytest.mark.parametrize("code", [40401, 40402, 40403])

@@ -22,10 +22,9 @@ from penstock.contracts.provisioning import CaptureProvisioning, CoverageReport
 from penstock.errors import PublicationError
 from penstock.position import Position
 from penstock.postgres.connection import Connection, connect
-from penstock.postgres.health import log_wait
 from penstock.postgres.publication import inspect_publication
 from penstock.postgres.queries import identifier
-from penstock.postgres.slot import OnWait, check_server, current_position, ensure_slot, inspect_server, inspect_slot
+from penstock.postgres.slot import check_server, current_position, ensure_slot, inspect_server, inspect_slot
 from penstock.schema import TableName
 from penstock.spool.identity import load_identity
 
@@ -57,23 +56,6 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         """
         return replace(self, required=frozenset(required), manage=manage)
 
-    def ensure_ready(self, on_wait: OnWait = log_wait, *, has_slot: bool = False) -> None:
-        """Make what is missing: the publication, if it is managed, and then the slot, unless there was one that is gone.
-
-        Creating the slot waits for the transactions that are open at that moment; `on_wait` is told once a second for which, and what it
-        raises ends the wait. With `has_slot` there must be one, since somebody has read from it, and none is made.
-        """
-        self._ensure_coverage()
-        settings = self.settings
-        if has_slot:
-            return
-        with connect(settings.address) as connection:
-            check_server(inspect_server(connection))
-            # A spool that was filled from a slot which is gone: the engine says so, instead of going on behind the hole.
-            if inspect_slot(connection, settings.slot) is None and load_identity(settings.spool) is None:
-                self._check_publication(connection)
-                ensure_slot(settings.address, connection, settings.slot, failover=settings.failover, on_wait=on_wait)
-
     # --- ChangeCapture --------------------------------------------------------------------------------------------------
 
     @override
@@ -88,9 +70,16 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         transaction, since one stream carries all tables: every transaction before it is delivered, then `next` raises the error that
         names table and column. So it does after each restart, until the policy takes the value.
         """
-        self.ensure_ready()
-        register(self.settings.spool)
-        return LiveChanges(replace(self.settings, tables=()))
+        self._ensure_coverage()
+        settings = self.settings
+        with connect(settings.address) as connection:
+            check_server(inspect_server(connection))
+            # A spool that was filled from a slot which is gone: the engine says so, instead of going on behind the hole.
+            if inspect_slot(connection, settings.slot) is None and load_identity(settings.spool) is None:
+                self._check_publication(connection)
+                ensure_slot(settings.address, connection, settings.slot, failover=settings.failover)
+        register(settings.spool)
+        return LiveChanges(replace(settings, tables=()))
 
     @override
     def snapshot(self, tables: Sequence[TableName]) -> ChangeStream:

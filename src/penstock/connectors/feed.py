@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -17,9 +18,9 @@ from itertools import chain
 
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.spooling import SpoolCapture
-from penstock.capture.wal import WalCapture
 from penstock.connectors.progress import Offset, Progress
-from penstock.connectors.rows import Begun, Copied, CopiedRows, Range, Reached, Rows, Step, copy_tables
+from penstock.connectors.readiness import check_members, ensure_source
+from penstock.connectors.rows import Begun, Copied, Range, Reached, Rows, Step, copy_tables
 from penstock.errors import PenstockError, Recovery, SpoolError
 from penstock.lag import OpenTransaction
 from penstock.position import Position
@@ -40,6 +41,8 @@ _WAIT_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _END_SECONDS = 15.0
+_WATCHES_PER_LOOK = 6
+"""How often it looks whether the tables are still what they were, beside the watch over log and slot."""
 
 
 class StepQueue:
@@ -123,13 +126,18 @@ def grouped(steps: Iterable[Step]) -> Iterator[tuple[Step, ...]]:
 class Feed:
     """Reads from `progress` on, between `start` and `stop`."""
 
-    def __init__(self, settings: CaptureSettings, tables: frozenset[TableName] | None, progress: Progress, ready: threading.Event) -> None:
+    def __init__(self, settings: CaptureSettings, progress: Progress, ready: threading.Event, *, takes_all: bool) -> None:
+        """With `takes_all`, tables that join the publication later come too."""
         self.steps = StepQueue(ready)
         self._settings = settings
-        self._tables = tables
+        self._tables = frozenset(progress.tables)
+        self._takes_all = takes_all
+        self._members = progress.members
+        self._followed = progress.followed
         self._begin = progress.floor
         self._to_copy = list(progress.to_copy)
-        self._begun = progress.begun
+        # What was given out of a table before it was whole, nobody has noted.
+        self._copies_again = progress.floor > Position.ZERO
         self._skip: dict[TableName, Offset] = dict(progress.ahead)
         self._capture = SpoolCapture(replace(settings, tables=()))
         self._reader = SpoolReader(settings.spool)
@@ -151,8 +159,8 @@ class Feed:
 
     @property
     def trouble(self) -> BaseException | None:
-        """Why nothing comes now; None while all is well."""
-        return self._trouble
+        """Why nothing comes now; None while all is well. What the capture says counts also while nobody takes what came before."""
+        return self._trouble or self._capture.trouble
 
     @property
     def errors_total(self) -> int:
@@ -166,7 +174,7 @@ class Feed:
             self._retried(self._make_ready)
             self._capture.start()
             self._begin = self._await_begin()
-            self._put((Begun(self._begin),))
+            self._put((Begun(self._begin, self._members),))
             self._retried(self._copy)
             self._follow()
         except _StoppedError:
@@ -178,11 +186,13 @@ class Feed:
             self._capture.stop()
 
     def _make_ready(self) -> None:
-        """Where the consumer stands somewhere already, a slot that is gone is a hole, and the capture says so."""
-        WalCapture(self._settings).ensure_ready(self._check_going, has_slot=self._begin > Position.ZERO)
+        """Publication, then slot, then a look at which tables these are. A slot that is gone is a hole, and the capture says so."""
+        settings = self._settings
+        ensure_source(settings, self._check_going, is_known=self._begin > Position.ZERO)
+        self._members = check_members(settings, self._tables, self._followed)
         try:
-            if CONSUMER not in released(self._settings.spool):
-                release(self._settings.spool, CONSUMER, Position.ZERO)
+            if CONSUMER not in released(settings.spool):
+                release(settings.spool, CONSUMER, Position.ZERO)
         except OSError as error:
             raise SpoolError(f"the spool cannot be written: {error}") from error
 
@@ -197,22 +207,23 @@ class Feed:
         return begun if begun > Position.ZERO else self._reader.start or end
 
     def _copy(self) -> None:
-        """All that is left to copy. When it is interrupted, the table that was begun begins anew, under another snapshot."""
-        for group in grouped(copy_tables(self._settings, self._to_copy, self._begun, self._check_going)):
+        """All that is left to copy. When it is interrupted, tables that are not whole begin anew, under another snapshot."""
+        again, self._copies_again = self._copies_again, True
+        for group in grouped(copy_tables(self._settings, self._to_copy, self._check_going, again=again)):
             self._put(group)
             for step in group:
-                match step:
-                    case CopiedRows():
-                        self._begun = step.table
-                    case Copied():
-                        self._begun = None
-                        self._to_copy.remove(step.table)
-                        self._skip[step.table] = Offset(step.fence)
+                if isinstance(step, Copied):
+                    self._to_copy.remove(step.table)
+                    self._skip[step.table] = Offset(step.fence)
 
     def _follow(self) -> None:
-        at = self._begin
+        look_seconds = self._settings.limits.watch_seconds * _WATCHES_PER_LOOK
+        at, look_at = self._begin, time.monotonic() + look_seconds
         while True:
             self._look()
+            if time.monotonic() >= look_at:
+                self._look_at_members()
+                look_at = time.monotonic() + look_seconds
             if not self._capture.wait_beyond(at, _WAIT_SECONDS):
                 continue
             upto = self._reader.limit(at, max_rows=_READ_ROWS)
@@ -223,6 +234,15 @@ class Feed:
                 raise refused
             self._skip = {table: offset for table, offset in self._skip.items() if offset.position > upto}
             at = upto
+
+    def _look_at_members(self) -> None:
+        """A table that is renamed or taken out of the publication just falls silent. What this does not see, the next start does."""
+        try:
+            check_members(self._settings, self._tables, self._members)
+        except PenstockError as error:
+            if error.recovery is not Recovery.RETRY:
+                raise
+            _log.info("tables not looked at", extra={"code": error.code})
 
     def _give_out(self, at: Position, upto: Position) -> PenstockError | None:
         """The changes in `(at, upto]`; or the whole transactions before the first value that ends the stream, and its error.
@@ -239,7 +259,7 @@ class Feed:
         return refused.error if refused is not None else None
 
     def _wants(self, table: TableName) -> bool:
-        return self._tables is None or table in self._tables
+        return self._takes_all or table in self._tables
 
     # --- what can go wrong ----------------------------------------------------------------------------------------------
 

@@ -44,8 +44,8 @@ class PostgresConnector(SourceConnector):
     Of one range of the log, the changes come table by table, so order is kept within a table, and between tables only `_commit_version`
     tells it. Wherever a checkpoint's offsets hold nothing but `stream`, all tables have been given out up to that one position.
 
-    A snapshot that was given out in part cannot be gone on with under another one: after a restart that table begins with a `truncate`,
-    and tables that were whole by then are left alone. As long as it lasts, the server keeps dead rows: so read it through.
+    A snapshot that was given out in part cannot be gone on with under another one: after a restart, tables that are not whole begin with a
+    `truncate`, and those that are whole are left alone. As long as it lasts, the server keeps dead rows: so read it through.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,8 @@ class PostgresConnector(SourceConnector):
     @override
     def discover_schema(self, properties: ConnectorConfig) -> None:
         """Within `discoverSeconds`, 5 by default."""
-        self._view = discover(properties)
+        if self._settings is None:
+            self._view = discover(properties)
 
     @override
     def open(self, config: ConnectorConfig) -> None:
@@ -91,7 +92,7 @@ class PostgresConnector(SourceConnector):
             raise ConnectorStateError("reading has started, and a checkpoint comes too late", hint="restore before the first poll_batch")
         progress = Progress.from_checkpoint(checkpoint)
         if progress.floor > Position.ZERO:
-            self._acknowledged = hold_place(settings.capture, self._view.system, checkpoint, progress)
+            self._acknowledged = hold_place(settings.capture, self._view, checkpoint, progress)
         self._progress = progress
         self._ledger = EpochLedger(checkpoint.epoch, progress.floor)
         self._asked_at = progress.floor
@@ -132,7 +133,8 @@ class PostgresConnector(SourceConnector):
 
     def _start(self, settings: ConnectorSettings) -> Feed:
         self._progress = self._progress.covering(self._view.tables, copies=settings.takes_snapshot)
-        feed = Feed(settings.capture, frozenset(settings.tables) or None, self._progress, self._ready)
+        takes_all = not (settings.tables or settings.takes_snapshot)
+        feed = Feed(settings.capture, self._progress, self._ready, takes_all=takes_all)
         # The feed does not know this object: when the last reference to it goes, the feed ends.
         self._end = weakref.finalize(self, feed.stop)
         feed.start()
@@ -151,9 +153,9 @@ class PostgresConnector(SourceConnector):
         progress = self._progress
         match step:
             case Begun():
-                progress = progress.reached(step.floor)
+                progress = progress.begun(step.floor, step.members)
             case CopiedRows():
-                progress = progress.copying(step.table)
+                pass  # until the table is whole, a restart begins it anew
             case Copied():
                 progress = progress.copied(step.table, step.fence)
             case ChangedRows():
@@ -199,7 +201,9 @@ class PostgresConnector(SourceConnector):
         settings = self._opened()
         with self._lock:
             if epoch > self._ledger.last:
-                raise ConnectorError(f"epoch {epoch} has not been given out; the last one is {self._ledger.last}")
+                raise ConnectorError(
+                    f"epoch {epoch} has not been given out; the last one is {self._ledger.last}", hint="tell the epoch of a checkpoint"
+                )
             floor = self._ledger.floor_of(epoch)
             if floor is None or floor <= self._acknowledged:
                 return

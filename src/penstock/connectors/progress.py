@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from penstock.contracts.connector import SourceCheckpoint
 from penstock.errors import CheckpointError
 from penstock.position import Position
+from penstock.postgres.membership import Member
 from penstock.postgres.timeline import SystemIdentity
 from penstock.schema import TableName
 
@@ -58,8 +59,8 @@ class Progress:
     """All that are captured; none while nobody has said which."""
     to_copy: tuple[TableName, ...] = ()
     """Those of them whose snapshot has not been given out whole, in order."""
-    begun: TableName | None = None
-    """The one of them of which some rows have been given out."""
+    members: Mapping[TableName, Member] = field(default_factory=dict)
+    """Which tables they are, and which act put each into the publication, so that a break can be told."""
 
     def covering(self, tables: Sequence[TableName], *, copies: bool) -> Progress:
         """Of these tables, and no others. Of one that was not among them before nothing is known, so it is to be copied."""
@@ -68,19 +69,23 @@ class Progress:
             self,
             tables=tuple(tables),
             to_copy=(*(table for table in self.to_copy if table in tables), *new),
-            begun=self.begun if self.begun in tables else None,
             ahead={table: offset for table, offset in self.ahead.items() if table in tables},
+            members={table: member for table, member in self.members.items() if table in tables},
         )
 
-    def copying(self, table: TableName) -> Progress:
-        """Rows of its snapshot have been given out."""
-        return replace(self, begun=table)
+    def begun(self, floor: Position, members: Mapping[TableName, Member]) -> Progress:
+        """Reading starts, behind `floor`."""
+        return replace(self.reached(floor), members=dict(members))
+
+    @property
+    def followed(self) -> Mapping[TableName, Member]:
+        """Those of the members whose changes must not be missed: all but what will be copied anyway."""
+        return {table: member for table, member in self.members.items() if table not in self.to_copy}
 
     def copied(self, table: TableName, fence: Position) -> Progress:
         """Its snapshot has been given out whole: it has all that commits up to `fence`."""
         left = tuple(each for each in self.to_copy if each != table)
-        begun = None if self.begun == table else self.begun
-        return replace(self, to_copy=left, begun=begun, ahead={**self.ahead, table: Offset(fence)})
+        return replace(self, to_copy=left, ahead={**self.ahead, table: Offset(fence)})
 
     def changed(self, table: TableName, position: Position, rows: int) -> Progress:
         """Further changes of it have been given out; the last `rows` of them are of the commit at `position`."""
@@ -104,8 +109,9 @@ class Progress:
         for name, tables in (("tables", self.tables), ("to_copy", self.to_copy)):
             if tables:
                 metadata[name] = json.dumps([str(table) for table in tables])
-        if self.begun is not None:
-            metadata["begun"] = str(self.begun)
+        if self.members:
+            members = {str(table): [member.oid, member.act] for table, member in sorted(self.members.items())}
+            metadata["members"] = json.dumps(members)
         return SourceCheckpoint(offsets, epoch, metadata)
 
     @classmethod
@@ -118,10 +124,11 @@ class Progress:
             floor = Position.parse(offsets.pop(STREAM))
             ahead = {TableName.parse(table): Offset.parse(text) for table, text in offsets.items()}
             tables, to_copy = (tuple(map(TableName.parse, json.loads(metadata.get(name, "[]")))) for name in ("tables", "to_copy"))
-            begun = TableName.parse(metadata["begun"]) if "begun" in metadata else None
-        except (KeyError, TypeError, ValueError) as error:
+            found = json.loads(metadata.get("members", "{}")).items()
+            members = {TableName.parse(table): Member(int(oid), str(act)) for table, (oid, act) in found}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError("the checkpoint is not one of a Postgres connector", hint=_ANEW) from error
-        return cls(floor, ahead, tables, to_copy, begun)
+        return cls(floor, ahead, tables, to_copy, members)
 
 
 def checkpoint_system(checkpoint: SourceCheckpoint) -> SystemIdentity | None:

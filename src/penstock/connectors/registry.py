@@ -70,12 +70,12 @@ class SchemaRegistry:
     def _ask(self, method: str, path: str, body: Mapping[str, str] | None = None) -> dict[str, Any] | None:
         """The answer; None for what the registry does not have."""
         address = self._address
-        headers = {"Accept": _CONTENT, "Content-Type": _CONTENT}
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(f"{address.url}/{path}", data, {"Accept": _CONTENT, "Content-Type": _CONTENT}, method=method)
         if address.user:
             password = address.password.reveal() if address.password is not None else ""
-            headers["Authorization"] = f"Basic {b64encode(f'{address.user}:{password}'.encode()).decode()}"
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(f"{address.url}/{path}", data, headers, method=method)
+            login = b64encode(f"{address.user}:{password}".encode()).decode()
+            request.add_unredirected_header("Authorization", f"Basic {login}")  # for this server, and for none that it names
         try:
             with urlopen(request, timeout=address.timeout_seconds) as answer:
                 document = json.loads(answer.read(_MOST_BYTES))

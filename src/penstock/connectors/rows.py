@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -21,6 +21,7 @@ from penstock.connectors.progress import Offset
 from penstock.position import Position
 from penstock.postgres.chunks import read_chunk
 from penstock.postgres.exported import export_snapshot
+from penstock.postgres.membership import Member
 from penstock.postgres.slot import OnWait
 from penstock.schema import TableName
 from penstock.spool.range import FileSlice, SpoolRange
@@ -38,6 +39,8 @@ class Begun:
     """Reading starts: everything up to `floor` is behind the consumer."""
 
     floor: Position
+    members: Mapping[TableName, Member] = field(default_factory=dict)
+    """As the tables are in the publication now, which holds for all that comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +139,19 @@ def _count(versions: pa.Array, version: object) -> int:
 # --- the snapshot -------------------------------------------------------------------------------------------------------------
 
 
-def copy_tables(settings: CaptureSettings, tables: Sequence[TableName], begun: TableName | None, on_wait: OnWait) -> Iterator[Step]:
+def copy_tables(settings: CaptureSettings, tables: Sequence[TableName], on_wait: OnWait, *, again: bool) -> Iterator[Step]:
     """The rows of `tables` under one exported snapshot, one table after the other.
 
-    Of `begun`, rows of an earlier snapshot are with the consumer, some of which may be gone from the source: it is emptied first.
+    When it is done `again`, the consumer may have rows of an earlier snapshot, some of which are gone from the source: each table is
+    emptied first.
     """
     if not tables:
         return
     with export_snapshot(settings.address, on_wait) as exported:
         for schema, chunks in plan_tables(settings, tables).values():
-            if schema.name == begun:
+            if again:
                 yield CopiedRows(schema.name, truncate_batch(schema, exported.fence))
-            ordinal = 0
+            ordinal = 1  # behind the truncate
             for chunk in chunks:
                 with closing(read_chunk(settings.address, exported.name, chunk, refuse_inexact=settings.types.refuses_inexact)) as batches:
                     for batch in batches:

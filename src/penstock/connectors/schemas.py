@@ -36,7 +36,9 @@ class CapturedSchemas(SchemaProvider):
             table = TableName.parse(partition)
             position = None if offset is None else Offset.parse(offset).position
         except ValueError as error:
-            raise ConnectorError(f"not a table, or not an offset of its stream: {error}") from error
+            raise ConnectorError(
+                f"not a table, or not an offset of its stream: {error}", hint="name a partition of a batch, and an offset of a checkpoint"
+            ) from error
         schema = self.table_schema(table, position)
         return None if schema is None else change_schema(schema)
 

@@ -15,6 +15,7 @@ from penstock.capture.continuity import check_continuity, check_not_rewound, che
 from penstock.capture.settings import CaptureSettings
 from penstock.connectors.feed import CONSUMER
 from penstock.connectors.progress import Progress, check_slot_of, checkpoint_system
+from penstock.connectors.readiness import check_members
 from penstock.connectors.settings import ConnectorSettings
 from penstock.contracts.connector import ConnectorConfig, SourceCheckpoint
 from penstock.errors import NoTablesError, PenstockError, SlotMissingError, SpoolError
@@ -84,7 +85,7 @@ def _silence() -> Iterator[None]:
         _log.info("schema not discovered", extra={"error": error.code if isinstance(error, PenstockError) else type(error).__name__})
 
 
-def hold_place(capture: CaptureSettings, system: SystemIdentity | None, checkpoint: SourceCheckpoint, progress: Progress) -> Position:
+def hold_place(capture: CaptureSettings, view: SourceView, checkpoint: SourceCheckpoint, progress: Progress) -> Position:
     """See to it that everything after the checkpoint is kept, or raise the error that says why it cannot be had.
 
     Gives what has been acknowledged by now. That may go back, to a checkpoint that is older, and never goes forward: whether everything
@@ -94,8 +95,8 @@ def hold_place(capture: CaptureSettings, system: SystemIdentity | None, checkpoi
     before = checkpoint_system(checkpoint)
     with connect(capture.address) as connection:
         slot = inspect_slot(connection, capture.slot)
-        if system is not None and before is not None:
-            check_system(capture.address, system, before, progress.floor, slot=slot, name=capture.slot)
+        if view.system is not None and before is not None:
+            check_system(capture.address, view.system, before, progress.floor, slot=slot, name=capture.slot)
         check_not_rewound(progress.floor, current_position(connection))
         if slot is None:
             raise SlotMissingError(
@@ -106,6 +107,7 @@ def hold_place(capture: CaptureSettings, system: SystemIdentity | None, checkpoi
     start, end = reader.start, reader.end
     ground = (start, end) if start is not None and end is not None else None
     check_continuity(progress.floor, ground, slot.confirmed, capture.slot)
+    check_members(capture, view.tables, progress.covering(view.tables, copies=False).followed)
     acknowledged = min(progress.floor, released(capture.spool).get(CONSUMER, slot.confirmed))
     try:
         return hold(capture.spool, CONSUMER, acknowledged)
