@@ -31,6 +31,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from types import TracebackType
 from typing import ClassVar, Self, TypeAlias
 
 import pyarrow as pa
@@ -210,7 +211,16 @@ class SourceConnector(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything: connections, threads, locks. Acknowledges nothing. May be called more than once, and without `open`."""
+        """Let go of everything: connections, threads, locks. Acknowledges nothing. May be called more than once, and without `open`.
+
+        A `with` block calls it at its end.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
 
     # --- with defaults --------------------------------------------------------------------------------------------------
 

@@ -100,14 +100,11 @@ class Bare(SourceConnector):
 
 @contextmanager
 def opened(harness: ConnectorHarness, stored: SourceCheckpoint | None = None) -> Iterator[SourceConnector]:
-    connector = harness.connector()
-    connector.open(harness.config())
-    try:
+    with harness.connector() as connector:
+        connector.open(harness.config())
         if stored is not None:
             connector.restore(stored)
         yield connector
-    finally:
-        connector.close()
 
 
 def next_batch(harness: ConnectorHarness, connector: SourceConnector, max_records: int = MAX_RECORDS) -> SourceBatch:

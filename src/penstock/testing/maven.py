@@ -16,7 +16,7 @@ from xml.sax.saxutils import quoteattr
 from penstock.errors import EnvironmentUnfitError
 from penstock.spark.java import find_java
 
-_FETCH_SECONDS = 300.0
+_FETCH_SECONDS = 600.0
 
 _MODULE = """\
 <ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">

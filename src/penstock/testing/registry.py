@@ -8,11 +8,13 @@ notices its standard input closing and ends it.
 from __future__ import annotations
 
 import json
+import random
 import socket
 import subprocess
 import tarfile
 import tempfile
 import time
+from contextlib import suppress
 from http.client import HTTPException
 from pathlib import Path
 from types import TracebackType
@@ -30,6 +32,7 @@ _HINT = "see to it that Spark can fetch packages on this machine"
 _HOST = "127.0.0.1"
 _API = "apis/ccompat/v7"
 _GUARD = 'read -r _; kill "$1"'
+_PORTS = range(20_000, 32_000)
 _START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
 
@@ -126,6 +129,9 @@ class EmbeddedRegistry:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        return int(probe.getsockname()[1])
+    """Below those that the system gives out, so that nobody is given it until the registry, seconds later, listens."""
+    for port in random.sample(_PORTS, 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((_HOST, port))
+            return port
+    raise EnvironmentUnfitError("no port is free for the schema registry", hint=f"see who listens on ports {_PORTS.start} and higher")
