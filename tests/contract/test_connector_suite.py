@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable
 
@@ -22,20 +21,11 @@ from penstock.contracts.connector import (
 from penstock.contracts.schemas import SchemaProvider, SchemaRegistryAware
 from penstock.errors import PenstockError
 from penstock.testing.connector_conformance import SourceConnectorConformance
+from penstock.testing.rules import suite_tests
+from tests.contract.breaking import caught, caught_by
 from tests.contract.test_list_connector import ListConnectorHarness
 
 SUITE = SourceConnectorConformance
-
-caught: dict[str, list[type[SourceConnector]]] = {}
-
-
-def caught_by(*tests: Callable[..., object]) -> Callable[[type[ListConnector]], type[ListConnector]]:
-    def note(broken: type[ListConnector]) -> type[ListConnector]:
-        for test in tests:
-            caught.setdefault(test.__name__, []).append(broken)
-        return broken
-
-    return note
 
 
 # --- lifecycle and polling ----------------------------------------------------------------------------------------------------
@@ -369,17 +359,16 @@ class BrokenHarness(ListConnectorHarness):
         return self._broken()
 
 
-OF_THE_CONTRACT_ITSELF = {SUITE.test_who_implements_only_what_is_required_has_the_defaults.__name__}
-TESTS = [name for name, _ in inspect.getmembers(SUITE, inspect.isfunction) if name.startswith("test_")]
+OF_THE_CONTRACT_ITSELF = SUITE.test_who_implements_only_what_is_required_has_the_defaults
+TESTS = list(suite_tests(SUITE))
 
 
-@pytest.mark.parametrize("test", sorted({*TESTS} - OF_THE_CONTRACT_ITSELF))
-def test_whoever_breaks_the_rule_is_caught(test: str) -> None:
+@pytest.mark.parametrize("test", [test for test in TESTS if test is not OF_THE_CONTRACT_ITSELF])
+def test_whoever_breaks_the_rule_is_caught(test: Callable[..., object]) -> None:
     assert caught.get(test), "no implementation is known that breaks this rule: is it one?"
     for broken in caught[test]:
-        run = getattr(SUITE(), test)
         with pytest.raises((AssertionError, RuntimeError, PenstockError)):
-            run(BrokenHarness(broken))
+            test(SUITE(), BrokenHarness(broken))
 
 
 class NoReplay(ListConnector):
@@ -425,5 +414,5 @@ class PlainHarness(ListConnectorHarness):
 
 
 @pytest.mark.parametrize("test", TESTS)
-def test_a_connector_with_none_of_the_capabilities_passes_too(test: str) -> None:
-    getattr(SUITE(), test)(PlainHarness())
+def test_a_connector_with_none_of_the_capabilities_passes_too(test: Callable[..., object]) -> None:
+    test(SUITE(), PlainHarness())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from penstock.testing.capture_conformance import ChangeCaptureConformance
+from penstock.testing.connector_conformance import SourceConnectorConformance
 from penstock.testing.provisioning_conformance import CaptureProvisioningConformance
 from penstock.testing.record_source_conformance import RecordSourceConformance
 from penstock.testing.records_conformance import CdcIteratorConformance, SnapshotterConformance
@@ -13,6 +14,7 @@ from penstock.testing.rules import DOCUMENTS, Document, held_by, holders_of, loa
 SUITES: Mapping[str, tuple[type, ...]] = {
     "change_capture": (ChangeCaptureConformance,),
     "wal_change_capture": (CaptureProvisioningConformance,),
+    "source_connector": (SourceConnectorConformance,),
     "record_source": (RecordSourceConformance, SnapshotterConformance, CdcIteratorConformance),
 }
 """The suites of each document. A test may hold sentences of other documents too."""
