@@ -177,6 +177,7 @@ def test_options_say_where_the_registry_is_and_show_no_password() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("spool", "", "'spool' is missing"),
         ("registryUrl", "file:///etc/passwd", "not an http"),
         ("registryUrl", "http://u:p@host/", "login in clear"),
         ("snapshot", "sometimes", "'snapshot'"),
@@ -192,6 +193,13 @@ def test_an_option_that_makes_no_sense_is_named(name: str, value: str, message: 
         ConnectorSettings.from_options({**OPTIONS, name: value})
     assert caught.value.hint
     assert "passwd" not in str(caught.value)
+
+
+def test_a_password_may_stand_in_the_dsn_and_is_kept_apart_all_the_same() -> None:
+    settings = ConnectorSettings.from_options({**OPTIONS, "dsn": "postgresql://u:geheim@h/d"})
+    assert settings.capture.address.password == Secret("geheim")
+    assert "geheim" not in repr(settings)
+    assert "geheim" not in settings.capture.address.dsn
 
 
 @pytest.mark.parametrize("text", ["public.a,public.b", ' public.a , public."b" ', '["public.a", "public.b"]'])

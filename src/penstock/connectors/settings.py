@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from penstock.capture.settings import CaptureSettings
 from penstock.connectors.health import HealthThresholds
 from penstock.errors import ConfigError
+from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
 from penstock.secret import Secret
 
@@ -77,8 +78,14 @@ class ConnectorSettings:
         given = {name.lower(): value for name, value in options.items() if value}
         for name in options:
             _check_known(name)
+        for name in ("dsn", "slot", "spool"):
+            if name not in given:
+                raise ConfigError(f"the option {name!r} is missing", hint="the guide has an example: docs/guides/connectors.md")
         if "tables" in given:
             given["tables"] = _tables(given["tables"])
+        address = SourceAddress.parse(given["dsn"])
+        if address.password is not None:  # nobody shows these options, so it may stand there
+            given = {"password": address.password.reveal(), **given, "dsn": address.dsn}
         capture = CaptureSettings.from_options({name: value for name, value in given.items() if name not in _NAMES})
         if capture.is_separate:
             raise ConfigError("a connector captures by itself, and the option 'capture' says separate", hint="leave that option out")
