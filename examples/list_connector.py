@@ -101,7 +101,7 @@ class ListConnector(SourceConnector, SchemaProvider):
         topic = self._opened()
         if self._is_reading:
             raise ConnectorStateError("reading has started, and a checkpoint comes too late")
-        text = checkpoint.offsets.get(topic.name, "")
+        text = checkpoint.offsets.get(topic.name, "") if checkpoint.offsets else "0"  # an empty one is the beginning
         if not text.isdecimal():
             raise CheckpointError(f"the checkpoint is not one of topic {topic.name}")
         self._at = int(text)

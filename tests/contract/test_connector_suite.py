@@ -143,6 +143,13 @@ class BeginsAnew(ListConnector):
         self._at = 0
 
 
+@caught_by(SUITE.test_the_beginning_is_a_checkpoint_too)
+class KnowsNoBeginning(ListConnector):
+    @override
+    def restore(self, checkpoint: SourceCheckpoint) -> None:
+        super().restore(SourceCheckpoint(dict(checkpoint.offsets) or {"": ""}))
+
+
 @caught_by(SUITE.test_a_checkpoint_counts_although_the_connector_is_open_already)
 class BeginsToReadInOpen(ListConnector):
     first: SourceBatch | None = None

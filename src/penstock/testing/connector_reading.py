@@ -162,6 +162,18 @@ class ConnectorReading:
                     stored = SourceCheckpoint.from_json(connector.checkpoint().to_json())
         assert target == rows, "nothing is missing, and nothing comes twice, be it in the middle of a transaction"
 
+    @rule(DOCUMENT, "checkpoint-enough", "restore()")
+    def test_the_beginning_is_a_checkpoint_too(self, harness: ConnectorHarness) -> None:
+        with opened(harness) as connector:
+            unread = connector.checkpoint()
+        rows: list[Row] = []
+        for beginning in (SourceCheckpoint(), unread):
+            rows.append((len(rows), "x"))
+            harness.add(rows[-1])
+            expected = rows if harness.replays else rows[-1:]
+            with opened(harness, beginning) as connector:
+                assert take(harness, connector, len(expected)) == expected
+
     @rule(DOCUMENT, "restore-first", "restore()")
     def test_a_checkpoint_counts_although_the_connector_is_open_already(self, harness: ConnectorHarness) -> None:
         harness.add((1, "before"))
