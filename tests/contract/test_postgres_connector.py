@@ -73,11 +73,16 @@ def mirror_until(
     max_records: int = 1000,
 ) -> None:
     """Apply batches until a row with this key has come, and all that committed with it or before, of all tables."""
-    table = str(harness.table)
-    while mark not in target.get(table, {}) or set(connector.checkpoint().offsets) != {"stream"}:
+    ready = connector.data_ready()
+    assert ready is not None
+
+    def is_level() -> bool:
+        return mark in target.get(str(harness.table), {}) and set(connector.checkpoint().offsets) == {"stream"}
+
+    while not is_level():
         if (batch := connector.poll_batch(max_records)) is not None:
             apply_changes(target, batch)
-        elif (ready := connector.data_ready()) is not None:
+        elif not is_level():
             assert ready.wait(harness.deadline_seconds), f"the mark {mark} did not come; so far {target}"
 
 

@@ -33,7 +33,7 @@ _HOST = "127.0.0.1"
 _API = "apis/ccompat/v7"
 _GUARD = 'read -r _; kill "$1"'
 _PORTS = range(20_000, 32_000)
-_START_SECONDS = 120.0
+_START_SECONDS = 240.0
 _STOP_SECONDS = 30.0
 
 
