@@ -17,7 +17,7 @@ from tests.fix_postgres import Database
 
 Tables = dict[str, dict[int, str | None]]
 
-LIVES = 10
+LIVES = 8
 
 
 def apply_strictly(target: Tables, batch: SourceBatch) -> None:
@@ -84,7 +84,7 @@ def poll(connector: SourceConnector, target: Tables, max_records: int) -> None:
         ready.wait(0.5)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 def test_a_consumer_that_dies_again_and_again_ends_in_what_the_source_holds(shared_database: Database, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     with postgres_connector_harness(shared_database, tmp_path) as harness:

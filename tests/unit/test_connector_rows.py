@@ -56,7 +56,7 @@ def seen(part: ChangedRows) -> list[Seen]:
     return [(part.table.name, version, ordinal) for version, ordinal in zip(*columns, strict=True)]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(logs(), st.sets(st.integers(0, 5)), st.sets(st.integers(0, 5)), st.integers(1, 3), st.integers(0, 40))
 def test_from_every_place_the_rest_comes_and_nothing_twice(
     log: list[Commit], before: set[int], after: set[int], size: int, batches: int
