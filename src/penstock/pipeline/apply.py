@@ -22,17 +22,18 @@ from penstock.pipeline.bringing import Bringer
 from penstock.pipeline.epoch_work import is_behind, plan_work
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.following import Follower
+from penstock.pipeline.ledger import TableLedger
 from penstock.pipeline.letter_box import LetterBox
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.shadows import Shadows
 from penstock.pipeline.sightings import Look
 from penstock.pipeline.states import TableState, TableStatus
+from penstock.pipeline.watch import CatalogWatch
 from penstock.position import Position
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import CopyAnew
-from penstock.spool.consumers import hold, release
 from penstock.spool.range import SpoolRange
 from penstock.spool.reader import SpoolReader
 from penstock.spool.waiting import wait_for_end
@@ -73,23 +74,18 @@ class EpochApplier:
         self._sink = sink
         self._log = log
         self._reader = SpoolReader(spool)
-        self._consumer = consumer
         self._system = system
         self._observer = observer
         self._bringer = Bringer(sink, types, follower, letters)
         self._shadows = shadows
-        self._follower = follower
         self._letters = letters
         self._on_anew = on_anew
         self._anew: dict[TableName, str] = {}
-        self._targets: dict[TableName, Target] = {}
-        self._holds: dict[TableName, Position] = {}
+        self._ledger = TableLedger(spool, consumer, self._needed_besides)
+        self._watch = CatalogWatch(follower, self._ledger)
         self._requests: deque[Callable[[], None]] = deque()
         self._turn = threading.Lock()
-        self._writing = threading.Lock()
-        self._releasing = threading.Lock()
         self._ended_at = time.monotonic()
-        self.statuses: Mapping[TableName, TableStatus] = {}
         self.last = log.last()
 
     @property
@@ -98,10 +94,14 @@ class EpochApplier:
         return self.last.position if self.last is not None else Position.ZERO
 
     @property
+    def statuses(self) -> Mapping[TableName, TableStatus]:
+        """The tables as they stand at this moment."""
+        return self._ledger.statuses
+
+    @property
     def oids(self) -> dict[TableName, int]:
         """By which each table is known that something may still come into."""
-        statuses, targets = self.statuses, self._targets.copy()
-        return {name: target.source_oid for name, target in targets.items() if name in statuses and not statuses[name].is_over}
+        return self._ledger.oids()
 
     def adopt(
         self,
@@ -110,29 +110,30 @@ class EpochApplier:
         begun: Mapping[TableName, Position] = MappingProxyType({}),
     ) -> None:
         """Take over the tables as they stand after start-up; of those that a former run has begun to copy, from which fence on."""
-        self._holds.update(begun)
-        self._targets = dict(targets)
-        self.statuses = dict(statuses)
+        for name, fence in begun.items():
+            self._ledger.keep(name, fence)
+        self._ledger.targets = dict(targets)
+        self._ledger.write(statuses)
         if self._letters is not None:
-            self._letters.begin(self._targets)
+            self._letters.begin(self._ledger.targets)
         # A target that was put back needs ground that was released before: begin with what all of them hold.
-        hold(self._reader.root, self._consumer, self._needed())
+        self._ledger.claim()
 
     def expect(self, name: TableName) -> None:
         """Keep the changes of a table that is about to be copied, from now on; so its fence cannot lie before what is kept.
 
         What a former run has begun to copy is held already, from its first fence on.
         """
-        self._holds.setdefault(name, self.position)
-        self._set({name: TableStatus(TableState.PENDING)})
+        self._ledger.keep_unless_kept(name, self.position)
+        self._ledger.write({name: TableStatus(TableState.PENDING)})
         if self._letters is not None:
             self._letters.void(name)
 
     def hold(self, name: TableName, fence: Position) -> None:
         """The table is being copied: what comes after its first fence is kept. One that was removed meanwhile is nobody's."""
         if name in self.statuses:
-            self._holds[name] = fence
-            self._set({name: TableStatus(TableState.SNAPSHOTTING)})
+            self._ledger.keep(name, fence)
+            self._ledger.write({name: TableStatus(TableState.SNAPSHOTTING)})
             self._requests.append(_nothing)  # perhaps something can be released
 
     def enter(self, target: Target) -> None:
@@ -158,58 +159,35 @@ class EpochApplier:
         """The table is no longer one of the pipeline's. `then` is done when no epoch touches it any more, before the next one begins."""
 
         def part() -> None:
-            self._leave(name)
+            self._ledger.strike(name)
             then()
 
         self._requests.append(part)
 
     def admit(self, name: TableName, status: TableStatus) -> None:
         """Add a table that is not to be copied now: it failed, or was paused before it was copied."""
-        self._set({name: status})
+        self._ledger.write({name: status})
 
     def settle(self) -> None:
         """Where no epoch comes by itself, because the source is idle, make one for what waits."""
-        waits = self._requests or (self._shadows is not None and self._shadows.is_waiting) or self._has_seen_more(self.position)
+        waits = self._requests or (self._shadows is not None and self._shadows.is_waiting) or self._watch.has_seen_more(self.position)
         if waits and time.monotonic() - self._ended_at > _IDLE_SECONDS:
             self.apply(self.position)
 
     def notice(self, look: Look) -> None:
         """What the catalog has now. Some of what happens to a table no change ever shows."""
-        for name, reason in (self._follower.notice(self._targets, look) if self._follower is not None else {}).items():
-            status = self.statuses.get(name)
-            if status is not None and status.is_applied:
-                self._requests.append(partial(self._copy_anew, name, reason))
+        for name, reason in self._watch.notice(look).items():
+            self._requests.append(partial(self._copy_anew, name, reason))
 
     def await_copy(self, name: TableName) -> None:
         """The table is as it was when the pipeline found it, and has never been the source's: a copy is to take its place."""
-        self._set({name: TableStatus(TableState.SNAPSHOTTING)})
+        self._ledger.write({name: TableStatus(TableState.SNAPSHOTTING)})
         self._anew[name] = "it was not written by this pipeline"
-
-    def _has_seen_more(self, end: Position | None) -> bool:
-        """Whether the catalog has shown something that an epoch up to `end` can act on, and the log has not; None: ever could."""
-        follower = self._follower
-        return follower is not None and any(follower.gone(name, end) is not None or self._is_ahead(name, end) for name in self._live())
-
-    def _is_ahead(self, name: TableName, end: Position | None) -> bool:
-        """A target that has this very epoch has been through the commit that it could become something else with."""
-        target, committed = self._targets.get(name), self._committed(name)
-        if self._follower is None or target is None or (end is not None and committed is not None and committed >= end):
-            return False
-        return self._follower.ahead(target, end) is not None
-
-    def _committed(self, name: TableName) -> Position | None:
-        """Also asked while tables leave."""
-        status = self.statuses.get(name)
-        return None if status is None else status.committed
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a target has yet to become what the catalog was seen to have, and holds all of the log already: no epoch can do it."""
-        live = {name: target for name in self._live() if (target := self._targets.get(name)) is not None}
-        return self._follower is not None and any(
-            (committed := self._committed(name)) is not None and self._follower.ahead(target, committed) is not None
-            for name, target in live.items()
-        )
+        """Whether a target has yet to become what the catalog was seen to have, and no epoch can do it."""
+        return self._watch.is_stuck
 
     def lose(self, name: TableName, reason: str) -> None:
         """The source has this table no more, and its target all that there was of it."""
@@ -220,7 +198,7 @@ class EpochApplier:
         if status is not None and not status.is_over:
             self._anew.pop(name, None)
             remedy = f"penstock tables remove, if {name} is to be forgotten; its target stays as it is"
-            self._set({name: TableStatus(TableState.GONE, status.applied, status.committed, reason, remedy)})
+            self._ledger.write({name: TableStatus(TableState.GONE, status.applied, status.committed, reason, remedy)})
             self._observer.interrupted(f"{name} is gone: {reason}", 0.0)
 
     def give_up_copy(self, name: TableName, reason: str) -> None:
@@ -237,7 +215,7 @@ class EpochApplier:
 
     def _await_copy(self, name: TableName, reason: str) -> None:
         """The target stays as it is until it is replaced. Its changes are kept meanwhile: a run that ends before begins from there."""
-        self._set({name: replace(self.statuses[name], state=TableState.SNAPSHOTTING)})
+        self._ledger.write({name: replace(self.statuses[name], state=TableState.SNAPSHOTTING)})
         self._anew[name] = reason
 
     def fail(self, name: TableName, error: PenstockError) -> None:
@@ -245,18 +223,16 @@ class EpochApplier:
         if name not in self.statuses:
             return
         status = TableStatus.failed(error, self.statuses[name].applied)
-        self._set({name: status})
-        self._holds.pop(name, None)
+        self._ledger.write({name: status})
+        self._ledger.let_go(name)
         self._requests.append(_nothing)
         self._observer.table_failed(name, status)
 
     def rejoin(self, target: Target, *, paused: bool) -> None:
         """Add a table whose target is filled already. Until the next epoch takes it in, it is nobody's, and its changes are kept."""
         assert target.applied is not None
-        self._set({target.table: TableStatus(TableState.PENDING)})
-        with self._releasing:
-            self._holds[target.table] = target.applied
-            hold(self._reader.root, self._consumer, self._needed())
+        self._ledger.write({target.table: TableStatus(TableState.PENDING)})
+        self._ledger.claim_for(target.table, target.applied)
         self.enter(target)
         if paused:
             self.pause(target.table)
@@ -275,25 +251,14 @@ class EpochApplier:
             # Removed while it was copied, and perhaps added again since: this copy is no one's.
             self._sink.disown(target.table)
         else:
-            self._targets[target.table] = target
-            self._set({target.table: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)})
-            self._holds.pop(target.table, None)
+            self._ledger.targets[target.table] = target
+            self._ledger.write({target.table: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)})
+            self._ledger.let_go(target.table)
 
     def _change(self, name: TableName, state: TableState) -> None:
         status = self.statuses.get(name)
         if status is not None and (status.is_applied or status.state is TableState.PAUSED):
-            self._set({name: replace(status, state=state)})
-
-    def _leave(self, name: TableName) -> None:
-        with self._writing:
-            self.statuses = {each: status for each, status in self.statuses.items() if each != name}
-        self._targets.pop(name, None)
-        self._holds.pop(name, None)
-
-    def _set(self, statuses: Mapping[TableName, TableStatus]) -> None:
-        """Several threads write, and whoever reads has one moment's view."""
-        with self._writing:
-            self.statuses = {**self.statuses, **statuses}
+            self._ledger.write({name: replace(status, state=state)})
 
     def _apply(self, end: Position) -> None:
         started = time.monotonic()
@@ -301,9 +266,9 @@ class EpochApplier:
         end = max(end, self.position)
         renews = self._shadows is not None and self._shadows.take_in()
         behind = {status.applied for status in self.statuses.values() if is_behind(status, end)}
-        if not behind and not is_new and not renews and not self._has_seen_more(end):
-            self._mark_streaming(end)
-            self._release()
+        if not behind and not is_new and not renews and not self._watch.has_seen_more(end):
+            self._ledger.mark_streaming(end)
+            self._ledger.release()
             return
         reached = wait_for_end(self._reader, end, timeout_seconds=_CATCH_UP_SECONDS)
         if reached is None or reached < end:
@@ -312,8 +277,8 @@ class EpochApplier:
         renamed = self._renamed(ranges, end)
         renewed = self._shadows.swap(self._reader, end) if self._shadows is not None else {}
         self._renew(renewed)
-        due = [name for name in self._live() if self._is_ahead(name, end) or self._bringer.is_due(name)]
-        work = plan_work(self._targets, self.statuses, ranges, {} if self._follower is None else self._follower.routed, due)
+        due = [name for name in self._ledger.live() if self._watch.is_ahead(name, end) or self._bringer.is_due(name)]
+        work = plan_work(self._ledger.targets, self.statuses, ranges, self._watch.routed, due)
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="penstock-apply") as pool:
             failures = dict(zip([changes.table for changes in work], pool.map(lambda each: self._apply_one(each, end), work), strict=True))
         self._take_failures({name: error for name, error in failures.items() if isinstance(error, PenstockError)})
@@ -326,7 +291,7 @@ class EpochApplier:
         self._record(Epoch(self._next_number(), end, commit_time, self._system), rows, time.monotonic() - started)
         if self._shadows is not None and renewed:
             self._shadows.recorded(renewed)
-            self._release()
+            self._ledger.release()
 
     def _read(self, starts: Iterable[Position | None], end: Position) -> dict[Position, SpoolRange]:
         """What the spool has for the tables that stand at each of `starts`. A table whose ground is gone fails alone."""
@@ -345,28 +310,25 @@ class EpochApplier:
     def _renew(self, targets: Mapping[TableName, Target]) -> None:
         """These have been replaced by their shadows, whatever was the matter with them before, and hold this epoch already."""
         for name, target in targets.items():
-            self._targets[name] = target
+            self._ledger.targets[name] = target
             self._anew.pop(name, None)
-            self._set({name: TableStatus(TableState.STREAMING, target.applied, target.applied)})
+            self._ledger.write({name: TableStatus(TableState.STREAMING, target.applied, target.applied)})
 
     def _renamed(self, ranges: Mapping[Position, SpoolRange], end: Position) -> dict[TableName, str]:
-        """Tables whose changes come under another name, and what is to be said of them. That they are to be copied anew is said first."""
-        live = {name: (self._targets[name].source_oid, self.statuses[name].applied) for name in self._live() if name in self._targets}
-        found = {} if self._follower is None else self._follower.renamed(live, ranges, end)
+        """Tables whose changes come under another name, and why. That they are to be copied anew is said first."""
+        found = self._watch.renamed(ranges, end)
         for name, reason in found.items():
-            if self._follower is not None and self._follower.renews(name):
+            if self._watch.renews(name):
                 self._on_anew(name, reason)
         return found
 
     def _take_lost(self, renamed: Mapping[TableName, str], end: Position) -> None:
         """Tables of which this epoch had all that there was, or all under this name."""
-        follower = self._follower
-        for name in self._live() if follower is not None else ():
-            assert follower is not None
-            gone = follower.gone(name, end)
+        for name in self._ledger.live():
+            gone = self._watch.gone(name, end)
             if gone is not None:
                 self._lose(name, gone)
-            elif name in renamed and follower.renews(name):
+            elif name in renamed and self._watch.renews(name):
                 self._await_copy(name, renamed[name])
             elif name in renamed:
                 hint = f"penstock tables resync {name} copies it as it is now, if it is still there"
@@ -376,7 +338,7 @@ class EpochApplier:
         """One table; gives back what that table cannot do. What time can mend is tried again, then fails the epoch."""
         for attempt in range(_ATTEMPTS):
             try:
-                brought = self._bringer.bring(self._targets[changes.table], changes, end)
+                brought = self._bringer.bring(self._ledger.targets[changes.table], changes, end)
             except CopyAnew as reason:
                 return reason
             except PenstockError as error:
@@ -387,61 +349,45 @@ class EpochApplier:
                 time.sleep(_PAUSE_SECONDS * 2**attempt)
             else:
                 if brought is not None:
-                    self._targets[changes.table] = brought
-                    self._set({changes.table: TableStatus(TableState.STREAMING, end, end)})
+                    self._ledger.targets[changes.table] = brought
+                    self._ledger.write({changes.table: TableStatus(TableState.STREAMING, end, end)})
                 break
         return None
 
     def _take_failures(self, failures: Mapping[TableName, PenstockError]) -> None:
         """Tables fail one by one; but if all targets are gone at once, the place where they stand is away, and no table is at fault."""
         gone = [error for error in failures.values() if isinstance(error, TargetRewoundError)]
-        if gone and all(self._sink.load_target(name) is None for name in self._live()):
+        if gone and all(self._sink.load_target(name) is None for name in self._ledger.live()):
             raise gone[0]
         for name, error in failures.items():
             self.fail(name, error)
 
-    def _live(self) -> list[TableName]:
-        return [name for name, status in self.statuses.items() if status.is_applied]
-
-    def _needed(self) -> Position:
-        """No table needs anything up to here any more."""
-        held = [status.applied for status in self.statuses.values() if not status.is_over and status.applied is not None]
-        shadows = self._shadows.holds if self._shadows is not None else []
-        return min([self.position, *held, *self._holds.copy().values(), *shadows])
-
-    def _release(self) -> None:
-        """Nobody who begins to hold something may come between finding out what is needed and saying so."""
-        with self._releasing:
-            release(self._reader.root, self._consumer, self._needed())
+    def _needed_besides(self) -> list[Position]:
+        """What is recorded is what the next epoch begins from; shadows are copied beside the tables of the same name."""
+        return [self.position, *(self._shadows.holds if self._shadows is not None else [])]
 
     def _record(self, epoch: Epoch, rows: int, seconds: float) -> None:
-        self._mark_streaming(epoch.position)
+        self._ledger.mark_streaming(epoch.position)
         recorded = replace(epoch, tables=dict(self.statuses))
         self._log.record(recorded)
         self.last = recorded
-        self._release()
+        self._ledger.release()
         self._observer.epoch_recorded(EpochReport(epoch.number, epoch.position, rows, epoch.commit_time, seconds, dict(self.statuses)))
-
-    def _mark_streaming(self, end: Position) -> None:
-        live = {name: self.statuses[name] for name in self._live()}
-        reached = {name: max(end, status.applied or end) for name, status in live.items()}
-        self._set({name: replace(status, state=TableState.STREAMING, applied=reached[name]) for name, status in live.items()})
 
     @property
     def is_level(self) -> bool:
         """Whether every table has been through an epoch of this run, or is not to, and has become what the catalog was seen to have."""
-        settled = (TableState.STREAMING, TableState.PAUSED, TableState.FAILED, TableState.GONE)
-        return all(status.state in settled for status in self.statuses.values()) and not self._has_seen_more(None)
+        return self._ledger.is_settled and not self._watch.has_seen_more(None)
 
     @property
     def is_replaying(self) -> bool:
         """Whether letters of a table that goes on are still to be applied."""
-        return any(self._bringer.is_due(name) for name in self._live())
+        return any(self._bringer.is_due(name) for name in self._ledger.live())
 
     @property
     def is_copying(self) -> bool:
         """Whether a table still waits for its snapshot, or for the end of it."""
-        return any(status.state in (TableState.PENDING, TableState.SNAPSHOTTING) for status in self.statuses.values())
+        return self._ledger.is_copying
 
     def _next_number(self) -> int:
         return self.last.number + 1 if self.last is not None else 1
