@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,10 @@ class IcebergCatalog:
         self.name = name
         ensure_catalog(spark, name, warehouse)
 
-    @property
-    def _jvm(self) -> Any:
-        return self._spark._jvm  # noqa: SLF001 - pyspark's own door to the JVM
+    @cached_property
+    def _iceberg(self) -> Any:
+        """Iceberg's own package: each name on the way to it is a question to the JVM."""
+        return self._spark._jvm.org.apache.iceberg  # noqa: SLF001 - pyspark's own door to the JVM
 
     def load(self, identifier: Sequence[str]) -> LoadedTable | None:
         """The table as it is now; None if there is none."""
@@ -151,14 +153,14 @@ class IcebergCatalog:
 
     def columns(self, java_schema: Any, mode: Mode) -> pa.Schema:
         """`ValueError` for what none of our tables has."""
-        return own_names(parse_columns(json.loads(self._jvm.org.apache.iceberg.SchemaParser.toJson(java_schema))), mode)
+        return own_names(parse_columns(json.loads(self._iceberg.SchemaParser.toJson(java_schema))), mode)
 
     def java_type(self, arrow_type: pa.DataType) -> Any:
         document = {"type": "struct", "fields": [{"id": 1, "name": "c", "required": False, "type": type_document(arrow_type)}]}
-        return self._jvm.org.apache.iceberg.SchemaParser.fromJson(json.dumps(document)).findType(1)
+        return self._iceberg.SchemaParser.fromJson(json.dumps(document)).findType(1)
 
     def literal(self, value: object) -> Any:
-        return self._jvm.org.apache.iceberg.expressions.Expressions.lit(value)
+        return self._iceberg.expressions.Expressions.lit(value)
 
     def begin(self, loaded: LoadedTable) -> Any:
         """A transaction on the very table that was loaded; `TableMovedError` if there is another by now."""
@@ -175,6 +177,7 @@ class IcebergCatalog:
                 # It says no position: it is the same rows. Nobody sees it without what follows.
                 self._overwrite(transaction, loaded, change.rewritten).commit()
             update = self._update(transaction, loaded, change)
+            update.scanManifestsWith(self._at_once())
             update.set(POSITION, str(position))
             update.commit()
             snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
@@ -183,6 +186,10 @@ class IcebergCatalog:
                 properties.set(name, value)
             properties.commit()
             loaded.java.operations().commit(loaded.base, transaction.currentMetadata())
+
+    def _at_once(self) -> Any:
+        """Iceberg looks every 10 ms whether its threads are done, five times in a commit; what is done on the thread that asks is done."""
+        return self._iceberg.relocated.com.google.common.util.concurrent.MoreExecutors.newDirectExecutorService()
 
     def save_position(self, loaded: LoadedTable, position: Position) -> None:
         """Write down what the current snapshot says, for when that has expired."""
@@ -198,23 +205,23 @@ class IcebergCatalog:
         if not change.deletes:
             return self._filled(transaction.newAppend(), "appendFile", loaded, change.files)
         update = self._filled(transaction.newRowDelta(), "addRows", loaded, change.files)
-        iceberg, columns = self._jvm.org.apache.iceberg, self._ints(loaded, change.columns)
+        iceberg, columns = self._iceberg, self._ints(loaded, change.columns)
         for each in change.deletes:
             builder = iceberg.FileMetadata.deleteFileBuilder(loaded.java.spec()).ofEqualityDeletes(columns)
             update.addDeletes(self._built(loaded, builder, each))
         return update
 
     def _overwrite(self, transaction: Any, loaded: LoadedTable, files: Sequence[NewFile]) -> Any:
-        everything = self._jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
+        everything = self._iceberg.expressions.Expressions.alwaysTrue()
         return self._filled(transaction.newOverwrite().overwriteByRowFilter(everything), "addFile", loaded, files)
 
     def _filled(self, update: Any, method: str, loaded: LoadedTable, files: Sequence[NewFile]) -> Any:
         for each in files:
-            getattr(update, method)(self._built(loaded, self._jvm.org.apache.iceberg.DataFiles.builder(loaded.java.spec()), each))
+            getattr(update, method)(self._built(loaded, self._iceberg.DataFiles.builder(loaded.java.spec()), each))
         return update
 
     def _built(self, loaded: LoadedTable, builder: Any, file: NewFile) -> Any:
-        iceberg = self._jvm.org.apache.iceberg
+        iceberg = self._iceberg
         path = f"{loaded.location}/data/{file.name}"
         config = iceberg.MetricsConfig.forTable(loaded.java)
         metrics = iceberg.parquet.ParquetUtil.fileMetrics(loaded.java.io().newInputFile(path), config)
@@ -230,7 +237,7 @@ class IcebergCatalog:
         return array
 
     def _java(self) -> Any:
-        return self._jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergCatalog(self._spark._jsparkSession, self.name)  # noqa: SLF001
+        return self._iceberg.spark.Spark3Util.loadIcebergCatalog(self._spark._jsparkSession, self.name)  # noqa: SLF001
 
     def _name(self, identifier: Sequence[str]) -> Any:
         gateway = self._spark.sparkContext._gateway  # noqa: SLF001
@@ -238,7 +245,7 @@ class IcebergCatalog:
         array = gateway.new_array(gateway.jvm.java.lang.String, len(identifier))
         for at, part in enumerate(identifier):
             array[at] = part
-        return self._jvm.org.apache.iceberg.catalog.TableIdentifier.of(array)
+        return self._iceberg.catalog.TableIdentifier.of(array)
 
 
 def is_hadoop(conf: Mapping[str, str], catalog: str) -> bool:
