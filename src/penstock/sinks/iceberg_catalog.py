@@ -117,7 +117,8 @@ class IcebergCatalog:
     @cached_property
     def _iceberg(self) -> Any:
         """Iceberg's own package: each name on the way to it is a question to the JVM."""
-        return self._spark._jvm.org.apache.iceberg  # noqa: SLF001 - pyspark's own door to the JVM
+        jvm: Any = self._spark._jvm  # noqa: SLF001 - pyspark's own door to the JVM
+        return jvm.org.apache.iceberg
 
     def load(self, identifier: Sequence[str]) -> LoadedTable | None:
         """The table as it is now; None if there is none."""
