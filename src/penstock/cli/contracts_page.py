@@ -16,6 +16,7 @@ SUITES: Mapping[str, tuple[type, ...]] = {
     "wal_change_capture": (CaptureProvisioningConformance,),
     "source_connector": (SourceConnectorConformance,),
     "record_source": (RecordSourceConformance, SnapshotterConformance, CdcIteratorConformance),
+    "mistakes": (),
 }
 """The suites of each document. A test may hold sentences of other documents too."""
 
@@ -46,9 +47,9 @@ def _section(document: Document) -> Iterator[str]:
     own = SUITES[document.name]
     yield f"## {document.title}"
     yield ""
-    yield f"From {document.origin}. In Python: `{document.contract}`. Suites: {', '.join(f'`{_path(suite)}`' for suite in own)}."
+    yield f"From {document.origin}.{_where(document, own)}"
     yield ""
-    yield "| the document says | held by |"
+    yield f"| {document.column} | held by |"
     yield "|---|---|"
     for sentence, tests in holders_of(document, _all_suites()).items():
         yield f"| {_says(document, sentence)} | {_tests(document, sentence, tests)} |"
@@ -59,6 +60,12 @@ def _section(document: Document) -> Iterator[str]:
         yield ""
         yield from (f"- `{name}`" for name in loose)
     yield ""
+
+
+def _where(document: Document, suites: tuple[type, ...]) -> str:
+    if not suites:
+        return ""
+    return f" In Python: `{document.contract}`. Suites: {', '.join(f'`{_path(suite)}`' for suite in suites)}."
 
 
 def _says(document: Document, sentence: str) -> str:

@@ -78,6 +78,7 @@ class ChangeCaptureConformance:
             expected = [event for events in transactions for event in events]
             check_same(take(stream, len(expected), harness.deadline_seconds), expected, "every change once, in the order of the commits")
 
+    @rule("mistakes", "change-lsn")
     def test_order_is_told_by_commit_and_ordinal(self, harness: CaptureHarness) -> None:
         with running(harness) as stream:
             harness.commit(*(upsert(harness.table, each, "x") for each in range(3)))
@@ -88,6 +89,7 @@ class ChangeCaptureConformance:
             assert all(one < next_one for one, next_one in pairwise(known)), f"commit and ordinal do not go up: {known}"
             assert len({position for position, _ in known}) == 2, f"two transactions have two positions: {known}"
 
+    @rule("mistakes", "truncate")
     def test_truncate_is_delivered_where_it_happened(self, harness: CaptureHarness) -> None:
         table = harness.table
         with running(harness) as stream:
@@ -96,6 +98,7 @@ class ChangeCaptureConformance:
                 harness.commit(event)
             check_same(take(stream, 3, harness.deadline_seconds), expected, "a truncate is a change like any other")
 
+    @rule("mistakes", "odd-keys")
     def test_no_key_and_no_value_is_taken_for_nothing(self, harness: CaptureHarness) -> None:
         with running(harness) as stream:
             expected = [upsert(harness.table, key, note) for key, note in [(0, ""), (-1, None), (1, "NULL"), (-(2**31), "\N{SNOWMAN}\n")]]
@@ -308,6 +311,7 @@ class ChangeCaptureConformance:
                 change.ack.confirm()
             lag_falls(harness, stream, high)
 
+    @rule("mistakes", "idle-slot")
     def test_resume_point_follows_a_source_in_which_nothing_concerns_us(self, harness: CaptureHarness) -> None:
         with running(harness) as stream:
             harness.commit(upsert(harness.table, 1, "x"))

@@ -45,6 +45,7 @@ class SourceConnectorConformance(ConnectorReading):
     # --- acknowledging --------------------------------------------------------------------------------------------------
 
     @rule(DOCUMENT, "epoch-durable", "epoch-called", "notify_epoch_committed()")
+    @rule("mistakes", "ack-in-checkpoint")
     def test_only_a_committed_epoch_acknowledges(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"))
         with opened(harness) as connector:
@@ -178,7 +179,7 @@ class SourceConnectorConformance(ConnectorReading):
 
     # --- schemas --------------------------------------------------------------------------------------------------------
 
-    @rule(DOCUMENT, "lifecycle", "schema()")
+    @rule(DOCUMENT, "arrow", "lifecycle", "schema()")
     def test_every_batch_has_the_columns_of_the_schema(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"))
         connector = harness.connector()

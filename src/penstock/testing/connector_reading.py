@@ -59,7 +59,7 @@ class ConnectorReading:
 
     # --- polling --------------------------------------------------------------------------------------------------------
 
-    @rule(DOCUMENT, "lifecycle", "poll_batch()")
+    @rule(DOCUMENT, "external", "lifecycle", "poll_batch()")
     def test_every_row_comes_once_and_in_order(self, harness: ConnectorHarness) -> None:
         rows: list[Row] = [(-1, "negative"), (0, ""), (1, None), (2, "NULL"), (3, "\N{SNOWMAN}\n")]
         harness.add(*rows[:3])
@@ -71,6 +71,7 @@ class ConnectorReading:
             check_nothing_else(harness, connector)
 
     @rule(DOCUMENT, "poll-none", "poll_batch()")
+    @rule("mistakes", "first-empty-poll")
     def test_none_means_nothing_now_and_never_the_end(self, harness: ConnectorHarness) -> None:
         with opened(harness) as connector:
             for each in range(3):
@@ -175,6 +176,7 @@ class ConnectorReading:
                 assert take(harness, connector, len(expected)) == expected
 
     @rule(DOCUMENT, "restore-first", "restore()")
+    @rule("mistakes", "reader-before-restore")
     def test_a_checkpoint_counts_although_the_connector_is_open_already(self, harness: ConnectorHarness) -> None:
         harness.add((1, "before"))
         with opened(harness) as connector:

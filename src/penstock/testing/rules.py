@@ -20,7 +20,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Final, TypeVar
 
-DOCUMENTS: Final = ("change_capture", "wal_change_capture", "source_connector", "reference_table_source", "record_source")
+DOCUMENTS: Final = ("change_capture", "wal_change_capture", "source_connector", "reference_table_source", "record_source", "mistakes")
 """By name, in the order of the page."""
 
 _HELD: Final = "penstock_rules"
@@ -36,7 +36,9 @@ class Document:
     title: str
     origin: str
     contract: str
-    """The module that has it in Python."""
+    """The module that has it in Python, if there is one."""
+    column: str
+    """What its sentences are called on the page."""
     sentences: Mapping[str, str]
     """By short name. A method is a sentence too, and its short name ends with `()`."""
     notes: Mapping[str, str]
@@ -65,7 +67,14 @@ def load_document(name: str) -> Document:
     methods = {f"{method}()": f"`{method}`" for method in table["methods"]}
     tests = {sentence: tuple(names) for sentence, names in table.get("tests", {}).items()}
     return Document(
-        name, table["title"], table["origin"], table["contract"], methods | table["sentences"], dict(table.get("notes", {})), tests
+        name,
+        table["title"],
+        table["origin"],
+        table["contract"],
+        table.get("column", "the document says"),
+        methods | table["sentences"],
+        dict(table.get("notes", {})),
+        tests,
     )
 
 
