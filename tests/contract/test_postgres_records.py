@@ -272,6 +272,23 @@ def test_unchanged_values_and_moved_keys_are_in_the_metadata(records: PostgresRe
     assert (deleted.operation, dict(deleted.key)) == (Operation.DELETE, {"id": 1})
 
 
+@pytest.mark.parametrize("key", [", PRIMARY KEY (word, number)", ""], ids=["composite", "none"])
+def test_keys_of_any_kind_and_tables_of_any_schema_are_read(records: PostgresRecordHarness, key: str) -> None:
+    database = records.wal.database
+    table = '"odd. schema"."The Table"'
+    database.execute('DROP SCHEMA IF EXISTS "odd. schema" CASCADE; CREATE SCHEMA "odd. schema"')
+    database.execute(f"CREATE TABLE {table} (word text, number int, note text {key})")
+    database.execute(f"ALTER TABLE {table} REPLICA IDENTITY {'DEFAULT' if key else 'FULL'}")
+    database.execute(f"INSERT INTO {table} VALUES ('', -1, 'x')")
+    with opened_with(records, table=table) as source:
+        row = read(records, source, None)
+        database.execute(f"UPDATE {table} SET note = 'y'; DELETE FROM {table}")
+        changes = read_on(records, source, row.position, 2 if key else 3)
+    expected = {"word": "", "number": -1} if key else {"word": "", "number": -1, "note": "y"}
+    assert str(row.table) == table
+    assert (row.payload, dict(changes[-1].key)) == ({"word": "", "number": -1, "note": "x"}, expected)
+
+
 # --- what it is told --------------------------------------------------------------------------------------------------------------
 
 
