@@ -12,8 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import pyarrow as pa
 
@@ -23,12 +22,14 @@ from penstock.schema import Column, TableSchema
 from penstock.secret import Secret
 from penstock.sinks.base import Target
 from penstock.transforms.columns import Action, CastTo, Hash, MadeColumn, Masked
+from penstock.transforms.computed import Computed, Query
 from penstock.transforms.condition import Condition, NotSimple
 from penstock.transforms.condition_text import parse_condition
 from penstock.transforms.masking import Mask
-from penstock.transforms.texts import typed
+from penstock.transforms.querying import Analyse, TargetColumn, ask_spark, query_of, spark_columns, target_columns
 
-_NOTHING: Mapping[str, str] = MappingProxyType({})
+if TYPE_CHECKING:
+    from penstock.spark.query_plan import Analysis
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +42,14 @@ class Transform:
     mask: Mapping[str, Mask] = field(default_factory=dict)
     cast: Mapping[str, str] = field(default_factory=dict)
     where: str | None = None
+    sql: str | None = None
+    """A whole query over the table, in place of all that is said above."""
     key: Secret | None = None
     """Of the hashes."""
     needs_key: bool = True
     """Whether rows have to be told apart in the target: not in a log of changes."""
+    analyse: Analyse = field(default=ask_spark, compare=False, repr=False)
+    """Who is asked what a query means."""
 
     @property
     def fingerprint(self) -> str:
@@ -56,6 +61,7 @@ class Transform:
             "mask": sorted((name, mask.first, mask.last) for name, mask in self.mask.items()),
             "cast": sorted(self.cast.items()),
             "where": self.where,
+            **({} if self.sql is None else {"sql": self.sql}),
         }
         secret = self.key.reveal().encode() if self.key is not None and self.hash else b""
         return hmac.new(secret, json.dumps(document).encode(), hashlib.sha256).hexdigest()[:16]
@@ -64,22 +70,51 @@ class Transform:
         """What the target sees. `TransformError` if the table is not one to which this can be done."""
         return self.fit(source).schema
 
+    def needs_spark(self, source: TableSchema) -> bool:
+        """Whether only Spark can say what is to be done to the table."""
+        return self.sql is not None or (self.where is not None and self._condition(source) is None)
+
     def fit(self, source: TableSchema) -> Fitted:
-        columns = {column.name: column for column in source.columns}
+        """In the driver: Spark may be asked."""
         if source.members is not None:
             _refuse(source, "it is made of several tables, and what is routed cannot be transformed")
+        condition, query = None, None
+        if self.sql is not None:
+            made, query = self._selected(source, self.sql)
+        else:
+            made = self._kept(source)
+            condition = self._condition(source)
+            if condition is None and self.where is not None:
+                text = query_of(self.where)
+                query = Query(text, self._analysis(source, text).asked)
+        _check_names(source, made)
+        if self.needs_key:
+            self._check_key(source, made)
+        key = tuple(each.name for each in key_columns(source, made))
+        return Fitted(source, made, key if len(key) == len(source.key) else (), condition, self.fingerprint, query)
+
+    def _kept(self, source: TableSchema) -> tuple[TargetColumn, ...]:
         self._check_named(source)
         made = tuple(self._made(column) for column in source.columns if column.name not in self.drop)
         for each in made:
             if (reason := each.why_not) is not None:
                 _refuse(source, f"column {each.source.name!r}: {reason}")
-        self._check_names(source, made)
-        key = tuple(each.name for each in made if each.source.name in source.key)
-        if self.needs_key:
-            self._check_key(source, made)
-        elif len(key) < len(source.key):
-            key = ()
-        return Fitted(source, made, key, self._condition(source, columns), self.fingerprint)
+        return made
+
+    def _selected(self, source: TableSchema, text: str) -> tuple[tuple[TargetColumn, ...], Query | None]:
+        analysis = self._analysis(source, text)
+        try:
+            made = target_columns(analysis, source)
+        except ValueError as error:
+            _refuse(source, f"sql: {error}")
+        needs_query = analysis.asked is not None or any(isinstance(each, Computed) for each in made)
+        return made, Query(text, analysis.asked) if needs_query else None
+
+    def _analysis(self, source: TableSchema, text: str) -> Analysis:
+        try:
+            return self.analyse(text, spark_columns(source))
+        except ConfigError as error:
+            _refuse(source, f"{'where' if self.sql is None else 'sql'}: {error.message}")
 
     def _check_named(self, source: TableSchema) -> None:
         """A column that was renamed in the source must not slip through as it is, because nobody told us its new name."""
@@ -98,32 +133,24 @@ class Transform:
             return CastTo(self.cast[name], self.mask.get(name))
         return Masked(self.mask[name]) if name in self.mask else None
 
-    def _check_names(self, source: TableSchema, made: tuple[MadeColumn, ...]) -> None:
-        if not made:
-            _refuse(source, "no column is left")
-        seen: dict[str, str] = {}
-        for each in made:
-            other = seen.setdefault(each.name.casefold(), each.source.name)
-            if other != each.source.name:
-                _refuse(source, f"columns {other!r} and {each.source.name!r} would both be called {each.name!r}")
-            if each.name in METADATA_NAMES:
-                _refuse(source, f"column {each.source.name!r} cannot be called {each.name!r}, a name that every change has")
-
-    def _check_key(self, source: TableSchema, made: tuple[MadeColumn, ...]) -> None:
-        kept = {each.source.name: each for each in made}
+    def _check_key(self, source: TableSchema, made: tuple[TargetColumn, ...]) -> None:
+        kept = {each.source.name: each for each in key_columns(source, made)}
         for name in source.key:
+            if name not in kept and self.sql is not None:
+                _refuse(source, f"column {name!r} is part of the key, and has to be selected as it is, unless the mode is append")
             if name not in kept:
                 _refuse(source, f"column {name!r} is part of the key, and cannot be dropped unless the mode is append: hash it instead")
             if not kept[name].keeps_apart:
                 _refuse(source, f"column {name!r} is part of the key, and rows that differ might not any more: hash it instead")
 
-    def _condition(self, source: TableSchema, columns: Mapping[str, Column]) -> Condition | None:
+    def _condition(self, source: TableSchema) -> Condition | None:
+        """None: there is none, or Spark has to be asked."""
         if self.where is None:
             return None
         try:
-            return parse_condition(self.where, {name: typed(column).arrow_type for name, column in columns.items()})
-        except NotSimple as reason:
-            _refuse(source, f"where has {reason}, which is not known here")
+            return parse_condition(self.where, dict(spark_columns(source)))
+        except NotSimple:
+            return None
         except ConfigError as error:
             _refuse(source, f"where: {error.message}")
 
@@ -133,11 +160,13 @@ class Fitted:
     """A transform for one shape of a table. Travels to the executors."""
 
     source: TableSchema
-    made: tuple[MadeColumn, ...]
+    made: tuple[TargetColumn, ...]
     key: tuple[str, ...]
     """By the names that the target has."""
     condition: Condition | None
     fingerprint: str
+    query: Query | None = None
+    """What Spark is asked; if there is a condition in it, that is the filter."""
 
     @cached_property
     def schema(self) -> TableSchema:
@@ -149,22 +178,61 @@ class Fitted:
 
     @property
     def is_filter(self) -> bool:
-        return self.condition is not None
+        return self.condition is not None or (self.query is not None and self.query.asked is not None)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether values that did not travel with a change are looked for among those before it: it depends on them what comes of it."""
+        return self.is_filter or any(len(each.needs) > 1 for each in self.computed)
 
     @property
     def asked(self) -> Iterator[Column]:
         """The columns that the filter depends on."""
-        names = set() if self.condition is None else set(self.condition.names)
+        names: set[str] = set()
+        if self.condition is not None:
+            names = set(self.condition.names)
+        elif self.query is not None:
+            names = set(self.query.asked or ())
         return (column for column in self.source.columns if column.name in names)
 
     @property
-    def names(self) -> dict[str, str]:
-        """The source's columns that are kept in some form, and what they are called in the target."""
-        return {each.source.name: each.name for each in self.made}
+    def questioned(self) -> Iterator[Column]:
+        """The columns that Spark needs."""
+        needs = {name for each in self.computed for name in each.needs}
+        if self.query is not None:
+            needs |= set(self.query.asked or ())
+        return (column for column in self.source.columns if column.name in needs)
+
+    @cached_property
+    def computed(self) -> tuple[Computed, ...]:
+        return tuple(each for each in self.made if isinstance(each, Computed))
+
+    @cached_property
+    def key_columns(self) -> tuple[MadeColumn, ...]:
+        return key_columns(self.source, self.made)
+
+    @cached_property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """The source's columns, each with those of the target that are made of it alone: where it is unchanged, so are they."""
+        found: dict[str, tuple[str, ...]] = {}
+        for each in self.made:
+            needs = each.needs if isinstance(each, Computed) else (each.source.name,)
+            if len(needs) == 1:
+                found[needs[0]] = (*found.get(needs[0], ()), each.name)
+        return found
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
         return pa.schema([pa.field(column.name, column.arrow_type) for column in self.schema.columns])
+
+
+def key_columns(source: TableSchema, made: tuple[TargetColumn, ...]) -> tuple[MadeColumn, ...]:
+    """Those that the source's key is made into, in the target's order; of several that are the same column, the first."""
+    found: dict[str, MadeColumn] = {}
+    for each in made:
+        if isinstance(each, MadeColumn) and each.source.name in source.key:
+            found.setdefault(each.source.name, each)
+    return tuple(found.values())
 
 
 def is_made_by(target: Target, transform: Transform | None) -> bool:
@@ -174,5 +242,21 @@ def is_made_by(target: Target, transform: Transform | None) -> bool:
     return target.origin.made_by == ("" if transform is None else transform.fingerprint)
 
 
+def _check_names(source: TableSchema, made: tuple[TargetColumn, ...]) -> None:
+    if not made:
+        _refuse(source, "no column is left")
+    seen: dict[str, TargetColumn] = {}
+    for each in made:
+        other = seen.setdefault(each.name.casefold(), each)
+        if other is not each:
+            _refuse(source, f"columns {_origin(other)!r} and {_origin(each)!r} would both be called {each.name!r}")
+        if each.name in METADATA_NAMES:
+            _refuse(source, f"column {_origin(each)!r} cannot be called {each.name!r}, a name that every change has")
+
+
+def _origin(column: TargetColumn) -> str:
+    return column.source.name if isinstance(column, MadeColumn) else column.name
+
+
 def _refuse(source: TableSchema, reason: str) -> NoReturn:
-    raise TransformError(f"table {source.name} cannot be transformed: {reason}", hint="change columns: or where: of its rule")
+    raise TransformError(f"table {source.name} cannot be transformed: {reason}", hint="change columns:, where: or sql: of its rule")

@@ -1,0 +1,209 @@
+"""What a SELECT over one table comes to, by Spark's own analysis: its columns, what each of them is made of, and what is not for us to run.
+
+A query is worked out row by row, on changes of rows as well as on rows. So nothing may be in it that looks at more than one row, or that
+would come to something else when the same row is looked at again: an epoch that is repeated has to make the same rows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from penstock.errors import ConfigError
+
+SOURCE = "source"
+"""What the table is called in a query."""
+
+_SETTINGS: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.caseSensitive": "true",
+    "spark.sql.ansi.enabled": "true",
+    # What two columns have in common would be worked out before either of them is, and its errors would not be those of a row.
+    "spark.sql.subexpressionElimination.enabled": "false",
+    # A column that is made of another one of the same SELECT is a query over a query.
+    "spark.sql.lateralColumnAlias.enableImplicitResolution": "false",
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.compression.codec": "uncompressed",
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+}
+
+_STEPS: Final = {
+    "Aggregate": "an aggregate",
+    "Window": "a window function",
+    "Join": "a join",
+    "LateralJoin": "a join",
+    "AsOfJoin": "a join",
+    "Distinct": "DISTINCT",
+    "Deduplicate": "DISTINCT",
+    "Sort": "ORDER BY",
+    "GlobalLimit": "LIMIT",
+    "LocalLimit": "LIMIT",
+    "Offset": "OFFSET",
+    "Tail": "LIMIT",
+    "Generate": "a function that makes several rows of one",
+    "Expand": "several rows of one",
+    "Union": "UNION",
+    "Intersect": "INTERSECT",
+    "Except": "EXCEPT",
+    "Sample": "TABLESAMPLE",
+    "WithCTE": "WITH",
+    "ScriptTransformation": "TRANSFORM",
+    "RepartitionByExpression": "DISTRIBUTE BY",
+    "OneRowRelation": "no table",
+    "LocalRelation": "VALUES",
+}
+_SUBQUERIES: Final = frozenset({"ScalarSubquery", "Exists", "InSubquery", "ListQuery", "LateralSubquery"})
+_FOREIGN: Final = frozenset({"PythonUDF", "ScalaUDF", "ScalaAggregator", "HiveSimpleUDF", "HiveGenericUDF", "ApplyFunctionExpression"})
+_CLOCKS: Final = frozenset({"Now", "LocalTimestamp", "SessionUser"})
+_RANDOM: Final = frozenset({"AesEncrypt"})
+"""Spark takes it for deterministic, though it draws a new vector for every call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """One column of a query."""
+
+    name: str
+    kind: str
+    """Its type, as Spark writes it in JSON."""
+    needs: tuple[str, ...]
+    """The source's columns that it is made of."""
+    is_plain: bool = False
+    """Whether it is one of them as it is, under whatever name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    columns: tuple[Selected, ...]
+    asked: tuple[str, ...] | None
+    """The source's columns that the condition depends on; None: there is no condition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A query taken apart, as Spark has it."""
+
+    columns: tuple[Any, ...]
+    condition: Any | None
+
+
+def analyse(spark: SparkSession, text: str, columns: pa.Schema) -> Analysis:
+    """Of a query over a table with these columns. `ConfigError` says why it cannot be run row by row, or not at all."""
+    session = private_session(spark)
+    parts = resolve(session, session.createDataFrame([], from_arrow_schema(columns, prefer_timestamp_ntz=True)), text)
+    asked = None if parts.condition is None else _needs(parts.condition)
+    return Analysis(tuple(_selected(each) for each in parts.columns), asked)
+
+
+def private_session(spark: SparkSession) -> SparkSession:
+    """One with settings and views of its own: queries of several tables are worked out at the same time."""
+    session = spark.newSession()
+    for name, value in _SETTINGS.items():
+        session.conf.set(name, value)
+    return session
+
+
+def resolve(session: SparkSession, frame: DataFrame, text: str) -> Parts:
+    """Have Spark analyse a query over `frame`; nothing is run, whatever the text may be."""
+    frame.createOrReplaceTempView(SOURCE)
+    jvm: Any = session._jvm  # noqa: SLF001 - pyspark's own door to the JVM
+    state = session._jsparkSession.sessionState()  # noqa: SLF001 - and to the session that it stands for
+    try:
+        parsed = state.sqlParser().parseQuery(text)
+        execution = state.executePlan(parsed, jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP())
+        execution.assertAnalyzed()
+        plan = execution.analyzed()
+    except PySparkException as error:
+        words = str(error).strip().splitlines()
+        _refuse(f"Spark says: {words[0] if words else type(error).__name__}")
+    parts = _taken_apart(plan)
+    for each in (*parts.columns, *(() if parts.condition is None else (parts.condition,))):
+        _check(each)
+    return parts
+
+
+def inner(expression: Any) -> Any:
+    """What stands before AS."""
+    return expression.child() if _kind(expression) == "Alias" else expression
+
+
+def is_plain(expression: Any) -> bool:
+    return _kind(inner(expression)) == "AttributeReference"
+
+
+def _taken_apart(plan: Any) -> Parts:
+    for node in _above_source(plan):
+        if node.nodeName() in _STEPS:
+            _refuse(f"it has {_STEPS[node.nodeName()]}, and every row has to be looked at by itself")
+    top, below, condition = plan, None, None
+    if top.nodeName() == "Project":
+        below = top.child()
+        if below.nodeName() == "Filter":
+            condition, below = below.condition(), below.child()
+        while below.nodeName() == "SubqueryAlias" and not _is_source(below):
+            below = below.child()
+    if below is None or not _is_source(below):
+        _refuse("it is more than columns and a condition over the table `source`")
+    return Parts(tuple(_listed(top.projectList())), condition)
+
+
+def _above_source(plan: Any) -> Iterator[Any]:
+    if _is_source(plan):
+        return
+    yield plan
+    for child in _listed(plan.children()):
+        yield from _above_source(child)
+
+
+def _is_source(plan: Any) -> bool:
+    """Only a view of the session's own is known by a name without more."""
+    if plan.nodeName() != "SubqueryAlias" or plan.identifier().name() != SOURCE or plan.identifier().qualifier().size():
+        return False
+    return bool(plan.child().nodeName() == "View" and plan.child().isTempView())
+
+
+def _check(expression: Any) -> None:
+    for each in _tree(expression):
+        kind = _kind(each)
+        if kind in _SUBQUERIES:
+            _refuse("it has a query within the query, and every row has to be looked at by itself")
+        if kind in _FOREIGN:
+            _refuse(f"{each.prettyName()} is not one of Spark's own functions")
+        if kind in _CLOCKS or kind.startswith("Current"):
+            _refuse(f"{each.prettyName()} depends on when, or by whom, a row is looked at")
+        if kind in _RANDOM or (not each.deterministic() and all(below.deterministic() for below in _listed(each.children()))):
+            _refuse(f"{each.prettyName()} comes to something else each time")
+
+
+def _selected(expression: Any) -> Selected:
+    found = inner(expression)
+    return Selected(expression.name(), expression.dataType().json(), _needs(found), is_plain(expression))
+
+
+def _needs(expression: Any) -> tuple[str, ...]:
+    return tuple(sorted({each.name() for each in _listed(expression.references().toSeq())}))
+
+
+def _tree(expression: Any) -> Iterator[Any]:
+    yield expression
+    for child in _listed(expression.children()):
+        yield from _tree(child)
+
+
+def _listed(found: Any) -> Iterator[Any]:
+    return (found.apply(at) for at in range(found.size()))
+
+
+def _kind(expression: Any) -> str:
+    return str(expression.getClass().getSimpleName())
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ConfigError(reason, hint="write it as SELECT … FROM source, with or without WHERE")
