@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.errors import ConfigError
+from penstock.spark.query import Analysis, Selected
 
 SOURCE = "source"
 """What the table is called in a query."""
@@ -64,26 +65,6 @@ _FOREIGN: Final = frozenset({"PythonUDF", "ScalaUDF", "ScalaAggregator", "HiveSi
 _CLOCKS: Final = frozenset({"Now", "LocalTimestamp", "SessionUser"})
 _RANDOM: Final = frozenset({"AesEncrypt"})
 """Spark takes it for deterministic, though it draws a new vector for every call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """One column of a query."""
-
-    name: str
-    kind: str
-    """Its type, as Spark writes it in JSON."""
-    needs: tuple[str, ...]
-    """The source's columns that it is made of."""
-    is_plain: bool = False
-    """Whether it is one of them as it is, under whatever name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Analysis:
-    columns: tuple[Selected, ...]
-    asked: tuple[str, ...] | None
-    """The source's columns that the condition depends on; None: there is no condition."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ row are there at all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
@@ -18,18 +18,8 @@ from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.errors import SinkError
+from penstock.spark.query import VALUE, WHERE, row_column
 from penstock.spark.query_plan import inner, is_plain, private_session, resolve
-
-VALUE: Final = "value"
-WHERE: Final = "where"
-
-
-def row_column(names: Sequence[str]) -> str:
-    """What the number of a row is called in files beside columns of these names."""
-    name = "_row"
-    while name in names:
-        name = f"_{name}"
-    return name
 
 
 def answer(spark: SparkSession, text: str, columns: pa.Schema, files: Sequence[str], directory: str) -> None:

@@ -11,7 +11,8 @@ import pyarrow as pa
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from penstock.spark.query_plan import Analysis, analyse
+from penstock.spark.query import Analysis
+from penstock.spark.query_plan import analyse
 from penstock.spark.session import SHORT_LIVED, build_session
 
 _MOST_ANALYSES: Final = 10_000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,34 +10,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.change import CHANGE_TYPE, EXACT, EXACT_TYPE, METADATA_FIELDS, UNCHANGED, ChangeCounts, ChangeType
-from penstock.postgres.types.arrays import Bools, as_bools, bitmap
-from penstock.sinks.keys import exact_texts
-from penstock.sinks.lives import is_kind, unchanged_rows
+from penstock.postgres.types.arrays import Bools, bitmap
+from penstock.sinks.lives import is_kind
 from penstock.sinks.values import build_exact
-from penstock.sinks.views import renamed_lists
-from penstock.transforms.columns import Given, Made, MadeColumn, faults, read_texts
-from penstock.transforms.condition import Values, Verdict
+from penstock.transforms.asking import Answers
+from penstock.transforms.columns import Made, MadeColumn, faults
+from penstock.transforms.computed import Computed
 from penstock.transforms.filling import Filled, fill
+from penstock.transforms.given import given_values
+from penstock.transforms.judging import computed_faults, judge
 from penstock.transforms.outcome import REASON, Outcome
-from penstock.transforms.texts import is_text_form
+from penstock.transforms.querying import TargetColumn
 from penstock.transforms.transform import Fitted
+from penstock.transforms.unchanged import target_lists
 
 _BLOCK_ROWS = 65_536
-_UNKNOWN = "the filter depends on a value that is not there; with REPLICA IDENTITY FULL every change has all values"
 _ORPHAN = "the row came into the filter without a value that only the target could have; with REPLICA IDENTITY FULL every change has all"
 
 
-def transform_rows(fitted: Fitted, rows: pa.Table) -> Outcome:
-    """Rows of the source as a snapshot reads them: its columns, and `_exact`."""
+def transform_rows(fitted: Fitted, rows: pa.Table, answers: Answers | None = None) -> Outcome:
+    """Rows of the source as a snapshot reads them: its columns, and `_exact`. `answers`: what Spark made of them, if it was asked."""
     schema = pa.schema([*fitted.arrow_schema, pa.field(EXACT, EXACT_TYPE)])
     kept, refused = [], []
-    for block in _blocks(rows):
-        verdict = _verdict(fitted, block)
-        made = _make(fitted.made, block)
+    for block, answered in _answered(rows, answers):
+        verdict, doubts = judge(fitted, block, answered)
+        made = _make(fitted.made, block, answered)
         reasons = _Reasons(block.num_rows)
-        reasons.add(_UNKNOWN, verdict.missing)
-        _, found = faults(made, block.num_rows)
-        for reason, where in found:
+        for reason, where in doubts:
+            reasons.add(reason, where)
+        for reason, where in (*_faults(made, block.num_rows), *computed_faults(fitted, block, answered)):
             reasons.add(reason, where & verdict.yes)
         columns = [*(each.values for each in made.values()), _exact(made, block.num_rows)]
         kept.append(pa.table(columns, schema=schema).filter(_flags(verdict.yes & ~reasons.given)))
@@ -45,19 +46,19 @@ def transform_rows(fitted: Fitted, rows: pa.Table) -> Outcome:
     return Outcome(_joined(kept, schema), _joined(refused, _refused_schema(rows.schema)))
 
 
-def transform_changes(fitted: Fitted, changes: pa.Table) -> Outcome:
+def transform_changes(fitted: Fitted, changes: pa.Table, answers: Answers | None = None) -> Outcome:
     """Changes of the source in the order of the log, its columns and then `METADATA_FIELDS`.
 
-    All of an epoch at once, if there is a filter and some of them lack values.
+    All of an epoch at once, if what comes of them depends on values that some of them lack.
     """
     filled: Filled | None = None
     source = changes
-    if fitted.is_filter and fitted.source.key and changes.column(UNCHANGED).null_count < changes.num_rows:
+    if fitted.looks_back and fitted.source.key and changes.column(UNCHANGED).null_count < changes.num_rows:
         filled = fill(changes, fitted.source.key)
         changes = filled.changes
     metadata = [pa.field(field.name, field.type) for field in METADATA_FIELDS]
     schema = pa.schema([*fitted.arrow_schema, *metadata])
-    judged = [_judge(fitted, block) for block in _blocks(changes)]
+    judged = [_judge(fitted, block, answered) for block, answered in _answered(changes, answers)]
     if filled is not None:
         _spread(filled.orphans(np.concatenate([each.left_out for each in judged])), judged)
     kept = [_kept(fitted, each, schema) for each in judged]
@@ -67,9 +68,8 @@ def transform_changes(fitted: Fitted, changes: pa.Table) -> Outcome:
 
 def transform_keys(fitted: Fitted, keys: pa.Table) -> pa.Table:
     """Keys of the source, its key's columns and `_exact`, as the target has them."""
-    columns = [each for each in fitted.made if each.source.name in fitted.source.key]
-    made = _make(columns, keys.combine_chunks())
-    values = {each.name: made[each].values for each in columns}
+    made = _make(fitted.key_columns, keys.combine_chunks())
+    values = {each.name: found.values for each, found in made.items()}
     return pa.table({**values, EXACT: _exact(made, keys.num_rows)})
 
 
@@ -113,26 +113,30 @@ class _Judged:
     """A block of changes, and what becomes of each."""
 
     block: pa.Table
-    made: dict[MadeColumn, Made]
+    made: dict[TargetColumn, Made]
     reasons: _Reasons
+    bare: Bools
+    """Those that have no row: what is made of one means nothing there."""
     goes: Bools
     """Those that become deletes of their key."""
     left_out: Bools
 
 
-def _judge(fitted: Fitted, block: pa.Table) -> _Judged:
-    verdict, reasons = _verdict(fitted, block), _Reasons(block.num_rows)
+def _judge(fitted: Fitted, block: pa.Table, answers: Answers | None) -> _Judged:
+    (verdict, doubts), reasons = judge(fitted, block, answers), _Reasons(block.num_rows)
     deleted, truncated, inserted = (is_kind(block, kind) for kind in (ChangeType.DELETE, ChangeType.TRUNCATE, ChangeType.INSERT))
     # Without a key, a delete shows the whole row, and goes where that row has gone.
-    free = truncated | deleted if fitted.source.key else truncated
-    reasons.add(_UNKNOWN, verdict.missing & ~free)
-    stays = verdict.yes | free
+    bare = truncated | deleted if fitted.source.key else truncated
+    for reason, where in doubts:
+        reasons.add(reason, where & ~bare)
+    stays = verdict.yes | bare
     goes = ~stays & ~inserted & ~deleted & ~reasons.given if fitted.source.key else np.zeros_like(stays)
-    made = _make(fitted.made, block)
-    _, found = faults(made, block.num_rows)
-    for reason, where in found:
+    made = _make(fitted.made, block, answers)
+    for reason, where in _faults(made, block.num_rows):
         reasons.add(reason, where & stays)
-    return _Judged(block, made, reasons, goes, ~stays & ~goes & ~reasons.given)
+    for reason, where in computed_faults(fitted, block, answers):
+        reasons.add(reason, where & stays & ~bare)
+    return _Judged(block, made, reasons, bare, goes, ~stays & ~goes & ~reasons.given)
 
 
 def _spread(orphans: Bools, judged: Sequence[_Judged]) -> None:
@@ -145,46 +149,36 @@ def _spread(orphans: Bools, judged: Sequence[_Judged]) -> None:
 
 def _kept(fitted: Fitted, judged: _Judged, schema: pa.Schema) -> pa.Table:
     block, goes = judged.block, judged.goes
-    made = {each: _without(found, goes) if each.name not in fitted.key else found for each, found in judged.made.items()}
+    made = {
+        each: _without(found, goes | judged.bare if isinstance(each, Computed) else goes) if each.name not in fitted.key else found
+        for each, found in judged.made.items()
+    }
     metadata = {field.name: block.column(field.name) for field in METADATA_FIELDS}
     if goes.any():
         metadata[CHANGE_TYPE] = pc.if_else(_flags(goes), ChangeType.DELETE.value, metadata[CHANGE_TYPE].combine_chunks())
         metadata[UNCHANGED] = _nulled(metadata[UNCHANGED].combine_chunks(), goes)
-    metadata[UNCHANGED] = renamed_lists(_chunked(metadata[UNCHANGED]), fitted.names)
+    metadata[UNCHANGED] = target_lists(_chunked(metadata[UNCHANGED]), fitted.names)
     metadata[EXACT] = _exact(made, block.num_rows)
     columns = [*(each.values for each in made.values()), *metadata.values()]
     return pa.table(columns, schema=schema).filter(_flags(~judged.left_out & ~judged.reasons.given))
 
 
-def _verdict(fitted: Fitted, block: pa.Table) -> Verdict:
-    count = block.num_rows
-    if fitted.condition is None:
-        return Verdict(np.ones(count, np.bool_), np.zeros(count, np.bool_), np.zeros(count, np.bool_))
-    columns: dict[str, pa.Array] = {}
-    missing: dict[str, Bools] = {}
-    unchanged = unchanged_rows(block.column(UNCHANGED)) if UNCHANGED in block.column_names else {}
-    for column in fitted.asked:
-        given = _given(block, column.name)
-        if is_text_form(column):
-            given = read_texts(given.values, column)
-        columns[column.name] = given.values
-        absent = np.zeros(count, np.bool_) if given.texts is None else as_bools(given.texts.is_valid())
-        if column.name in unchanged:
-            absent[unchanged[column.name]] = True
-        missing[column.name] = absent
-    return fitted.condition.judge(Values(columns, missing, count))
+def _make(columns: Sequence[TargetColumn], block: pa.Table, answers: Answers | None = None) -> dict[TargetColumn, Made]:
+    return {each: _made(each, block, answers) for each in columns}
 
 
-def _make(columns: Sequence[MadeColumn], block: pa.Table) -> dict[MadeColumn, Made]:
-    return {each: each.make(_given(block, each.source.name)) for each in columns}
+def _made(column: TargetColumn, block: pa.Table, answers: Answers | None) -> Made:
+    if isinstance(column, MadeColumn):
+        return column.make(given_values(block, column.source.name))
+    assert answers is not None, "Spark was asked before"
+    return Made(answers.column(column)[0])
 
 
-def _given(block: pa.Table, name: str) -> Given:
-    texts = exact_texts(block.column(EXACT), name)
-    return Given(_whole(block.column(name)), None if texts is None else _whole(texts))
+def _faults(made: dict[TargetColumn, Made], count: int) -> list[tuple[str, Bools]]:
+    return faults({each: found for each, found in made.items() if isinstance(each, MadeColumn)}, count)[1]
 
 
-def _exact(made: dict[MadeColumn, Made], count: int) -> pa.Array:
+def _exact(made: Mapping[TargetColumn, Made], count: int) -> pa.Array:
     return build_exact({each.name: _chunked(found.texts) for each, found in made.items() if found.texts is not None}, count)
 
 
@@ -204,16 +198,19 @@ def _blocks(table: pa.Table) -> Iterator[pa.Table]:
         yield pa.Table.from_batches([batch])
 
 
+def _answered(table: pa.Table, answers: Answers | None) -> Iterator[tuple[pa.Table, Answers | None]]:
+    at = 0
+    for block in _blocks(table):
+        yield block, None if answers is None else answers.slice(at, block.num_rows)
+        at += block.num_rows
+
+
 def _joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
     return pa.concat_tables([schema.empty_table(), *tables])
 
 
 def _refused_schema(schema: pa.Schema) -> pa.Schema:
     return schema.append(pa.field(REASON, pa.string()))
-
-
-def _whole(column: pa.ChunkedArray) -> pa.Array:
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def _chunked(column: pa.Array | pa.ChunkedArray) -> pa.ChunkedArray:

@@ -19,13 +19,12 @@ import pyarrow.parquet as pq
 from penstock.change import UNCHANGED
 from penstock.errors import SinkError
 from penstock.postgres.types.arrays import Bools, as_arrow, as_bools
+from penstock.spark.query import VALUE, WHERE, row_column
 from penstock.transforms.computed import Computed
 from penstock.transforms.filling import fill
-from penstock.transforms.given import typed_values
+from penstock.transforms.given import typed_values, whole
 from penstock.transforms.transform import Fitted
 
-WHERE: Final = "where"
-VALUE: Final = "value"
 _ROW_BITS: Final = 40
 
 
@@ -42,28 +41,25 @@ class Answers:
 
     table: pa.Table
 
-    def value(self, name: str) -> tuple[pa.Array, Bools]:
-        """The values, and which of them could not be had."""
-        found = self.table.column(name).combine_chunks()
-        return pc.struct_field(found, [0]), as_bools(found.is_null())
-
     def column(self, computed: Computed) -> tuple[pa.Array, Bools]:
-        values, failed = self.value(str(computed.place))
+        """The values, and which of them could not be had."""
+        values, failed = self._tried(str(computed.place))
         return computed.written(values), failed
+
+    @property
+    def where(self) -> tuple[pa.Array, Bools]:
+        """The same for the condition."""
+        return self._tried(WHERE)
+
+    def _tried(self, name: str) -> tuple[pa.Array, Bools]:
+        found = whole(self.table.column(name))
+        return pc.struct_field(found, VALUE), as_bools(found.is_null())
 
     def slice(self, start: int, count: int) -> Answers:
         return Answers(self.table.slice(start, count))
 
     def only(self, rows: Bools) -> Answers:
         return Answers(self.table.filter(pa.array(rows)))
-
-
-def row_column(names: Sequence[str]) -> str:
-    """What the number of a row is called in files beside columns of these names."""
-    name = "_row"
-    while name in names:
-        name = f"_{name}"
-    return name
 
 
 def write_questions(fitted: Fitted, rows: pa.Table, directory: str, group: int) -> str | None:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from penstock.schema import TableSchema
+from penstock.spark.query import Analysis, Selected
 from penstock.transforms.columns import MadeColumn
 from penstock.transforms.computed import Computed, read_kind
 from penstock.transforms.texts import is_text_form, typed
 
-if TYPE_CHECKING:
-    from penstock.spark.query_plan import Analysis, Selected
-
-Analyse = Callable[[str, tuple[tuple[str, pa.DataType], ...]], "Analysis"]
+Analyse = Callable[[str, tuple[tuple[str, pa.DataType], ...]], Analysis]
 """Says what a query over a table with these columns comes to. `ConfigError` if it cannot be run row by row, or not at all."""
 
 TargetColumn = MadeColumn | Computed

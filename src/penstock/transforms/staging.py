@@ -28,6 +28,7 @@ from penstock.sinks.values import build_exact
 from penstock.spool.manifest import SegmentFile
 from penstock.spool.range import FileSlice
 from penstock.transforms.applying import count_changes, transform_changes, transform_keys, transform_rows
+from penstock.transforms.asking import read_answers, write_questions
 from penstock.transforms.outcome import Outcome
 from penstock.transforms.transform import Fitted
 
@@ -41,26 +42,43 @@ class StageTask:
     directory: str
     together: bool
     """Whether they have to be looked at as a whole."""
+    first: int = 0
+    """The number of the first group of changes that is looked at as a whole, among all of the table and shape."""
+    answers: str | None = None
+    """Where Spark's answers are, if it was asked."""
+
+    @property
+    def groups(self) -> Iterator[tuple[int, Sequence[FileSlice]]]:
+        groups = [self.slices] if self.together else [(slice,) for slice in self.slices]
+        return enumerate(groups, self.first)
 
 
 def plan_stages(slices: Sequence[FileSlice], fitted: Fitted, directory: Path, parallelism: int) -> list[StageTask]:
-    """Changes that lack values are looked at as a whole where there is a filter; others by file."""
+    """Changes that lack values are looked at as a whole where something depends on these; others by file."""
     counts = sum((slice.file.counts for slice in slices), ChangeCounts())
-    if fitted.is_filter and counts.unchanged:
+    if fitted.looks_back and counts.unchanged:
         return [StageTask(tuple(slices), fitted, str(directory), together=True)]
     size = -(-len(slices) // max(1, parallelism))
-    return [StageTask(tuple(slices[at : at + size]), fitted, str(directory), together=False) for at in range(0, len(slices), size)]
+    return [StageTask(tuple(slices[at : at + size]), fitted, str(directory), False, at) for at in range(0, len(slices), size)]
+
+
+def ask(task: StageTask) -> list[str]:
+    """Write what Spark needs to know of the changes; gives the files."""
+    fitted = task.fitted
+    found = (write_questions(fitted, read_source(group, fitted.source), task.directory, number) for number, group in task.groups)
+    return [path for path in found if path is not None]
 
 
 def stage(task: StageTask) -> list[FileSlice]:
     """Write what becomes of the changes; gives the files, in the order of the changes. `RowRefusedError` if some cannot be transformed."""
-    groups = [task.slices] if task.together else [(slice,) for slice in task.slices]
-    return [found for group in groups if (found := _stage(group, task)) is not None]
+    return [found for number, group in task.groups if (found := _stage(group, number, task)) is not None]
 
 
-def _stage(slices: Sequence[FileSlice], task: StageTask) -> FileSlice | None:
+def _stage(slices: Sequence[FileSlice], number: int, task: StageTask) -> FileSlice | None:
     fitted = task.fitted
-    kept = kept_of(transform_changes(fitted, read_source(slices, fitted.source)), fitted.source)
+    changes = read_source(slices, fitted.source)
+    answers = None if task.answers is None else read_answers(fitted, task.answers, number, changes.num_rows)
+    kept = kept_of(transform_changes(fitted, changes, answers), fitted.source)
     if not kept.num_rows:
         return None
     path = Path(task.directory) / f"{secrets.token_hex(8)}.parquet"
@@ -92,13 +110,17 @@ def kept_of(outcome: Outcome, source: TableSchema) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class BatchTransform:
-    """What is done to the rows of a snapshot's chunks. Travels to the executors."""
+    """What is done to the rows of a snapshot's chunk. Travels to the executors."""
 
     fitted: Fitted
+    answers: str | None = None
+    """Where Spark's answers are, if it was asked about these rows; batch by batch, as they come."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            yield from kept_of(transform_rows(self.fitted, pa.Table.from_batches([batch])), self.fitted.source).to_batches()
+        fitted = self.fitted
+        for number, batch in enumerate(batches):
+            answers = None if self.answers is None else read_answers(fitted, self.answers, number, batch.num_rows)
+            yield from kept_of(transform_rows(fitted, pa.Table.from_batches([batch]), answers), fitted.source).to_batches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +132,26 @@ class KeysTask:
     directory: str
     index: int
     is_keys: bool = field(kw_only=True)
+    answers: str | None = None
+
+
+def ask_rows(task: KeysTask) -> str | None:
+    """Write what Spark needs to know of the rows; gives the file, if there are any."""
+    return write_questions(task.fitted, _source_rows(task), task.directory, task.index)
 
 
 def restage(task: KeysTask) -> SnapshotFile:
     """The same as the target has them."""
-    with pq.ParquetFile(task.path, coerce_int96_timestamp_unit="us") as file:
-        found = file.read()
-    return (_keys if task.is_keys else _rows)(task, found)
+    return _keys(task) if task.is_keys else _rows(task)
 
 
-def _keys(task: KeysTask, found: pa.Table) -> SnapshotFile:
-    source = task.fitted.source
+def _read(path: str) -> pa.Table:
+    with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+        return file.read()
+
+
+def _keys(task: KeysTask) -> SnapshotFile:
+    source, found = task.fitted.source, _read(task.path)
     types = {column.name: column.arrow_type for column in source.columns}
     columns = {name: found.column(match_column(at)).cast(types[name]) for at, name in enumerate(source.key)}
     texts = {name: found.column(match_text_column(at)) for at, name in enumerate(source.key)}
@@ -134,11 +165,16 @@ def _keys(task: KeysTask, found: pa.Table) -> SnapshotFile:
     return write_batches(iter(table.to_batches()), SnapshotPlace(task.directory, table.schema, "keys"), task.index)
 
 
-def _rows(task: KeysTask, found: pa.Table) -> SnapshotFile:
-    source, fitted = task.fitted.source, task.fitted
-    names = [*(value_column(at) for at in range(len(source.columns))), EXACT]
-    rows = found.select(names).rename_columns([*source.column_names, EXACT])
-    schema = pa.schema([*(pa.field(column.name, column.arrow_type) for column in source.columns), pa.field(EXACT, EXACT_TYPE)])
-    kept = kept_of(transform_rows(fitted, rows.cast(schema)), source)
+def _rows(task: KeysTask) -> SnapshotFile:
+    fitted, rows = task.fitted, _source_rows(task)
+    answers = None if task.answers is None else read_answers(fitted, task.answers, task.index, rows.num_rows)
+    kept = kept_of(transform_rows(fitted, rows, answers), fitted.source)
     place = SnapshotPlace(task.directory, row_schema(fitted.arrow_schema), "rows")
     return write_batches(iter(kept.to_batches()), place, task.index)
+
+
+def _source_rows(task: KeysTask) -> pa.Table:
+    source = task.fitted.source
+    names = [*(value_column(at) for at in range(len(source.columns))), EXACT]
+    rows = _read(task.path).select(names).rename_columns([*source.column_names, EXACT])
+    return rows.cast(pa.schema([*(pa.field(column.name, column.arrow_type) for column in source.columns), pa.field(EXACT, EXACT_TYPE)]))

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import pyarrow as pa
 
@@ -21,15 +21,13 @@ from penstock.errors import ConfigError, TransformError
 from penstock.schema import Column, TableSchema
 from penstock.secret import Secret
 from penstock.sinks.base import Target
+from penstock.spark.query import Analysis
 from penstock.transforms.columns import Action, CastTo, Hash, MadeColumn, Masked
 from penstock.transforms.computed import Computed, Query
 from penstock.transforms.condition import Condition, NotSimple
 from penstock.transforms.condition_text import parse_condition
 from penstock.transforms.masking import Mask
 from penstock.transforms.querying import Analyse, TargetColumn, ask_spark, query_of, spark_columns, target_columns
-
-if TYPE_CHECKING:
-    from penstock.spark.query_plan import Analysis
 
 
 @dataclass(frozen=True, slots=True)
