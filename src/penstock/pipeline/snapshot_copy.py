@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,10 +19,11 @@ from penstock.pipeline.copy_letters import chunk_basket
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot_executors import SnapshotExecutors
 from penstock.pipeline.snapshot_progress import SnapshotProgress, measure
+from penstock.pipeline.snapshot_queries import AskingSink
 from penstock.pipeline.snapshot_repair import changed_between, is_repairable, key_reader, plan_rereading
 from penstock.pipeline.snapshot_schedule import Step
 from penstock.pipeline.snapshot_state import ChunkRecord, SavedSnapshot, SnapshotPlan, SnapshotStore, new_plan_id
-from penstock.pipeline.snapshot_task import ChunkTask, RecordedTask, recording_writer
+from penstock.pipeline.snapshot_task import ChunkTask, RecordedTask, record_rows, recording_writer, source_rows
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.chunks import cut_chunks
@@ -129,21 +131,25 @@ class TableCopy:
         """Read one chunk, on an executor, which records it."""
         places, plan = self._places, self.plan
         task = ChunkTask(number, plan.chunks[number], plan.place)
-        writer = recording_writer(
-            places.address,
-            exported.name,
-            places.sink.writer_for(plan.outline.schema),
-            refuse_inexact=places.types.refuses_inexact,
-            puts_aside=self._puts_aside,
-        )
         recorded = RecordedTask(task, str(places.store.records_directory(plan)), exported.fence)
-        (record,) = places.executors.run(writer, [recorded])
+        record = self._run(exported, recorded)
         self._records[number] = record
         self.faults = 0
         facts = {"table": str(self.name), "plan": plan.id, "chunk": number, "rows": record.file.rows, "fence": str(record.fence)}
         _log.info("chunk read", extra=facts)
         places.observer.snapshot_advanced(self.name, 1, record.file.rows, plan.chunks[number].heap_bytes)
         places.observer.snapshot_progressed(self.progress)
+
+    def _run(self, exported: ExportedSnapshot, recorded: RecordedTask) -> ChunkRecord:
+        places, schema = self._places, self.plan.outline.schema
+        how = {"refuse_inexact": places.types.refuses_inexact, "puts_aside": self._puts_aside}
+        asker = places.sink.asker_for(schema) if isinstance(places.sink, AskingSink) else None
+        if asker is not None:
+            read = partial(source_rows, places.address, exported.name, recorded, **how)
+            return asker.copy(places.executors, read, partial(record_rows, recorded))
+        writer = recording_writer(places.address, exported.name, places.sink.writer_for(schema), **how)
+        (record,) = places.executors.run(writer, [recorded])
+        return record
 
     def reread(self, exported: ExportedSnapshot) -> bool:
         """Read what changed between the fences again, as it is now; False if the run is to end before."""

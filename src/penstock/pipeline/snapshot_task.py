@@ -60,17 +60,28 @@ def recording_writer(
     """
 
     def write(recorded: RecordedTask) -> ChunkRecord:
-        task = recorded.task
-        basket = Basket(chunk_basket(Path(recorded.records), task.index, recorded.fence)) if puts_aside else None
-        rows: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, task.chunk, refuse_inexact=refuse_inexact, aside=basket)
-        if basket is not None:
-            rows = basket.watch(rows)
-        file, fence = (writer or write_file)(rows, task.place, task.index, recorded.fence)
-        record = ChunkRecord(task.index, fence, file, datetime.now(UTC))
-        record_chunk(Path(recorded.records), record)
-        return record
+        rows = source_rows(address, snapshot, recorded, refuse_inexact=refuse_inexact, puts_aside=puts_aside)
+        return record_rows(recorded, rows, writer or write_file)
 
     return write
+
+
+def source_rows(
+    address: SourceAddress, snapshot: str, recorded: RecordedTask, *, refuse_inexact: bool, puts_aside: bool
+) -> Iterator[pa.RecordBatch]:
+    """The chunk as the source has it. With `puts_aside`, what is refused of it is durable when the last row has been given out."""
+    task = recorded.task
+    basket = Basket(chunk_basket(Path(recorded.records), task.index, recorded.fence)) if puts_aside else None
+    rows: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, task.chunk, refuse_inexact=refuse_inexact, aside=basket)
+    return rows if basket is None else basket.watch(rows)
+
+
+def record_rows(recorded: RecordedTask, rows: Iterator[pa.RecordBatch], writer: ChunkWriter) -> ChunkRecord:
+    task = recorded.task
+    file, fence = writer(rows, task.place, task.index, recorded.fence)
+    record = ChunkRecord(task.index, fence, file, datetime.now(UTC))
+    record_chunk(Path(recorded.records), record)
+    return record
 
 
 def write_file(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position) -> tuple[SnapshotFile, Position]:

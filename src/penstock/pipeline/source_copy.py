@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,8 +15,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.errors import SnapshotTaskError, parse_error
+from penstock.pipeline.snapshot_queries import ChunkAsker
+from penstock.pipeline.snapshot_task import write_file
+from penstock.pipeline.spark_queries import SparkQueries
 from penstock.postgres.chunks import Chunk, chunk_schema, read_chunk, snapshot_schema
 from penstock.postgres.connection import SourceAddress
+from penstock.sinks.base import ChunkWriter
+from penstock.sinks.executors import SparkExecutors
 from penstock.transforms.staging import BatchTransform
 from penstock.transforms.transform import Fitted
 
@@ -24,6 +31,8 @@ def copy_source(
 ) -> list[str]:
     """One Spark job, a task for each chunk; gives the paths of the files that were written. `fitted`: how the target sees the rows."""
     directory.mkdir(parents=True, exist_ok=True)
+    if fitted is not None and fitted.query is not None:
+        return _copy_through(spark, address, snapshot, chunks, directory, fitted)
     try:
         written = (
             spark.sparkContext.parallelize(chunks, max(1, len(chunks))).map(_chunk_copier(address, snapshot, directory, fitted)).collect()
@@ -34,6 +43,21 @@ def copy_source(
     return [path for path in written if path is not None]
 
 
+def _copy_through(
+    spark: SparkSession, address: SourceAddress, snapshot: str, chunks: Sequence[Chunk], directory: Path, fitted: Fitted
+) -> list[str]:
+    """The same where Spark has to be asked about the rows: some jobs for each chunk, several chunks at once."""
+    executors = SparkExecutors(spark, SnapshotTaskError)
+    asker = ChunkAsker(fitted, write_file, SparkQueries(spark), directory / "asked")
+    finish = partial(_written, snapshot_schema(fitted.schema), directory)
+
+    def copy(chunk: Chunk) -> str | None:
+        return asker.copy(executors, partial(read_chunk, address, snapshot, chunk), finish)
+
+    with ThreadPoolExecutor(max_workers=max(1, executors.parallelism), thread_name_prefix="penstock-verify") as pool:
+        return [path for path in pool.map(copy, chunks) if path is not None]
+
+
 def _chunk_copier(address: SourceAddress, snapshot: str, directory: Path, fitted: Fitted | None) -> Callable[[Chunk], str | None]:
     """The function that travels to the executors."""
     return lambda chunk: copy_chunk(address, snapshot, chunk, directory, fitted)
@@ -41,12 +65,17 @@ def _chunk_copier(address: SourceAddress, snapshot: str, directory: Path, fitted
 
 def copy_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, directory: Path, fitted: Fitted | None = None) -> str | None:
     """One chunk into one file, whose path is given back; None if it has no rows."""
+    batches: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, chunk)
+    if fitted is None:
+        return _written(chunk_schema(chunk), directory, batches)
+    return _written(snapshot_schema(fitted.schema), directory, BatchTransform(fitted)(batches))
+
+
+def _written(schema: pa.Schema, directory: Path, batches: Iterator[pa.RecordBatch], _: ChunkWriter | None = None) -> str | None:
     path = directory / f"{secrets.token_hex(8)}.parquet"
     rows = 0
-    schema = chunk_schema(chunk) if fitted is None else snapshot_schema(fitted.schema)
-    batches: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, chunk)
     with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False, write_statistics=False) as writer:
-        for batch in batches if fitted is None else BatchTransform(fitted)(batches):
+        for batch in batches:
             writer.write_batch(batch)
             rows += batch.num_rows
     return str(path) if rows else None

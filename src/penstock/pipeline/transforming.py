@@ -1,7 +1,8 @@
 """`TransformingSink`: a sink before which rows are transformed. It is given the source's tables, and the sink behind it the target's.
 
 Chunks of a snapshot are transformed by whoever writes them. Changes, and what changed while a table was copied, are written to files once
-more (`transforms/staging.py`), so that no sink knows of any of this. Tables without a transform are passed on as they are.
+more (`transforms/staging.py`), so that no sink knows of any of this. What only Spark can work out it is asked about in between, each row by
+itself (`transforms/asking.py`). Tables without a transform are passed on as they are.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ from typing_extensions import override
 
 from penstock.change import ChangeCounts
 from penstock.errors import RowRefusedError, SchemaChangedError, SinkError, TableRewrittenError, ValuesMissingError
+from penstock.pipeline.snapshot_queries import AskingSink, ChunkAsker
 from penstock.pipeline.snapshot_task import write_file
+from penstock.pipeline.spark_queries import SparkQueries
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.executors import Executors, SparkExecutors
 from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
-from penstock.transforms.staging import BatchTransform, KeysTask, plan_stages, restage, stage
+from penstock.transforms.asking import Queries
+from penstock.transforms.staging import BatchTransform, KeysTask, StageTask, ask, ask_rows, plan_stages, restage, stage
 from penstock.transforms.transform import Fitted, Transform, is_made_by
 
 if TYPE_CHECKING:
@@ -35,13 +39,14 @@ if TYPE_CHECKING:
 TransformOf = Callable[[TableName], Transform | None]
 
 
-class TransformingSink(Sink):
-    def __init__(self, sink: Sink, transform_of: TransformOf, executors: Executors, directory: Path) -> None:
-        """`directory`: for files that are gone when they are applied; executors reach it."""
+class TransformingSink(Sink, AskingSink):
+    def __init__(self, sink: Sink, transform_of: TransformOf, executors: Executors, directory: Path, queries: Queries) -> None:
+        """`directory`: for files that are gone when they are applied; executors reach it. `queries`: who works out what only Spark can."""
         self._sink = sink
         self._transform_of = transform_of
         self._executors = executors
         self._directory = directory
+        self._queries = queries
 
     # snapshots -------------------------------------------------------------------------------------------------------------------
 
@@ -54,6 +59,14 @@ class TransformingSink(Sink):
         transform = self._transform_of(schema.name)
         writer = self._sink.writer_for(schema)
         return writer if transform is None else _TransformingWriter(BatchTransform(transform.fit(schema)), writer or write_file)
+
+    @override
+    def asker_for(self, schema: TableSchema) -> ChunkAsker | None:
+        transform = self._transform_of(schema.name)
+        fitted = None if transform is None else transform.fit(schema)
+        if fitted is None or fitted.query is None:
+            return None
+        return ChunkAsker(fitted, self._sink.writer_for(schema) or write_file, self._queries, self._directory)
 
     @override
     def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
@@ -90,6 +103,10 @@ class TransformingSink(Sink):
             ),
             *(KeysTask(path, fitted, str(rows), at, is_keys=False) for at, path in enumerate(changed.rows)),
         ]
+        if fitted.query is not None:
+            asked = [task for task in tasks if not task.is_keys]
+            answers = self._answered(fitted, self._executors.run(ask_rows, asked) if asked else [], directory)
+            tasks = [replace(task, answers=answers) for task in tasks]
         done = self._executors.run(restage, tasks) if tasks else []
         written = [str(rows / file.name) for task, file in zip(tasks, done, strict=True) if not task.is_keys and file.rows]
         return ChangedRows(str(keys), tuple(written))
@@ -109,7 +126,7 @@ class TransformingSink(Sink):
         try:
             self._sink.apply(target, self._staged(transform, changes, directory), end)
         except ValuesMissingError as error:
-            if transform.where is None:
+            if not transform.fit(changes.slices[-1].file.schema).is_filter:
                 raise
             raise RowRefusedError(
                 f"a row of {target.table} came into the filter with a change that lacks some of its values",
@@ -133,16 +150,32 @@ class TransformingSink(Sink):
     def _staged(self, transform: Transform, changes: TableChanges, directory: Path) -> TableChanges:
         shapes = [(schema, list(slices)) for schema, slices in groupby(changes.slices, lambda slice: slice.file.schema)]
         plans = [plan_stages(slices, transform.fit(schema), directory, self._executors.parallelism) for schema, slices in shapes]
-        tasks = [task for plan in plans for task in plan]
-        if len(shapes) > 1 and any(task.together for task in tasks):
+        if len(shapes) > 1 and any(task.together for plan in plans for task in plan):
             raise SchemaChangedError(
                 f"table {changes.table} was altered, and some of its changes lack values that others may have",
                 hint=f"penstock tables resync CONFIG {changes.table}",
             )
+        tasks = [task for at, plan in enumerate(plans) for task in self._asked(plan, directory / str(at))]
         slices: list[FileSlice] = [slice for found in self._executors.run(stage, tasks) for slice in found]
         counts = sum((slice.file.counts for slice in slices), ChangeCounts())
         views = {slice.file.schema: _plain(slice.file.schema) for slice in slices}
         return replace(changes, slices=tuple(slices), counts=counts, views=views)
+
+    def _asked(self, plan: Sequence[StageTask], directory: Path) -> Sequence[StageTask]:
+        """The same with Spark's answers, where it has to be asked; `directory` is the plan's own."""
+        fitted = plan[0].fitted
+        if fitted.query is None:
+            return plan
+        directory.mkdir()
+        asked = self._executors.run(ask, [replace(task, directory=str(directory)) for task in plan])
+        answers = self._answered(fitted, [path for paths in asked for path in paths], directory)
+        return [replace(task, answers=answers) for task in plan]
+
+    def _answered(self, fitted: Fitted, questions: Sequence[str | None], directory: Path) -> str:
+        answers, files = str(directory / "answers"), [path for path in questions if path is not None]
+        if files:
+            self._queries.answer(fitted, files, answers)
+        return answers
 
     # tables that go and come -------------------------------------------------------------------------------------------------------
 
@@ -152,7 +185,7 @@ class TransformingSink(Sink):
 
     @override
     def shadow(self, copy: str) -> Sink:
-        return TransformingSink(self._sink.shadow(copy), self._transform_of, self._executors, self._directory)
+        return TransformingSink(self._sink.shadow(copy), self._transform_of, self._executors, self._directory, self._queries)
 
     @override
     def load_target(self, table: TableName) -> Target | None:
@@ -225,7 +258,7 @@ _pass_on()
 
 def transforming(sink: Sink, spark: SparkSession, state: Path, transform_of: TransformOf) -> TransformingSink:
     """`transform_of` is asked all the while: what it says may change."""
-    return TransformingSink(sink, transform_of, SparkExecutors(spark), state / "transformed")
+    return TransformingSink(sink, transform_of, SparkExecutors(spark), state / "transformed", SparkQueries(spark))
 
 
 @dataclass(frozen=True, slots=True)
