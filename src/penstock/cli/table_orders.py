@@ -37,7 +37,7 @@ def print_tables(config: Path, *, as_json: bool) -> None:
     epoch = inspect_status(loaded).epoch
     states = {name: status.state.value for name, status in epoch.tables.items()} if epoch is not None else {}
     with connect(loaded.source.address()) as connection:
-        selection = select_tables(connection, loaded)
+        selection = select_tables(connection, loaded, asks_spark=False)
     names = sorted({*selection.tables, *selection.refused, *states, *orders.removed})
     rows = [(name, states.get(name, "pending" if name not in orders.removed else ""), _ordered(name, orders)) for name in names]
     members = {name: [str(member.name) for member in table.members] for name, table in selection.tables.items() if table.members}

@@ -32,7 +32,7 @@ def plan_capture(config: PipelineConfig) -> CaptureSettings:
         )
     address = config.source.address()
     with connect(address, "penstock capture") as connection:
-        selection = select_tables(connection, config)
+        selection = select_tables(connection, config, asks_spark=False)
         check_selected(selection, address.describe())
         has_slot = inspect_slot(connection, config.slot) is not None
     if has_slot:

@@ -2,11 +2,13 @@
 
 It takes the real actions where that is possible without a trace: connections are opened, a temporary slot is made, the publication is
 created and rolled back, a block of each table is read as a snapshot reads it, files and a table are written and removed again; what earlier
-runs have left is looked at as a run would. No Spark session is started, and nothing is left behind.
+runs have left is looked at as a run would. No Spark session is started, unless a table has a query that only Spark can read, and nothing
+is left behind.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from penstock.errors import PenstockError
@@ -33,4 +35,14 @@ def _steps(config: PipelineConfig, configuration: Step) -> list[Step]:
     except PenstockError as error:
         configuration.problem(error)
         return [*(Step(name, is_skipped=True) for name in SOURCE_STEPS), *check_places(config)]
-    return [*check_source(config, address), *check_places(config)]
+    try:
+        return [*check_source(config, address), *check_places(config)]
+    finally:
+        _end_spark()
+
+
+def _end_spark() -> None:
+    """If it had to be started."""
+    queries = sys.modules.get("penstock.spark.query_session")
+    if queries is not None:
+        queries.end_started()

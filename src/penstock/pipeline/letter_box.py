@@ -15,6 +15,7 @@ import pyarrow as pa
 from penstock.errors import PenstockError, RowRefusedError, TargetRewoundError, ValuesRefusedError, find_error
 from penstock.pipeline.copy_letters import CopyLettersTask, write_copy_letters
 from penstock.pipeline.letter_files import leave_out
+from penstock.pipeline.letter_queries import answered
 from penstock.pipeline.letter_store import LetterStore, Posting
 from penstock.pipeline.letter_task import ScreeningReport, ScreeningTask, run_screening
 from penstock.pipeline.refused_policy import RefusedPolicy
@@ -27,6 +28,7 @@ from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.slices import slices_after
 from penstock.spool.range import FileSlice
 from penstock.spool.values import check_values
+from penstock.transforms.asking import Queries
 from penstock.transforms.transform import Transform
 
 
@@ -43,6 +45,7 @@ class LetterBox:
         refuse_inexact: bool,
         on_replayed: Callable[[TableName], None] = lambda _: None,
         transform_of: Callable[[TableName], Transform | None] = lambda _: None,
+        queries: Queries | None = None,
     ) -> None:
         """`on_replayed` is told that the letters of a table have been replayed, as far as they could be."""
         self.store = store
@@ -52,6 +55,7 @@ class LetterBox:
         self._refuse_inexact = refuse_inexact
         self._on_replayed = on_replayed
         self._transform_of = transform_of
+        self._queries = queries
         self._posted = {posting.table: posting for posting in store.postings()}
         self._due: set[TableName] = set()
         self._of_shadows: dict[TableName, tuple[str, ...]] = {}
@@ -207,7 +211,7 @@ class LetterBox:
             columns, key = pa.schema([pa.field(column.name, column.arrow_type) for column in source.columns]), source.key
         letters = self.store.slices(table, end)
         others = [slice.path for slice in letters if slice.path not in {each.path for each in replayed}]
-        return ScreeningTask(
+        task = ScreeningTask(
             table,
             tuple(own),
             tuple(letters),
@@ -218,11 +222,14 @@ class LetterBox:
             str(self.store.pending),
             self.store.new_stem(table, end),
             {name: _OF_OTHER_SHAPE for path in others for name in self.store.open_in(table, path)} if replayed else {},
-            transform,
         )
+        if transform is None:
+            return task
+        return replace(task, fitted={slice.file.schema: transform.fit(slice.file.schema) for slice in task.applied})
 
     def _run(self, task: ScreeningTask) -> ScreeningReport:
-        (report,) = self._executors.run(run_screening, [task])
+        with answered(task, self._executors, self._queries, self.store.pending / "asked") as ready:
+            (report,) = self._executors.run(run_screening, [ready])
         first = next(iter(report.screened.refused.values()), None)
         if first is not None and self._policy_of(task.table) is RefusedPolicy.STOP:
             raise (find_error(first.code) or PenstockError)(f"a change of {task.table} is refused: {first.reason}", hint=_GO_ON)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
@@ -17,14 +17,16 @@ from penstock.pipeline.letter_store import CHANGES_SUFFIX, LETTERS_SUFFIX
 from penstock.pipeline.letters import LETTERS, describe_letters
 from penstock.pipeline.screening import Name, Refusal, Screened, refused_values, screen
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.slice_reader import read_slices
+from penstock.sinks.layout import Layout
+from penstock.sinks.slice_reader import named_changes, read_slices
 from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
 from penstock.spool.rows import metadata_column, read_rows
 from penstock.transforms.applying import transform_changes
+from penstock.transforms.asking import read_answers, write_questions
 from penstock.transforms.outcome import REASON
-from penstock.transforms.transform import Transform
+from penstock.transforms.staging import read_source
+from penstock.transforms.transform import Fitted
 
 _MAX_ROWS, _MAX_BYTES = 65_536, 64 << 20
 
@@ -46,8 +48,20 @@ class ScreeningTask:
     """For the names of files of new letters."""
     known: Mapping[Name, Refusal] = field(default_factory=dict)
     """What has been found to be refused already, by whoever else looked."""
-    transform: Transform | None = None
-    """What is done to the rows later, which may refuse some. The layout is the source's then."""
+    fitted: Mapping[TableSchema, Fitted] = field(default_factory=dict)
+    """What is done later to rows of each shape, which may refuse some. The layout is the source's then."""
+    answers: str | None = None
+    """Where Spark's answers are, if it was asked."""
+
+    @property
+    def applied(self) -> Sequence[FileSlice]:
+        """What would reach the target, if nothing were refused."""
+        return (*self.letters, *self.slices) if self.replays else self.slices
+
+    @property
+    def shapes(self) -> list[tuple[Fitted, list[FileSlice]]]:
+        """The same in runs of one shape, in order."""
+        return [(self.fitted[schema], list(group)) for schema, group in groupby(self.applied, lambda slice: slice.file.schema)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +87,35 @@ def run_screening(task: ScreeningTask) -> ScreeningReport:
     source = next((view.source for view in task.views.values() if view.source is not None), None)
     while True:
         screened = screen(changes, letters, narrow, refusals, replays=task.replays, source=source)
-        found = {} if task.transform is None else _judged(task, task.transform, screened)
+        found = _judged(task, screened) if task.fitted else {}
         if found.keys() <= refusals.keys():
             break
         refusals |= found  # without them, others may lack values
     return ScreeningReport(screened, _written(task, screened) if screened.refused else ())
 
 
-def _judged(task: ScreeningTask, transform: Transform, screened: Screened) -> dict[Name, Refusal]:
-    """What the transform refuses of all that is left."""
-    slices = (*task.letters, *task.slices) if task.replays else task.slices
-    kept = [replace(slice, without=slice.without | screened.left_out) for slice in slices]
+def ask_screening(task: ScreeningTask) -> list[tuple[int, Fitted, str]]:
+    """Write what Spark needs to know; gives, for each run of one shape that it is asked about, its number and the file."""
+    directory = Path(str(task.answers))
+    found = []
+    for number, (fitted, group) in enumerate(task.shapes):
+        path = None if fitted.query is None else write_questions(fitted, read_source(group, fitted.source), str(directory), 0)
+        if path is not None:
+            found.append((number, fitted, path))
+    return found
+
+
+def _judged(task: ScreeningTask, screened: Screened) -> dict[Name, Refusal]:
+    """What the transform refuses of all that is left.
+
+    Spark was asked about all of them. Where one is left out that another had a value from, that other one is refused, or lacks the value.
+    """
     found: dict[Name, Refusal] = {}
-    for schema, group in groupby(kept, lambda slice: slice.file.schema):
-        columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
-        rows = read_slices(list(group), Layout(columns, schema.key, Mode.MIRROR))
-        refused = transform_changes(transform.fit(schema), rows).refused
+    for number, (fitted, group) in enumerate(task.shapes):
+        rows = read_source(group, fitted.source)
+        answers = None if fitted.query is None else read_answers(fitted, f"{task.answers}/{number}", 0, rows.num_rows)
+        kept = ~named_changes(rows, screened.left_out)
+        refused = transform_changes(fitted, rows.filter(pa.array(kept)), None if answers is None else answers.only(kept)).refused
         named = (refused.column(name).to_pylist() for name in (COMMIT_VERSION, ORDINAL, REASON))
         found |= {(version, ordinal): Refusal(RowRefusedError.code, reason) for version, ordinal, reason in zip(*named, strict=True)}
     return found

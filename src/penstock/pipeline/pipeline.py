@@ -49,6 +49,7 @@ from penstock.pipeline.snapshot_copy import CopyLetters
 from penstock.pipeline.snapshot_executors import SparkSnapshotExecutors
 from penstock.pipeline.snapshot_progress import load_all_progress
 from penstock.pipeline.snapshot_state import SnapshotStore
+from penstock.pipeline.spark_queries import SparkQueries
 from penstock.pipeline.standing import check_log, check_origin, over_holes
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, check_selected, fail_blocked, fail_unpublished, inspect_pipeline, pause_ordered, select_tables
@@ -306,6 +307,7 @@ class Pipeline:
             refuse_inexact=refuse_inexact,
             on_replayed=replayed,
             transform_of=transform,
+            queries=SparkQueries(self._spark),
         )
 
     def _rule(self, name: TableName) -> SchemaRule:

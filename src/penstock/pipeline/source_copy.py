@@ -32,7 +32,7 @@ def copy_source(
     """One Spark job, a task for each chunk; gives the paths of the files that were written. `fitted`: how the target sees the rows."""
     directory.mkdir(parents=True, exist_ok=True)
     if fitted is not None and fitted.query is not None:
-        return _copy_through(spark, address, snapshot, chunks, directory, fitted)
+        return _copy_through(spark, partial(read_chunk, address, snapshot), chunks, directory, fitted)
     try:
         written = (
             spark.sparkContext.parallelize(chunks, max(1, len(chunks))).map(_chunk_copier(address, snapshot, directory, fitted)).collect()
@@ -44,7 +44,7 @@ def copy_source(
 
 
 def _copy_through(
-    spark: SparkSession, address: SourceAddress, snapshot: str, chunks: Sequence[Chunk], directory: Path, fitted: Fitted
+    spark: SparkSession, read: Callable[[Chunk], Iterator[pa.RecordBatch]], chunks: Sequence[Chunk], directory: Path, fitted: Fitted
 ) -> list[str]:
     """The same where Spark has to be asked about the rows: some jobs for each chunk, several chunks at once."""
     executors = SparkExecutors(spark, SnapshotTaskError)
@@ -52,7 +52,7 @@ def _copy_through(
     finish = partial(_written, snapshot_schema(fitted.schema), directory)
 
     def copy(chunk: Chunk) -> str | None:
-        return asker.copy(executors, partial(read_chunk, address, snapshot, chunk), finish)
+        return asker.copy(executors, partial(read, chunk), finish)
 
     with ThreadPoolExecutor(max_workers=max(1, executors.parallelism), thread_name_prefix="penstock-verify") as pool:
         return [path for path in pool.map(copy, chunks) if path is not None]

@@ -33,10 +33,16 @@ class TableRule(Model):
         None, description="`schema_changes` of these tables; of several rules that say it the last counts"
     )
     columns: ColumnsConfig | None = Field(
-        None, description="columns to drop, rename, hash, mask or cast; of several rules that say `columns` or `where` the last counts"
+        None,
+        description="columns to drop, rename, hash, mask or cast; of several rules that say `columns`, `where` or `sql` the last counts",
     )
     where: str | None = Field(
         None, description="a condition in Spark SQL over the source's columns: the target has just the rows that meet it"
+    )
+    sql: str | None = Field(
+        None,
+        description="a whole query in Spark SQL, `SELECT … FROM source [WHERE …]`, each row by itself: what the target has of the table; "
+        "in place of `columns` and `where`",
     )
     into: str | None = Field(
         None,
@@ -63,6 +69,8 @@ class TableRule(Model):
             TableName.parse(self.table)
             if self.exclude:
                 raise ValueError("exclude: goes with match:")
+        if self.sql is not None and (self.columns is not None or self.where is not None):
+            raise ValueError("sql: says what columns: and where: say: give either the one or the others")
         if self.into is not None:
             TableName.parse(self.into)
         elif self.source_column is not None:
@@ -72,7 +80,7 @@ class TableRule(Model):
     @property
     def transforms(self) -> bool:
         """Whether it says what is done to rows."""
-        return self.columns is not None or self.where is not None
+        return self.columns is not None or self.where is not None or self.sql is not None
 
     @property
     def route(self) -> Route | None:
@@ -86,6 +94,8 @@ class TableRule(Model):
 
 def build_transform(rule: TableRule, hash_key: EnvReference | FileReference | None, *, needs_key: bool) -> Transform:
     """The secret is resolved here."""
+    if rule.sql is not None:
+        return Transform(sql=rule.sql, needs_key=needs_key)
     columns = rule.columns or ColumnsConfig.model_validate({})
     key = hash_key.resolve() if hash_key is not None and columns.hash else None
     return columns.build(rule.where, key, needs_key=needs_key)

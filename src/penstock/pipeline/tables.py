@@ -133,10 +133,11 @@ class Selection:
         return [each for schema in self.schemas.values() for each in ((schema,) if schema.members is None else schema.members.schemas)]
 
 
-def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
+def select_tables(connection: Connection, config: PipelineConfig, *, asks_spark: bool = True) -> Selection:
     """Look at the source. A table that is named and is not there is refused; one that no pattern matches is not missed.
 
-    What was ordered about single tables counts as if the file said it.
+    What was ordered about single tables counts as if the file said it. Spark is started if it takes that to say whether a query fits its
+    table; without `asks_spark` it is taken to fit.
     """
     config = with_orders(config)
     tables = {table.name: table for table in inspect_tables(connection) if config.selects(table.name)}
@@ -154,9 +155,12 @@ def select_tables(connection: Connection, config: PipelineConfig) -> Selection:
             if route is not None and transform is not None:
                 raise UnsupportedTableError(
                     f"table {name} is routed into {route.into}, and a rule transforms its columns or rows: it cannot be both",
-                    hint="take columns: and where: out of the rules that select it, or into:",
+                    hint="take columns:, where: and sql: out of the rules that select it, or into:",
                 )
-            check_names(schema if transform is None else transform.schema(schema), mode)
+            if transform is None:
+                check_names(schema, mode)
+            elif asks_spark or not transform.needs_spark(schema):
+                check_names(transform.schema(schema), mode)
         except TableError as error:
             selection.refused[name] = error
     unknown = [name for name in config.named_tables if name not in tables]
@@ -271,7 +275,7 @@ def _check_same(schema: TableSchema, target: Target | None, place: str, rule: Sc
         return
     if not is_made_by(target, rule.transform):
         raise SchemaChangedError(
-            f"columns: or where: of table {schema.name} changed since {place} was filled",
+            f"columns:, where: or sql: of table {schema.name} changed since {place} was filled",
             hint=f"put them back, or penstock tables resync {schema.name}, or remove {place} and run again to copy the table anew",
         )
     schema = schema if rule.transform is None else rule.transform.schema(schema)

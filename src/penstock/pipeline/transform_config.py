@@ -50,6 +50,5 @@ class ColumnsConfig(Model):
 
     def build(self, where: str | None, key: Secret | None, *, needs_key: bool) -> Transform:
         masks = {name: Mask(each.first, each.last) for name, each in self.mask.items()}
-        return Transform(
-            self.drop, dict(self.rename), self.hash, masks, dict(self.cast), where, key if self.hash else None, needs_key=needs_key
-        )
+        hash_key = key if self.hash else None
+        return Transform(self.drop, dict(self.rename), self.hash, masks, dict(self.cast), where, key=hash_key, needs_key=needs_key)

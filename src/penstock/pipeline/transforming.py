@@ -40,7 +40,9 @@ TransformOf = Callable[[TableName], Transform | None]
 
 
 class TransformingSink(Sink, AskingSink):
-    def __init__(self, sink: Sink, transform_of: TransformOf, executors: Executors, directory: Path, queries: Queries) -> None:
+    def __init__(
+        self, sink: Sink, transform_of: TransformOf, executors: Executors, directory: Path, queries: Queries | None = None
+    ) -> None:
         """`directory`: for files that are gone when they are applied; executors reach it. `queries`: who works out what only Spark can."""
         self._sink = sink
         self._transform_of = transform_of
@@ -66,6 +68,7 @@ class TransformingSink(Sink, AskingSink):
         fitted = None if transform is None else transform.fit(schema)
         if fitted is None or fitted.query is None:
             return None
+        assert self._queries is not None, "a pipeline has somebody to ask"
         return ChunkAsker(fitted, self._sink.writer_for(schema) or write_file, self._queries, self._directory)
 
     @override
@@ -174,6 +177,7 @@ class TransformingSink(Sink, AskingSink):
     def _answered(self, fitted: Fitted, questions: Sequence[str | None], directory: Path) -> str:
         answers, files = str(directory / "answers"), [path for path in questions if path is not None]
         if files:
+            assert self._queries is not None, "a pipeline has somebody to ask"
             self._queries.answer(fitted, files, answers)
         return answers
 
