@@ -6,6 +6,7 @@ are open, an executor reads the epoch's changes once more than the sink does (`l
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -56,6 +57,7 @@ class LetterBox:
         self._on_replayed = on_replayed
         self._transform_of = transform_of
         self._queries = queries
+        self._asked = store.pending / "asked"
         self._posted = {posting.table: posting for posting in store.postings()}
         self._due: set[TableName] = set()
         self._of_shadows: dict[TableName, tuple[str, ...]] = {}
@@ -83,6 +85,7 @@ class LetterBox:
     def begin(self, targets: Mapping[TableName, Target]) -> None:
         """At the start of a run: what a former one did not get to say."""
         self.store.sweep()
+        shutil.rmtree(self._asked, ignore_errors=True)
         for table, posting in list(self._posted.items()):
             if table in targets:
                 self._settle(posting, targets[table].applied)
@@ -228,7 +231,7 @@ class LetterBox:
         return replace(task, fitted={slice.file.schema: transform.fit(slice.file.schema) for slice in task.applied})
 
     def _run(self, task: ScreeningTask) -> ScreeningReport:
-        with answered(task, self._executors, self._queries, self.store.pending / "asked") as ready:
+        with answered(task, self._executors, self._queries, self._asked) as ready:
             (report,) = self._executors.run(run_screening, [ready])
         first = next(iter(report.screened.refused.values()), None)
         if first is not None and self._policy_of(task.table) is RefusedPolicy.STOP:
