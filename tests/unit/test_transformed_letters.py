@@ -27,6 +27,7 @@ from tests.delta_tables import InlineExecutors
 from tests.integration.sinks.history import PLAIN
 from tests.integration.sinks.source import NULL, Row, Source, Value
 from tests.letter_office import ListSink, Office
+from tests.plain_queries import Made, PlainQuery
 
 KEY = Secret("k")
 TRANSFORM = Transform(hash=("id",), rename={"id": "who"}, cast={"note": "int"}, where="note <> 'no'", key=KEY)
@@ -36,13 +37,20 @@ def row(key: int, note: str | None) -> Row:
     return {"id": Value(key), "note": Value(note), "amount": NULL, "seen": NULL, "blob": NULL}
 
 
+QUERY = PlainQuery(
+    {"who": "id", "note": Made("integer", ("note",), lambda row: None if row["note"] is None else int(row["note"]))},
+    Made("boolean", ("note", "id"), lambda row: row["note"] != "no" or 1 / (row["id"] - 5) > 1),
+)
+"""Fails on notes that are no numbers; the filter, on what is not wanted of row 5."""
+
+
 class TransformedOffice(Office):
     transform = TRANSFORM
 
     @override
     def open(self) -> None:
         self.sink = ListSink(self.transform.schema(PLAIN), Mode.MIRROR, [], self.source.fence)
-        sink = TransformingSink(self.sink, lambda _: self.transform, InlineExecutors(), self.root / "staged")
+        sink = TransformingSink(self.sink, lambda _: self.transform, InlineExecutors(), self.root / "staged", QUERY)
         self.box = LetterBox(
             LetterStore(self.root / "lake", "p"),
             InlineExecutors(),
@@ -50,6 +58,7 @@ class TransformedOffice(Office):
             mode_of=lambda _: Mode.MIRROR,
             refuse_inexact=False,
             transform_of=lambda _: self.transform,
+            queries=QUERY,
         )
         log, observer = EpochLog(self.root / "lake", "p"), PipelineObserver()
         self.applier = EpochApplier(sink, log, self.root / "spool", consumer="p", system="1/1", observer=observer, letters=self.box)
@@ -57,7 +66,7 @@ class TransformedOffice(Office):
         assert target is not None
         self.applier.adopt({target.table: target}, {target.table: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)})
 
-    def take(self) -> dict[str | None, int | str | None]:
+    def take(self) -> dict[str | int | None, int | str | None]:
         """Commit, apply, and look."""
         position = self.source.commit()
         self.spool(len(self.source.log) - 1, len(self.source.log))
@@ -94,6 +103,28 @@ def test_K12_a_row_that_cannot_be_cast_is_a_letter_and_the_rest_goes_on(tmp_path
         made.source.update((Value(2),), row(2, "2"))
         assert made.take() == {three: 3, two: 2}, "what comes later counts, also if it leaves the filter"
         assert made.letters() == []
+
+
+def test_K12_a_row_on_which_a_query_fails_is_a_letter_and_the_rest_goes_on(tmp_path: Path) -> None:
+    with opened(tmp_path) as made:
+        made.transform = QUERY.transform()
+        made.open()
+        for key, note in enumerate(("1", "abc", "no", "4", "no"), 1):
+            made.source.insert(row(key, note))
+        assert made.take() == {1: 1, 4: 4}
+        reasons = sorted(letter["reason"] for letter in made.letters())
+        assert ["'note' cannot be worked out" in reasons[0], "the filter cannot be worked out" in reasons[1]] == [True, True]
+
+        made.source.update((Value(1),), row(1, "x"))
+        made.source.update((Value(2),), row(2, "2"))
+        made.source.delete((Value(5),))
+        assert made.take() == {1: 1, 2: 2, 4: 4}
+        assert len(made.letters()) == 1
+        assert not list((tmp_path / "lake").rglob("asked/*")), "what was asked is gone"
+
+        made.box.order_replay(PLAIN.name)
+        made.apply(made.idle())
+        assert len(made.letters()) == 1
 
 
 def test_a_replay_under_the_same_transform_keeps_its_letters(tmp_path: Path) -> None:

@@ -196,7 +196,6 @@ ROWS = pa.table(
         (Transform(rename={"email": "ID"}), "would both be called"),
         (Transform(rename={"email": "_exact"}), "a name that every change has"),
         (Transform(cast={"tags": "string"}), "cannot be cast"),
-        (Transform(where="upper(email) = 'X'"), "the function upper"),
         (Transform(where="mail = 'X'"), "no column 'mail'"),
         (Transform(drop=("id", "email", "pay", "tags"), needs_key=False), "no column is left"),
     ],

@@ -155,7 +155,7 @@ RULE = {
 
 
 def orders(made: Mirror) -> list[tuple[object, ...]]:
-    return sorted(tuple(row) for row in made.rows("public.orders", "order_id, remark, total, size, substring(long, 1, 1)"))
+    return sorted(tuple(row) for row in made.rows("public.orders", "order_id, remark, total, size, substring(long,1,1)"))
 
 
 def test_K12_a_table_is_what_a_query_makes_of_it(spark: SparkSession, database: Database, mirror: MirrorFactory) -> None:

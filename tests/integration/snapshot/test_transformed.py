@@ -22,9 +22,16 @@ from tests.fix_captured import Captured
 from tests.integration.snapshot.copying import Copying, Watcher
 from tests.integration.snapshot.local import FileSink, LocalExecutors
 from tests.integration.snapshot.test_resume import change, make
+from tests.plain_queries import Made, PlainQuery
 
 KEY = Secret("a key for tests")
 HASHED = Transform(hash=("id",), rename={"v": "value"}, where="v LIKE 'c%' OR v IS NULL OR id < 60", key=KEY)
+
+
+QUERY = PlainQuery(
+    {"key": "id", "size": Made("integer", ("v",), lambda row: row["v"] and len(row["v"]))},
+    Made("boolean", ("v",), lambda row: row["v"] is None or row["v"].startswith("c")),
+)
 
 
 class OriginSink(FileSink):
@@ -47,7 +54,7 @@ class Copied:
     def __init__(self, captured: Captured, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.transform = HASHED
         self.sink = OriginSink(directory / "lake")
-        seen = TransformingSink(self.sink, lambda _: self.transform, LocalExecutors(), directory / "staged")
+        seen = TransformingSink(self.sink, lambda _: self.transform, LocalExecutors(), directory / "staged", QUERY)
         self.copying = Copying(captured, directory / "lake", executors=LocalExecutors(), sink=seen, rows=self.sink.rows, patch=patch)
 
     def assert_exact(self, name: TableName) -> None:
@@ -74,6 +81,22 @@ def test_K12_K13_rows_that_changed_while_a_table_was_copied_are_found_under_thei
     assert not failures
     assert watcher.resumed[name][0] >= 4
     copied.assert_exact(name)
+
+
+def test_K12_chunks_and_rows_that_changed_meanwhile_go_through_queries(copied: Copied) -> None:
+    name = make(copied.copying, "k12_query")
+    copied.transform = QUERY.transform()
+    copied.copying.run("k12_query", chunks=4)
+    change(copied.copying, "k12_query")
+    watcher, failures = copied.copying.run("k12_query")
+    assert not failures
+    assert watcher.resumed[name][0] >= 4
+    target = copied.sink.load_target(name)
+    assert target is not None
+    assert target.applied is not None
+    held = copied.copying.held[target.applied][name]
+    kept = [(int(str(key)), v and len(v)) for key, v in zip(held["id"], held["v"], strict=True) if v is None or v.startswith("c")]
+    assert sorted((row["key"], row["size"]) for row in copied.sink.rows(name)) == sorted(kept)
 
 
 def test_a_copy_that_was_begun_under_another_transform_begins_anew(copied: Copied) -> None:
