@@ -97,7 +97,8 @@ def resolve(session: SparkSession, frame: DataFrame, text: str) -> Parts:
     jvm: Any = session._jvm  # noqa: SLF001 - pyspark's own door to the JVM
     state = session._jsparkSession.sessionState()  # noqa: SLF001 - and to the session that it stands for
     try:
-        parsed = state.sqlParser().parseQuery(text)
+        # Not `parseQuery`, which is content when the text begins like one, and drops what follows.
+        parsed = state.sqlParser().parsePlan(text)
         execution = state.executePlan(parsed, jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP())
         execution.assertAnalyzed()
         plan = execution.analyzed()

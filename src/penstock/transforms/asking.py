@@ -59,7 +59,7 @@ class Answers:
         return Answers(self.table.slice(start, count))
 
     def only(self, rows: Bools) -> Answers:
-        return Answers(self.table.filter(pa.array(rows)))
+        return Answers(self.table.filter(pa.array(rows))) if self.table.num_columns else self
 
 
 def write_questions(fitted: Fitted, rows: pa.Table, directory: str, group: int) -> str | None:

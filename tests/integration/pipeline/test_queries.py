@@ -53,7 +53,7 @@ REFUSED = {
     "SELECT id FROM (SELECT * FROM source)": "more than columns and a condition",
     "SELECT id FROM range(3) AS source": "more than columns and a condition",
     "SELECT 1 AS one": "no table",
-    "VALUES (1)": "VALUES",
+    "VALUES (1)": "VALUES|more than columns",
     "SELECT rand() AS r FROM source": "rand comes to something else each time",
     "SELECT upper(uuid()) AS u FROM source": "uuid comes to something else",
     "SELECT base64(aes_encrypt(a, '0000111122223333')) AS e FROM source": "aes_encrypt comes to something else",
@@ -68,8 +68,12 @@ REFUSED = {
     "SELECT id + 1 AS x, x + 1 AS y FROM source": "Spark says: .*x",
     "SELEC id FROM source": "Spark says: ",
     "SELECT id FROM elsewhere": "Spark says: .*elsewhere",
-    "DROP TABLE source": "Spark says: ",
-    "INSERT INTO source SELECT * FROM source": "Spark says: ",
+    "SELECT id FROM source WERE b = 1": "Spark says: ",
+    "SELECT id FROM source; DROP TABLE source": "Spark says: ",
+    "DROP VIEW source": "Spark says: |more than columns",
+    "SET spark.sql.ansi.enabled = false": "Spark says: |more than columns",
+    "INSERT INTO source SELECT * FROM source": "Spark says: |more than columns",
+    "CREATE TABLE made AS SELECT * FROM source": "Spark says: |more than columns",
 }
 
 
@@ -77,6 +81,8 @@ def test_K12_only_queries_that_look_at_each_row_by_itself_are_taken(spark: Spark
     for text, reason in REFUSED.items():
         with pytest.raises(ConfigError, match=reason):
             analyse(spark, text, COLUMNS)
+    assert not spark.catalog.tableExists("made"), "nothing is run"
+    assert spark.conf.get("spark.sql.ansi.enabled") == "true"
 
 
 def test_spark_says_what_columns_are_made_of(spark: SparkSession) -> None:
