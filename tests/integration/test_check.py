@@ -341,7 +341,7 @@ def test_a_catalog_view_that_may_not_be_read_stops_one_step_only(shop: Database,
 
 
 def test_a_check_imports_no_spark(shop: Database, lake: Lake, tmp_path: Path) -> None:
-    path = _write(shop, tmp_path, {})
+    path = _write(shop, tmp_path, {"tables": ["public.*", {"table": "public.orders", "where": "v LIKE 's%'"}]})
     code = f"import sys; from pathlib import Path; from penstock.pipeline.check import check_pipeline as c; c(Path({str(path)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; assert 'pyspark' not in sys.modules"],

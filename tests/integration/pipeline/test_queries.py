@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -193,3 +196,22 @@ def test_K12_a_table_is_what_a_query_makes_of_it(spark: SparkSession, database: 
     verified = verify_tables(spark, made.config)
     assert verified.equal, verified
     assert orders(made)[-1] == (6, "note 6", Decimal("12.00"), 1, "g")
+
+
+def test_a_check_starts_spark_for_a_query_alone_and_says_what_is_wrong_with_it(database: Database, mirror: MirrorFactory) -> None:
+    database.execute(ORDERS)
+    made = mirror(tables=[{"table": "public.orders", "sql": "SELECT count(*) AS n FROM source"}])
+    code = (
+        "import sys; from pathlib import Path; from penstock.pipeline.check import check_pipeline as c; "
+        f"print(*(each.what for each in c(Path({str(made.path)!r})).problems)); "
+        "from pyspark import SparkContext; assert SparkContext._active_spark_context is None"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert "it has an aggregate" in done.stdout
