@@ -7,6 +7,7 @@ would come to something else when the same row is looked at again: an epoch that
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -67,6 +68,10 @@ _RANDOM: Final = frozenset({"AesEncrypt"})
 """Spark takes it for deterministic, though it draws a new vector for every call."""
 
 
+_idle: list[SparkSession] = []
+"""Sessions that nobody uses at the moment: a new one costs more than most queries."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """A query taken apart, as Spark has it."""
@@ -77,14 +82,28 @@ class Parts:
 
 def analyse(spark: SparkSession, text: str, columns: pa.Schema) -> Analysis:
     """Of a query over a table with these columns. `ConfigError` says why it cannot be run row by row, or not at all."""
-    session = private_session(spark)
-    parts = resolve(session, session.createDataFrame([], from_arrow_schema(columns, prefer_timestamp_ntz=True)), text)
-    asked = None if parts.condition is None else _needs(parts.condition)
-    return Analysis(tuple(_selected(each) for each in parts.columns), asked)
+    struct = from_arrow_schema(columns, prefer_timestamp_ntz=True)
+    with private_session(spark) as session:
+        parts = resolve(session, session.createDataFrame([], struct), text)
+        asked = None if parts.condition is None else _needs(parts.condition)
+        return Analysis(tuple(_selected(each) for each in parts.columns), asked)
 
 
-def private_session(spark: SparkSession) -> SparkSession:
-    """One with settings and views of its own: queries of several tables are worked out at the same time."""
+@contextmanager
+def private_session(spark: SparkSession) -> Iterator[SparkSession]:
+    """One with settings and views of its own: queries of several tables are worked out at the same time. It is kept for the next."""
+    session = _taken(spark)
+    try:
+        yield session
+    finally:
+        _idle.append(session)
+
+
+def _taken(spark: SparkSession) -> SparkSession:
+    while _idle:
+        session = _idle.pop()
+        if session.sparkContext is spark.sparkContext:
+            return session
     session = spark.newSession()
     for name, value in _SETTINGS.items():
         session.conf.set(name, value)

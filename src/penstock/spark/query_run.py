@@ -28,16 +28,16 @@ def answer(spark: SparkSession, text: str, columns: pa.Schema, files: Sequence[s
     The files that are given have the row's number, and those of `columns` that are needed. Those that are made have the row's number, and
     for each column of the query that is not plain a struct under its place, `0`, `1` …; that of the condition is called `where`.
     """
-    session = private_session(spark)
     number = row_column(columns.names)
     struct = from_arrow_schema(columns.append(pa.field(number, pa.int64())), prefer_timestamp_ntz=True)
     try:
-        rows = session.read.schema(struct).parquet(*files)
-        parts = resolve(session, rows.drop(number), text)
-        made = [(str(at), each) for at, each in enumerate(parts.columns) if not is_plain(each)]
-        if parts.condition is not None:
-            made.append((WHERE, parts.condition))
-        rows.select(number, *(_tried(session, inner(each)).alias(name) for name, each in made)).write.parquet(directory)
+        with private_session(spark) as session:
+            rows = session.read.schema(struct).parquet(*files)
+            parts = resolve(session, rows.drop(number), text)
+            made = [(str(at), each) for at, each in enumerate(parts.columns) if not is_plain(each)]
+            if parts.condition is not None:
+                made.append((WHERE, parts.condition))
+            rows.select(number, *(_tried(session, inner(each)).alias(name) for name, each in made)).write.parquet(directory)
     except (PySparkException, Py4JJavaError) as error:
         words = str(error).strip().splitlines()
         raise SinkError(f"Spark could not work out a query: {words[0] if words else type(error).__name__}") from error
