@@ -80,6 +80,33 @@ def test_K12_after_every_epoch_a_mirror_is_what_the_query_makes_of_the_source(ki
         assert canonical(target.rows, layout) == canonical(wanted(case, source.states[epoch[-1].position]), layout)
 
 
+def sized(row: Plain) -> int | None:
+    return None if row["blob"] is None else len(row["blob"])
+
+
+@settings(max_examples=25, deadline=None)
+@given(sizes=sizes)
+def test_K12_what_is_made_of_one_column_alone_is_never_refused_for_what_did_not_travel(sizes: Sizes) -> None:
+    query = PlainQuery({"id": "id", "size": Made("long", ("blob",), sized), "blob": "blob", "again": Made("long", ("blob",), sized)})
+
+    def model(row: Row) -> Row:
+        size = sized({"blob": row["blob"].typed})
+        held = NULL if size is None else Value(size)
+        return {"id": row["id"], "size": held, "blob": row["blob"], "again": held}
+
+    case = Case(PLAIN, query.transform(), model)
+    source = talkative(sizes, History)
+    fitted = case.transform.fit(PLAIN)
+    layout = layout_of(fitted.schema, Mode.MIRROR)
+    target = PlainTarget(layout, wanted(case, source.states[source.fence]))
+    for epoch in epochs(source.log, sizes.seed):
+        changes = changes_table(PLAIN, epoch)
+        outcome = transform_changes(fitted, changes, query.ask(fitted, changes))
+        assert outcome.refused.num_rows == 0
+        target.apply(fold(outcome.kept, layout, target.lookup))
+        assert canonical(target.rows, layout) == canonical(wanted(case, source.states[epoch[-1].position]), layout)
+
+
 @settings(max_examples=15, deadline=None)
 @given(sizes=sizes)
 def test_a_condition_comes_to_the_same_whoever_works_it_out(sizes: Sizes) -> None:

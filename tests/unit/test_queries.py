@@ -249,7 +249,7 @@ def test_on_the_way_to_another_postgres_spark_sees_types_and_the_target_text() -
     query = PlainQuery(
         {
             "id": "id",
-            "more": Made("decimal(38,2)", ("pay",), lambda row: row["pay"] + 1),
+            "more": Made("decimal(38,2)", ("pay",), lambda row: (row["pay"] + 1).quantize(Decimal("0.01"))),
             "year": Made("integer", ("day",), lambda row: row["day"].year),
             "no": Made("boolean", ("ok",), lambda row: not row["ok"]),
             "raw": Made("binary", (), lambda _: b"\x01\xff"),
