@@ -107,7 +107,7 @@ class TransformingSink(Sink, AskingSink):
             *(KeysTask(path, fitted, str(rows), at, is_keys=False) for at, path in enumerate(changed.rows)),
         ]
         if fitted.query is not None:
-            asked = [task for task in tasks if not task.is_keys]
+            asked = [replace(task, directory=str(directory)) for task in tasks if not task.is_keys]
             answers = self._answered(fitted, self._executors.run(ask_rows, asked) if asked else [], directory)
             tasks = [replace(task, answers=answers) for task in tasks]
         done = self._executors.run(restage, tasks) if tasks else []
