@@ -61,4 +61,4 @@ def computed_faults(fitted: Fitted, block: pa.Table, answers: Answers | None) ->
 
 
 def _any(block: pa.Table, found: list[Bools]) -> Bools:
-    return np.any([np.zeros(block.num_rows, np.bool_), *found], axis=0)
+    return np.asarray(np.any([np.zeros(block.num_rows, np.bool_), *found], axis=0), np.bool_)

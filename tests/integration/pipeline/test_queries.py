@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import ConfigError
 from penstock.pipeline.check import check_pipeline
 from penstock.pipeline.letter_store import LetterStore
+from penstock.pipeline.states import TableState
 from penstock.pipeline.verify import verify_tables
 from penstock.spark.query import VALUE, WHERE
 from penstock.spark.query_plan import analyse
@@ -167,7 +168,7 @@ def orders(made: Mirror) -> list[tuple[object, ...]]:
     return sorted(tuple(row) for row in made.rows("public.orders", "order_id, remark, total, size, substring(long,1,1)"))
 
 
-def test_K12_a_table_is_what_a_query_makes_of_it(spark: SparkSession, database: Database, mirror: MirrorFactory) -> None:
+def test_K12_S13_a_table_is_what_a_query_makes_of_it(spark: SparkSession, database: Database, mirror: MirrorFactory) -> None:
     database.execute(ORDERS)
     made = mirror(tables=[RULE], refused="dead_letters")
     report = check_pipeline(made.path)
@@ -196,6 +197,12 @@ def test_K12_a_table_is_what_a_query_makes_of_it(spark: SparkSession, database: 
     verified = verify_tables(spark, made.config)
     assert verified.equal, verified
     assert orders(made)[-1] == (6, "note 6", Decimal("12.00"), 1, "g")
+
+    # A column that is gone stops the table, whatever it is called now (S13).
+    database.execute("ALTER TABLE orders RENAME price TO cost; UPDATE orders SET qty = 10 WHERE id = 1")
+    status = made.run_once().tables["public.orders"]
+    assert status.state is TableState.FAILED
+    assert "price" in (status.reason or "")
 
 
 def test_a_check_starts_spark_for_a_query_alone_and_says_what_is_wrong_with_it(database: Database, mirror: MirrorFactory) -> None:
