@@ -25,7 +25,7 @@ def warn_of_filters(step: Step, connection: Connection, config: PipelineConfig, 
 
 def _lacking(name: TableName, schema: TableSchema, config: PipelineConfig, selection: Selection) -> tuple[str, str] | None:
     transform = None if name in selection.refused else config.transform_of(name)
-    if transform is None or not schema.key:
+    if transform is None or not schema.key or schema.members is not None:
         return None
     fitted = transform.fit(schema)
     long = {column.name for column in schema.columns if column.name not in schema.key and _may_be_long(column)}
