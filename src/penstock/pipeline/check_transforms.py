@@ -15,7 +15,8 @@ from penstock.transforms.texts import typed
 
 def warn_of_filters(step: Step, connection: Connection, config: PipelineConfig, selection: Selection) -> None:
     """An update does not carry long values that it does not touch, unless the whole old row travels too."""
-    found = {name: words for name, schema in selection.schemas.items() if (words := _lacking(name, schema, config, selection)) is not None}
+    looked = ((name, _lacking(name, schema, config, selection)) for name, schema in selection.schemas.items())
+    found = {name: lack for name, lack in looked if lack is not None}
     oids = {name: selection.schemas[name].oid for name in found}
     whole = inspect_whole_rows(connection, list(oids.values())) if oids else ()
     for name, (code, words) in found.items():
