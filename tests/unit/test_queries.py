@@ -209,13 +209,15 @@ def test_a_value_beyond_its_type_cannot_be_worked_with() -> None:
 
 
 def test_deletes_and_truncates_have_no_row_to_work_with() -> None:
-    query = PlainQuery({"id": "id", "size": Made("integer", ("text",), lambda row: len(row["text"]))}, NAMED)
+    size, word = Made("integer", ("text",), lambda row: len(row["text"])), Made("string", ("text",), lambda row: str(row["text"]))
+    query = PlainQuery({"id": "id", "size": size, "word": word}, NAMED)
     fitted = query.transform().fit(TABLE)
     changed = changes_of(("delete", 1, None, None, None), ("truncate", 0, None, None, None))
     outcome = transform_changes(fitted, changed, query.ask(fitted, changed))
     assert not outcome.refused.num_rows
     assert outcome.kept.column(CHANGE_TYPE).to_pylist() == ["delete", "truncate"]
     assert outcome.kept.column("size").to_pylist() == [None, None]
+    assert outcome.kept.column("word").to_pylist() == [None, None], "what Spark makes of nulls means nothing there"
 
 
 def test_a_row_that_leaves_the_filter_is_a_delete_and_one_of_which_it_cannot_be_told_is_refused() -> None:
