@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -124,6 +125,8 @@ def resolve(session: SparkSession, frame: DataFrame, text: str) -> Parts:
     except PySparkException as error:
         words = str(error).strip().splitlines()
         _refuse(f"Spark says: {words[0] if words else type(error).__name__}")
+    except Py4JJavaError:  # an error of Spark's own, for statements that are no queries
+        _refuse("it is more than columns and a condition over the table `source`")
     parts = _taken_apart(plan)
     for each in (*parts.columns, *(() if parts.condition is None else (parts.condition,))):
         _check(each)
