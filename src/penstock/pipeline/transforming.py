@@ -8,7 +8,7 @@ itself (`transforms/asking.py`). Tables without a transform are passed on as the
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -19,7 +19,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.change import ChangeCounts
-from penstock.errors import RowRefusedError, SchemaChangedError, SinkError, TableRewrittenError, ValuesMissingError
+from penstock.errors import PenstockError, RowRefusedError, SchemaChangedError, SinkError, TableRewrittenError, ValuesMissingError
 from penstock.pipeline.snapshot_queries import AskingSink, ChunkAsker
 from penstock.pipeline.snapshot_task import write_file
 from penstock.pipeline.spark_queries import SparkQueries
@@ -35,6 +35,8 @@ from penstock.transforms.transform import Fitted, Transform, is_made_by
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from penstock.sinks.evolution import Evolution
 
 TransformOf = Callable[[TableName], Transform | None]
 
@@ -55,6 +57,11 @@ class TransformingSink(Sink, AskingSink):
     @override
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
         return self._sink.begin_snapshot(self._seen(schema), fence)
+
+    @property
+    @override
+    def chunk_writer(self) -> ChunkWriter | None:
+        return self._sink.chunk_writer
 
     @override
     def writer_for(self, schema: TableSchema) -> ChunkWriter | None:
@@ -181,6 +188,10 @@ class TransformingSink(Sink, AskingSink):
             self._queries.answer(fitted, files, answers)
         return answers
 
+    @override
+    def can_evolve(self, target: Target, evolution: Evolution) -> bool:
+        return self._sink.can_evolve(target, evolution)
+
     # tables that go and come -------------------------------------------------------------------------------------------------------
 
     @override
@@ -200,12 +211,20 @@ class TransformingSink(Sink, AskingSink):
         return self._sink.describe(table)
 
     @override
+    def find_problems(self, tables: Collection[TableName]) -> list[PenstockError]:
+        return self._sink.find_problems(tables)
+
+    @override
     def tells_apart(self, one: TableName, other: TableName) -> bool:
         return self._sink.tells_apart(one, other)
 
     @override
     def adopt(self, schema: TableSchema) -> bool:
         return self._sink.adopt(self._seen(schema))
+
+    @override
+    def remove_foreign(self, table: TableName) -> None:
+        self._sink.remove_foreign(table)
 
     @override
     def drop(self, table: TableName) -> None:
@@ -228,36 +247,23 @@ class TransformingSink(Sink, AskingSink):
     def read(self, table: TableName, version: int | None = None) -> DataFrame:
         return self._sink.read(table, version)
 
+    @override
+    def maintain(self, table: TableName) -> None:
+        self._sink.maintain(table)
+
+    @override
+    def close(self) -> None:
+        self._sink.close()
+
     def _check_begun(self, schema: TableSchema) -> None:
         """The configuration may be edited at any time."""
         target = self._sink.load_target(schema.name)
         if target is not None and target.origin is not None and not is_made_by(target, self._transform_of(schema.name)):
             raise TableRewrittenError(f"what is done to {schema.name} was changed while it was copied; its snapshot starts again")
 
-    def seen(self, given: object) -> object:
-        """A table of the source, as the target has it; anything else as it is."""
-        return self._seen(given) if isinstance(given, TableSchema) else given
-
     def _seen(self, schema: TableSchema) -> TableSchema:
         transform = self._transform_of(schema.name)
         return schema if transform is None else transform.schema(schema)
-
-
-def _pass_on() -> None:
-    """Whatever else a sink can do, the sink behind does, with tables as the target has them."""
-    for name in (each for base in (Sink, *Sink.__mro__[1:-1]) for each in vars(base)):
-        if not name.startswith("_") and name not in vars(TransformingSink):
-            member = vars(Sink).get(name)
-            setattr(TransformingSink, name, _passed_on(name, is_property=isinstance(member, property)))
-
-
-def _passed_on(name: str, *, is_property: bool) -> object:
-    if is_property:
-        return property(lambda self: getattr(self._sink, name))
-    return lambda self, *given, **named: getattr(self._sink, name)(*map(self.seen, given), **named)
-
-
-_pass_on()
 
 
 def transforming(sink: Sink, spark: SparkSession, state: Path, transform_of: TransformOf) -> TransformingSink:
