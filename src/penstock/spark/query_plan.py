@@ -6,6 +6,7 @@ would come to something else when the same row is looked at again: an epoch that
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,9 @@ import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
 
 from penstock.errors import ConfigError
 from penstock.spark.query import Analysis, Selected
@@ -67,6 +70,16 @@ _FOREIGN: Final = frozenset({"PythonUDF", "ScalaUDF", "ScalaAggregator", "HiveSi
 _CLOCKS: Final = frozenset({"Now", "LocalTimestamp", "SessionUser"})
 _RANDOM: Final = frozenset({"AesEncrypt"})
 """Spark takes it for deterministic, though it draws a new vector for every call."""
+_TABLES: Final = frozenset({"UnresolvedRelation", "UnresolvedTableValuedFunction", "UnresolvedInlineTable", "OneRowRelation"})
+"""What a query reads from, before it is analysed. Some statements are carried out by the analysis itself."""
+_CLOCK_LITERAL = re.compile(r"""['"]\s*(now|today|tomorrow|yesterday)\b""", re.IGNORECASE)
+"""In `TIMESTAMP 'now'` and `DATE 'today'`, which are the time of the analysis when it is done."""
+
+_TOO_MUCH: Final = "it is more than columns and a condition over the table `source`"
+_AS_WRITTEN: Final = "write it as SELECT … FROM source, with or without WHERE"
+_IN_A_VIEW: Final = "make one row of each row of the table here, and the rest in a view over the target"
+_IN_THE_SOURCE: Final = "have the source keep it in a column, or let a view over the target add it"
+_OF_SPARK: Final = "use functions that Spark has built in, or let a view over the target add it"
 
 
 _idle: list[SparkSession] = []
@@ -85,7 +98,7 @@ def analyse(spark: SparkSession, text: str, columns: pa.Schema) -> Analysis:
     """Of a query over a table with these columns. `ConfigError` says why it cannot be run row by row, or not at all."""
     struct = from_arrow_schema(columns, prefer_timestamp_ntz=True)
     with private_session(spark) as session:
-        parts = resolve(session, session.createDataFrame([], struct), text)
+        parts = resolve(session, _empty(session, struct), text)
         asked = None if parts.condition is None else _needs(parts.condition)
         return Analysis(tuple(_selected(each) for each in parts.columns), asked)
 
@@ -111,6 +124,13 @@ def _taken(spark: SparkSession) -> SparkSession:
     return session
 
 
+def _empty(session: SparkSession, struct: StructType) -> DataFrame:
+    """Not by `createDataFrame` of the session, which would become that of the whole thread."""
+    java: Any = session._jsparkSession  # noqa: SLF001 - the session that it stands for
+    jvm: Any = session._jvm  # noqa: SLF001 - pyspark's own door to the JVM
+    return ClassicDataFrame(java.createDataFrame(jvm.java.util.ArrayList(), java.parseDataType(struct.json())), session)
+
+
 def resolve(session: SparkSession, frame: DataFrame, text: str) -> Parts:
     """Have Spark analyse a query over `frame`; nothing is run, whatever the text may be."""
     frame.createOrReplaceTempView(SOURCE)
@@ -119,6 +139,8 @@ def resolve(session: SparkSession, frame: DataFrame, text: str) -> Parts:
     try:
         # Not `parseQuery`, which is content when the text begins like one, and drops what follows.
         parsed = state.sqlParser().parsePlan(text)
+        if not all(_kind(leaf) in _TABLES for leaf in _leaves(parsed)):
+            _refuse(_TOO_MUCH)
         execution = state.executePlan(parsed, jvm.org.apache.spark.sql.execution.CommandExecutionMode.SKIP())
         execution.assertAnalyzed()
         plan = execution.analyzed()
@@ -126,7 +148,7 @@ def resolve(session: SparkSession, frame: DataFrame, text: str) -> Parts:
         words = str(error).strip().splitlines()
         _refuse(f"Spark says: {words[0] if words else type(error).__name__}")
     except Py4JJavaError:  # an error of Spark's own, for statements that are no queries
-        _refuse("it is more than columns and a condition over the table `source`")
+        _refuse(_TOO_MUCH)
     parts = _taken_apart(plan)
     for each in (*parts.columns, *(() if parts.condition is None else (parts.condition,))):
         _check(each)
@@ -145,7 +167,7 @@ def is_plain(expression: Any) -> bool:
 def _taken_apart(plan: Any) -> Parts:
     for node in _above_source(plan):
         if node.nodeName() in _STEPS:
-            _refuse(f"it has {_STEPS[node.nodeName()]}, and every row has to be looked at by itself")
+            _refuse(f"it has {_STEPS[node.nodeName()]}, and every row has to be looked at by itself", _IN_A_VIEW)
     top, below, condition = plan, None, None
     if top.nodeName() == "Project":
         below = top.child()
@@ -154,7 +176,7 @@ def _taken_apart(plan: Any) -> Parts:
         while below.nodeName() == "SubqueryAlias" and not _is_source(below):
             below = below.child()
     if below is None or not _is_source(below):
-        _refuse("it is more than columns and a condition over the table `source`")
+        _refuse(_TOO_MUCH)
     return Parts(tuple(_listed(top.projectList())), condition)
 
 
@@ -177,13 +199,15 @@ def _check(expression: Any) -> None:
     for each in _tree(expression):
         kind = _kind(each)
         if kind in _SUBQUERIES:
-            _refuse("it has a query within the query, and every row has to be looked at by itself")
+            _refuse("it has a query within the query, and every row has to be looked at by itself", _IN_A_VIEW)
         if kind in _FOREIGN:
-            _refuse(f"{each.prettyName()} is not one of Spark's own functions")
+            _refuse(f"{each.prettyName()} is not one of Spark's own functions", _OF_SPARK)
         if kind in _CLOCKS or kind.startswith("Current"):
-            _refuse(f"{each.prettyName()} depends on when, or by whom, a row is looked at")
+            _refuse(f"{each.prettyName()} depends on when, or by whom, a row is looked at", _IN_THE_SOURCE)
+        if kind == "Literal" and _CLOCK_LITERAL.search(_written(each)):
+            _refuse(f"{_written(each)} depends on when a row is looked at", _IN_THE_SOURCE)
         if kind in _RANDOM or (not each.deterministic() and all(below.deterministic() for below in _listed(each.children()))):
-            _refuse(f"{each.prettyName()} comes to something else each time")
+            _refuse(f"{each.prettyName()} comes to something else each time", _IN_THE_SOURCE)
 
 
 def _selected(expression: Any) -> Selected:
@@ -201,6 +225,22 @@ def _tree(expression: Any) -> Iterator[Any]:
         yield from _tree(child)
 
 
+def _leaves(plan: Any) -> Iterator[Any]:
+    children = list(_listed(plan.children()))
+    for child in children:
+        yield from _leaves(child)
+    if not children:
+        yield plan
+
+
+def _written(literal: Any) -> str:
+    """A date or a time as the query has it; nothing of other literals."""
+    origin = literal.origin()
+    if literal.dataType().typeName() not in ("date", "timestamp", "timestamp_ntz") or not origin.sqlText().isDefined():
+        return ""
+    return str(origin.sqlText().get())[origin.startIndex().get() : origin.stopIndex().get() + 1]
+
+
 def _listed(found: Any) -> Iterator[Any]:
     return (found.apply(at) for at in range(found.size()))
 
@@ -209,5 +249,5 @@ def _kind(expression: Any) -> str:
     return str(expression.getClass().getSimpleName())
 
 
-def _refuse(reason: str) -> NoReturn:
-    raise ConfigError(reason, hint="write it as SELECT … FROM source, with or without WHERE")
+def _refuse(reason: str, hint: str = _AS_WRITTEN) -> NoReturn:
+    raise ConfigError(reason, hint=hint)

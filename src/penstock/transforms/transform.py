@@ -112,7 +112,7 @@ class Transform:
         try:
             return self.analyse(text, spark_columns(source))
         except ConfigError as error:
-            _refuse(source, f"{'where' if self.sql is None else 'sql'}: {error.message}")
+            _refuse(source, f"{'where' if self.sql is None else 'sql'}: {error.message}", error.hint)
 
     def _check_named(self, source: TableSchema) -> None:
         """A column that was renamed in the source must not slip through as it is, because nobody told us its new name."""
@@ -256,5 +256,6 @@ def _origin(column: TargetColumn) -> str:
     return column.source.name if isinstance(column, MadeColumn) else column.name
 
 
-def _refuse(source: TableSchema, reason: str) -> NoReturn:
-    raise TransformError(f"table {source.name} cannot be transformed: {reason}", hint="change columns:, where: or sql: of its rule")
+def _refuse(source: TableSchema, reason: str, hint: str | None = None) -> NoReturn:
+    hint = hint or "change columns:, where: or sql: of its rule"
+    raise TransformError(f"table {source.name} cannot be transformed: {reason}", hint=hint)

@@ -67,6 +67,10 @@ REFUSED = {
     "SELECT unix_timestamp() AS t FROM source": "depends on when",
     "SELECT id FROM source WHERE day < current_date": "depends on when",
     "SELECT current_user() AS u FROM source": "depends on when",
+    "SELECT TIMESTAMP 'now' AS t FROM source": "TIMESTAMP 'now' depends on when",
+    "SELECT id FROM source WHERE 'today' = a AND day < date ' Today '": "date ' Today ' depends on when",
+    "SELECT reflect('java.util.UUID', 'randomUUID') AS u FROM source": "reflect comes to something else",
+    "SELECT transform(list, x -> x + rand()) AS l FROM source": "rand comes to something else",
     "SELECT nope FROM source": "Spark says: .*nope",
     "SELECT ID FROM source": "Spark says: .*ID",
     "SELECT id + 1 AS x, x + 1 AS y FROM source": "Spark says: .*x",
@@ -78,6 +82,11 @@ REFUSED = {
     "SET spark.sql.ansi.enabled = false": "Spark says: |more than columns",
     "INSERT INTO source SELECT * FROM source": "Spark says: |more than columns",
     "CREATE TABLE made AS SELECT * FROM source": "Spark says: |more than columns",
+    "EXECUTE IMMEDIATE 'CREATE TABLE made AS SELECT 1 AS one'": "more than columns",
+    "BEGIN CREATE TABLE made AS SELECT 1 AS one; END": "more than columns",
+    "CALL system.made()": "more than columns",
+    "SELECT id FROM parquet.`/tmp`": "Spark says: |more than columns",
+    "SELECT id FROM SOURCE": "Spark says: .*SOURCE",
 }
 
 
