@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from penstock.errors import PenstockError, RowRefusedError, TargetRewoundError, ValuesRefusedError, find_error
-from penstock.pipeline.copy_letters import CopyLettersTask, write_copy_letters
+from penstock.pipeline.copy_letters import CopyLettersTask, RefusedRows, write_copy_letters
 from penstock.pipeline.letter_files import leave_out
 from penstock.pipeline.letter_queries import answered
 from penstock.pipeline.letter_store import LetterStore, Posting
@@ -177,11 +177,9 @@ class LetterBox:
         if table in self._due:
             self._replayed(table)
 
-    def take_copied(
-        self, schema: TableSchema, chunks: Sequence[str], repaired: Sequence[str], fence: Position, changed: ChangedRows | None
-    ) -> None:
+    def take_copied(self, schema: TableSchema, refused: Sequence[RefusedRows], fence: Position, changed: ChangedRows | None) -> None:
         """What is refused of a table that is copied into its place: letters, if the target takes the copy."""
-        files = self.write_copied(schema, chunks, repaired, fence, changed)
+        files = self.write_copied(schema, refused, fence, changed)
         self._post(Posting(schema.name, fence, files, anew=True))
 
     def copied(self, table: TableName) -> None:
@@ -193,14 +191,12 @@ class LetterBox:
         self._of_shadows[table] = files
 
     def write_copied(
-        self, schema: TableSchema, chunks: Sequence[str], repaired: Sequence[str], fence: Position, changed: ChangedRows | None
+        self, schema: TableSchema, refused: Sequence[RefusedRows], fence: Position, changed: ChangedRows | None
     ) -> tuple[str, ...]:
-        if not chunks and not repaired:
+        if not refused:
             return ()
         table, stem = schema.name, self.store.new_stem(schema.name, fence)
-        task = CopyLettersTask(
-            table, schema, self._mode_of(table), fence, tuple(chunks), tuple(repaired), changed, str(self.store.pending), stem
-        )
+        task = CopyLettersTask(table, schema, self._mode_of(table), fence, tuple(refused), changed, str(self.store.pending), stem)
         (stems,) = self._executors.run(write_copy_letters, [task])
         return stems
 
@@ -286,10 +282,8 @@ class ShadowLetters:
     def puts_aside(self, table: TableName) -> bool:
         return self.box.puts_aside(table)
 
-    def take_copied(
-        self, schema: TableSchema, chunks: Sequence[str], repaired: Sequence[str], fence: Position, changed: ChangedRows | None
-    ) -> None:
-        self.box.keep_for_shadow(schema.name, self.box.write_copied(schema, chunks, repaired, fence, changed))
+    def take_copied(self, schema: TableSchema, refused: Sequence[RefusedRows], fence: Position, changed: ChangedRows | None) -> None:
+        self.box.keep_for_shadow(schema.name, self.box.write_copied(schema, refused, fence, changed))
 
     def copied(self, table: TableName) -> None:
         """It counts when it is in place."""

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.errors import NoTablesError, TableRewrittenError
-from penstock.pipeline.copy_letters import chunk_basket
+from penstock.pipeline.copy_letters import RefusedRows, made_basket
+from penstock.pipeline.copy_refused import gather_refused
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot_executors import SnapshotExecutors
 from penstock.pipeline.snapshot_progress import SnapshotProgress, measure
 from penstock.pipeline.snapshot_queries import AskingSink
-from penstock.pipeline.snapshot_repair import changed_between, is_repairable, key_reader, plan_rereading
+from penstock.pipeline.snapshot_repair import KeyTask, changed_between, is_repairable, key_reader, plan_rereading
 from penstock.pipeline.snapshot_schedule import Step
 from penstock.pipeline.snapshot_state import ChunkRecord, SavedSnapshot, SnapshotPlan, SnapshotStore, new_plan_id
 from penstock.pipeline.snapshot_task import ChunkTask, RecordedTask, record_rows, recording_writer, source_rows
@@ -65,9 +66,7 @@ class CopyLetters(Protocol):
     def puts_aside(self, table: TableName) -> bool:
         """Whether such rows do not stop the copy."""
 
-    def take_copied(
-        self, schema: TableSchema, chunks: Sequence[str], repaired: Sequence[str], fence: Position, changed: ChangedRows | None
-    ) -> None:
+    def take_copied(self, schema: TableSchema, refused: Sequence[RefusedRows], fence: Position, changed: ChangedRows | None) -> None:
         """What was refused, in files, right before the copy is handed over to the target."""
 
     def copied(self, table: TableName) -> None:
@@ -86,6 +85,7 @@ class TableCopy:
         self._records: dict[int, ChunkRecord] = {}
         self._fence = Position.ZERO
         self._changed: ChangedRows | None = None
+        self._reread: tuple[KeyTask, ...] = ()
         self._doom: str | None = None
 
     @property
@@ -112,7 +112,7 @@ class TableCopy:
         if saved is not None and not saved.records and saved.plan.chunks:
             saved = None  # nothing has been read: a new plan has a later fence, and less to repair
         reason = self._doom or (None if saved is None else self._why_anew(saved, found, exported))
-        self._doom, self._changed = None, None
+        self._doom, self._changed, self._reread = None, None, ()
         if saved is None or reason is not None:
             if reason is not None:
                 self._tell_restart(reason)
@@ -146,7 +146,8 @@ class TableCopy:
         asker = places.sink.asker_for(schema) if isinstance(places.sink, AskingSink) else None
         if asker is not None:
             read = partial(source_rows, places.address, exported.name, recorded, **how)
-            return asker.copy(places.executors, read, partial(record_rows, recorded))
+            aside = made_basket(Path(recorded.records), recorded.task.index, recorded.fence) if self._puts_aside else None
+            return asker.copy(places.executors, read, partial(record_rows, recorded), aside)
         writer = recording_writer(places.address, exported.name, places.sink.writer_for(schema), **how)
         (record,) = places.executors.run(writer, [recorded])
         return record
@@ -158,7 +159,7 @@ class TableCopy:
         slices = changed_between(places.spool, outline, first, exported.fence, places.is_stopping)
         if slices is None:
             return False
-        self._fence, self._changed = exported.fence, None
+        self._fence, self._changed, self._reread = exported.fence, None, ()
         if slices:
             directory = places.store.records_directory(self.plan) / f"repair-{exported.fence.value:016X}"
             tasks = plan_rereading(places.executors, outline, slices, directory)
@@ -166,7 +167,7 @@ class TableCopy:
             reader = key_reader(places.address, exported.name, refuse_inexact=refuses, puts_aside=self._puts_aside)
             files = places.executors.run(reader, tasks) if tasks else []
             rows = tuple(str(directory / "rows" / file.name) for file in files if file.rows)
-            self._changed = ChangedRows(str(directory / "keys"), rows)
+            self._changed, self._reread = ChangedRows(str(directory / "keys"), rows), tuple(tasks)
             facts = {"table": str(self.name), "first": str(first), "fence": str(exported.fence), "rows": sum(file.rows for file in files)}
             _log.info("changed rows read again", extra=facts)
         return True
@@ -190,23 +191,23 @@ class TableCopy:
         places.observer.snapshot_finished(self.name, rows)
 
     def _hand_over(self, files: Sequence[SnapshotFile]) -> None:
-        places, schema = self._places, self.plan.outline.schema
+        places, schema, changed = self._places, self.plan.outline.schema, self._changed
         if places.letters is not None and self._puts_aside:
+            unmade: Sequence[str] = ()
+            if changed is not None and isinstance(places.sink, AskingSink):
+                changed, unmade = places.sink.make_changed(schema, changed)
             records = places.store.records_directory(self.plan)
-            baskets = [chunk_basket(records, number, record.fence) for number, record in sorted(self._records.items())]
-            repaired = [] if self._changed is None else sorted(Path(self._changed.keys).parent.glob("refused-*.parquet"))
-            chunks = [str(path) for path in baskets if path.exists()]
-            places.letters.take_copied(schema, chunks, list(map(str, repaired)), self._fence, self._changed)
-        if self._changed is None:
+            refused = gather_refused(self.plan, records, self._records, self._reread, unmade)
+            places.letters.take_copied(schema, refused, self._fence, self._changed)
+        if changed is None:
             places.sink.finish_snapshot(schema, files, self._fence)
         else:
-            places.sink.repair_snapshot(schema, files, self._changed, self._fence)
+            places.sink.repair_snapshot(schema, files, changed, self._fence)
 
     @property
     def _puts_aside(self) -> bool:
-        """Not of several tables in one: a letter is of one table's shape."""
         letters = self._places.letters
-        return letters is not None and not self.plan.outline.members and letters.puts_aside(self.name)
+        return letters is not None and letters.puts_aside(self.name)
 
     def doom(self, reason: str) -> None:
         """What has been read is of no use: the table is planned anew when it is opened again."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import secrets
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from uuid import uuid4
@@ -18,9 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import SinkError, SnapshotTaskError
+from penstock.pipeline.copy_letters import Basket
 from penstock.postgres.chunks import snapshot_schema
 from penstock.schema import TableSchema
-from penstock.sinks.base import ChunkWriter
+from penstock.sinks.base import ChangedRows, ChunkWriter
 from penstock.sinks.executors import Executors, Out
 from penstock.transforms.asking import Queries, write_questions
 from penstock.transforms.staging import BatchTransform
@@ -49,8 +50,8 @@ class ChunkAsker:
     directory: Path
     """Executors reach it."""
 
-    def copy(self, executors: Executors, read: Callable[[], Batches], finish: Finish[Out]) -> Out:
-        """Have `read` read the chunk and `finish` write it, each on an executor."""
+    def copy(self, executors: Executors, read: Callable[[], Batches], finish: Finish[Out], aside: Path | None = None) -> Out:
+        """Have `read` read the chunk and `finish` write it, each on an executor. Rows that are refused go to the file `aside`."""
         directory = self.directory / uuid4().hex
         directory.mkdir(parents=True)
         try:
@@ -59,7 +60,7 @@ class ChunkAsker:
             if copied.questions:
                 self._ask(copied, answers)
             transform = BatchTransform(self.fitted, answers)
-            (done,) = executors.run(partial(_finished, transform, self.writer, finish), [copied])
+            (done,) = executors.run(partial(_finished, transform, self.writer, finish, aside), [copied])
             return done
         finally:
             shutil.rmtree(directory, ignore_errors=True)
@@ -77,6 +78,10 @@ class AskingSink(ABC):
     @abstractmethod
     def asker_for(self, schema: TableSchema) -> ChunkAsker | None:
         """Who copies the chunks of a table of the source; None: they are written as they are read."""
+
+    @abstractmethod
+    def make_changed(self, schema: TableSchema, changed: ChangedRows) -> tuple[ChangedRows, Sequence[str]]:
+        """What changed while a table was copied, as the target has it, and files with the rows that are refused."""
 
 
 def copy_rows(read: Callable[[], Batches], fitted: Fitted, directory: str) -> Copied:
@@ -99,5 +104,8 @@ def read_copied(copied: Copied) -> Batches:
             yield from file.read_row_group(group).combine_chunks().to_batches()
 
 
-def _finished(transform: BatchTransform, writer: ChunkWriter, finish: Finish[Out], copied: Copied) -> Out:
-    return finish(transform(read_copied(copied)), writer)
+def _finished(transform: BatchTransform, writer: ChunkWriter, finish: Finish[Out], aside: Path | None, copied: Copied) -> Out:
+    if aside is None:
+        return finish(transform(read_copied(copied)), writer)
+    basket = Basket(aside)
+    return finish(basket.watch(replace(transform, aside=basket)(read_copied(copied))), writer)

@@ -97,6 +97,11 @@ class KeyTask:
     constants: tuple[tuple[str, str], ...] = ()
     """What all these rows have in columns that the table has not."""
 
+    @property
+    def basket(self) -> Path:
+        """For rows that are refused."""
+        return Path(self.place.directory).parent / f"refused-{self.index}.parquet"
+
 
 def plan_rereading(executors: SnapshotExecutors, outline: TableOutline, slices: Sequence[FileSlice], directory: Path) -> list[KeyTask]:
     """Have the keys collected into files under `directory`; gives a task for each."""
@@ -126,7 +131,7 @@ def key_reader(
 def read_rows(
     address: SourceAddress, snapshot: str, task: KeyTask, *, refuse_inexact: bool = False, puts_aside: bool = False
 ) -> SnapshotFile:
-    basket = Basket(Path(task.place.directory).parent / f"refused-{task.index}.parquet") if puts_aside else None
+    basket = Basket(task.basket) if puts_aside else None
     batches: Iterator[pa.RecordBatch] = read_keys(
         address, snapshot, task.outline, _key_batches(task), refuse_inexact=refuse_inexact, aside=basket
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,7 +13,7 @@ import pyarrow as pa
 from penstock.pipeline.copy_letters import Basket, chunk_basket
 from penstock.pipeline.snapshot_state import ChunkRecord, record_chunk
 from penstock.position import Position
-from penstock.postgres.chunks import Chunk, read_chunk
+from penstock.postgres.chunks import Aside, Chunk, read_chunk
 from penstock.postgres.connection import SourceAddress
 from penstock.sinks.base import ChunkWriter, SnapshotFile, SnapshotPlace
 from penstock.sinks.row_files import write_batches
@@ -46,6 +47,14 @@ class RecordedTask:
     fence: Position
 
 
+class RefusingWriter(ABC):
+    """A `ChunkWriter` that refuses rows by itself. Travels to the executors."""
+
+    @abstractmethod
+    def putting_aside(self, aside: Aside) -> ChunkWriter:
+        """The same, but for rows that are refused, which `aside` takes; all of a batch before the next is asked for."""
+
+
 def recording_writer(
     address: SourceAddress,
     snapshot: str,
@@ -60,8 +69,12 @@ def recording_writer(
     """
 
     def write(recorded: RecordedTask) -> ChunkRecord:
-        rows = source_rows(address, snapshot, recorded, refuse_inexact=refuse_inexact, puts_aside=puts_aside)
-        return record_rows(recorded, rows, writer or write_file)
+        basket = _basket(recorded) if puts_aside else None
+        rows = _read(address, snapshot, recorded, basket, refuse_inexact=refuse_inexact)
+        chosen = writer or write_file
+        if basket is not None and isinstance(chosen, RefusingWriter):
+            chosen = chosen.putting_aside(basket)
+        return record_rows(recorded, rows, chosen)
 
     return write
 
@@ -70,9 +83,18 @@ def source_rows(
     address: SourceAddress, snapshot: str, recorded: RecordedTask, *, refuse_inexact: bool, puts_aside: bool
 ) -> Iterator[pa.RecordBatch]:
     """The chunk as the source has it. With `puts_aside`, what is refused of it is durable when the last row has been given out."""
-    task = recorded.task
-    basket = Basket(chunk_basket(Path(recorded.records), task.index, recorded.fence)) if puts_aside else None
-    rows: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, task.chunk, refuse_inexact=refuse_inexact, aside=basket)
+    return _read(address, snapshot, recorded, _basket(recorded) if puts_aside else None, refuse_inexact=refuse_inexact)
+
+
+def _basket(recorded: RecordedTask) -> Basket:
+    return Basket(chunk_basket(Path(recorded.records), recorded.task.index, recorded.fence))
+
+
+def _read(
+    address: SourceAddress, snapshot: str, recorded: RecordedTask, basket: Basket | None, *, refuse_inexact: bool
+) -> Iterator[pa.RecordBatch]:
+    chunk = recorded.task.chunk
+    rows: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, chunk, refuse_inexact=refuse_inexact, aside=basket)
     return rows if basket is None else basket.watch(rows)
 
 

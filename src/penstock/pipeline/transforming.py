@@ -20,10 +20,12 @@ from typing_extensions import override
 
 from penstock.change import ChangeCounts
 from penstock.errors import PenstockError, RowRefusedError, SchemaChangedError, SinkError, TableRewrittenError, ValuesMissingError
+from penstock.pipeline.copy_letters import Basket
 from penstock.pipeline.snapshot_queries import AskingSink, ChunkAsker
-from penstock.pipeline.snapshot_task import write_file
+from penstock.pipeline.snapshot_task import RefusingWriter, write_file
 from penstock.pipeline.spark_queries import SparkQueries
 from penstock.position import Position
+from penstock.postgres.chunks import Aside
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.executors import Executors, SparkExecutors
@@ -95,14 +97,22 @@ class TransformingSink(Sink, AskingSink):
     def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
         self._check_begun(schema)
         transform = self._transform_of(schema.name)
+        if transform is not None and not changed.is_made:
+            changed = self._restaged(transform.fit(schema), changed, restage)
+        self._sink.repair_snapshot(self._seen(schema), files, changed, fence)
+
+    @override
+    def make_changed(self, schema: TableSchema, changed: ChangedRows) -> tuple[ChangedRows, Sequence[str]]:
+        self._check_begun(schema)
+        transform = self._transform_of(schema.name)
         if transform is None:
-            self._sink.repair_snapshot(schema, files, changed, fence)
-            return
+            return changed, ()
+        made = self._restaged(transform.fit(schema), changed, _restage_aside)
+        return made, [str(path) for path in sorted(Path(made.keys).parent.glob("refused-*.parquet"))]
+
+    def _restaged(self, fitted: Fitted, changed: ChangedRows, by: Callable[[KeysTask], SnapshotFile]) -> ChangedRows:
         directory = Path(changed.keys).parent / "transformed"
         shutil.rmtree(directory, ignore_errors=True)
-        self._sink.repair_snapshot(self._seen(schema), files, self._restaged(transform.fit(schema), changed, directory), fence)
-
-    def _restaged(self, fitted: Fitted, changed: ChangedRows, directory: Path) -> ChangedRows:
         keys, rows = directory / "keys", directory / "rows"
         keys.mkdir(parents=True)
         rows.mkdir()
@@ -117,9 +127,9 @@ class TransformingSink(Sink, AskingSink):
             asked = [replace(task, directory=str(directory)) for task in tasks if not task.is_keys]
             answers = self._answered(fitted, self._executors.run(ask_rows, asked) if asked else [], directory)
             tasks = [replace(task, answers=answers) for task in tasks]
-        done = self._executors.run(restage, tasks) if tasks else []
+        done = self._executors.run(by, tasks) if tasks else []
         written = [str(rows / file.name) for task, file in zip(tasks, done, strict=True) if not task.is_keys and file.rows]
-        return ChangedRows(str(keys), tuple(written))
+        return ChangedRows(str(keys), tuple(written), is_made=True)
 
     # epochs ----------------------------------------------------------------------------------------------------------------------
 
@@ -271,9 +281,17 @@ def transforming(sink: Sink, spark: SparkSession, state: Path, transform_of: Tra
     return TransformingSink(sink, transform_of, SparkExecutors(spark), state / "transformed", SparkQueries(spark))
 
 
+def _restage_aside(task: KeysTask) -> SnapshotFile:
+    """Rows that are refused are put beside the directory of those that are kept."""
+    basket = Basket(Path(task.directory).parent / f"refused-{task.index}.parquet")
+    file = restage(task, basket)
+    basket.close()
+    return file
+
+
 @dataclass(frozen=True, slots=True)
-class _TransformingWriter:
-    """A `ChunkWriter`. Travels to the executors."""
+class _TransformingWriter(RefusingWriter):
+    """A `ChunkWriter`."""
 
     transform: BatchTransform
     writer: ChunkWriter
@@ -282,6 +300,10 @@ class _TransformingWriter:
         self, batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position
     ) -> tuple[SnapshotFile, Position]:
         return self.writer(self.transform(batches), place, index, fence)
+
+    @override
+    def putting_aside(self, aside: Aside) -> ChunkWriter:
+        return replace(self, transform=replace(self.transform, aside=aside))
 
 
 def _plain(schema: TableSchema) -> View:

@@ -79,6 +79,8 @@ class ChangedRows:
     """A directory of Parquet files: `match_<j>` and `match_text_<j>` for each column of the key, each key once."""
     rows: tuple[str, ...]
     """Parquet files of the rows that are there at the last fence: `value_<i>` for each column, and `_exact`."""
+    is_made: bool = False
+    """Whether all that is to be done to them on their way has been done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
 from penstock.errors import RowRefusedError
 from penstock.position import Position
+from penstock.postgres.chunks import Aside
 from penstock.schema import TableSchema
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.changed import row_schema
@@ -29,7 +30,7 @@ from penstock.spool.manifest import SegmentFile
 from penstock.spool.range import FileSlice
 from penstock.transforms.applying import count_changes, transform_changes, transform_keys, transform_rows
 from penstock.transforms.asking import read_answers, write_questions
-from penstock.transforms.outcome import Outcome
+from penstock.transforms.outcome import REASON, Outcome
 from penstock.transforms.transform import Fitted
 
 
@@ -108,6 +109,16 @@ def kept_of(outcome: Outcome, source: TableSchema) -> pa.Table:
     return outcome.kept
 
 
+def sorted_out(outcome: Outcome, source: TableSchema, aside: Aside | None) -> pa.Table:
+    """What is kept; `aside` takes what is refused. Without it, nothing may be."""
+    if aside is None:
+        return kept_of(outcome, source)
+    for batch in outcome.refused.to_batches():
+        errors = [RowRefusedError(reason) for reason in batch.column(REASON).to_pylist()]
+        aside(batch.select([name for name in batch.schema.names if name != REASON]), errors)
+    return outcome.kept
+
+
 @dataclass(frozen=True, slots=True)
 class BatchTransform:
     """What is done to the rows of a snapshot's chunk. Travels to the executors."""
@@ -115,12 +126,15 @@ class BatchTransform:
     fitted: Fitted
     answers: str | None = None
     """Where Spark's answers are, if it was asked about these rows; batch by batch, as they come."""
+    aside: Aside | None = None
+    """Takes the rows that are refused; all of a batch before the next is asked for."""
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         fitted = self.fitted
         for number, batch in enumerate(batches):
             answers = None if self.answers is None else read_answers(fitted, self.answers, number, batch.num_rows)
-            yield from kept_of(transform_rows(fitted, pa.Table.from_batches([batch]), answers), fitted.source).to_batches()
+            outcome = transform_rows(fitted, pa.Table.from_batches([batch]), answers)
+            yield from sorted_out(outcome, fitted.source, self.aside).to_batches()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +154,9 @@ def ask_rows(task: KeysTask) -> str | None:
     return write_questions(task.fitted, _source_rows(task), task.directory, task.index)
 
 
-def restage(task: KeysTask) -> SnapshotFile:
-    """The same as the target has them."""
-    return _keys(task) if task.is_keys else _rows(task)
+def restage(task: KeysTask, aside: Aside | None = None) -> SnapshotFile:
+    """The same as the target has them. `aside` takes rows that are refused."""
+    return _keys(task) if task.is_keys else _rows(task, aside)
 
 
 def _read(path: str) -> pa.Table:
@@ -165,10 +179,10 @@ def _keys(task: KeysTask) -> SnapshotFile:
     return write_batches(iter(table.to_batches()), SnapshotPlace(task.directory, table.schema, "keys"), task.index)
 
 
-def _rows(task: KeysTask) -> SnapshotFile:
+def _rows(task: KeysTask, aside: Aside | None) -> SnapshotFile:
     fitted, rows = task.fitted, _source_rows(task)
     answers = None if task.answers is None else read_answers(fitted, task.answers, task.index, rows.num_rows)
-    kept = kept_of(transform_rows(fitted, rows, answers), fitted.source)
+    kept = sorted_out(transform_rows(fitted, rows, answers), fitted.source, aside)
     place = SnapshotPlace(task.directory, row_schema(fitted.arrow_schema), "rows")
     return write_batches(iter(kept.to_batches()), place, task.index)
 
