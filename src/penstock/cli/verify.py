@@ -19,7 +19,7 @@ from penstock.pipeline.verify import verify_tables
 from penstock.postgres.connection import connect
 from penstock.schema import TableName
 
-_DIFFERENT = 4
+_DIFFERENT, _HELD = 4, 5
 _LONGEST = 60
 _NULL = "[dim]null[/]"
 
@@ -36,7 +36,11 @@ def run_verify(path: Path, tables: Sequence[str], *, as_json: bool, console: Con
         console.print_json(json.dumps(report.as_document()))
     else:
         print_report(report, console)
-    return 0 if report.equal else _DIFFERENT
+    return exit_code(report)
+
+
+def exit_code(report: VerifyReport) -> int:
+    return 0 if report.equal else _HELD if report.equal_but_held else _DIFFERENT
 
 
 def print_report(report: VerifyReport, console: Console) -> None:
@@ -61,11 +65,16 @@ def print_comparisons(comparisons: Sequence[Comparison], console: Console) -> No
         table.add_column(heading, justify="left" if heading in ("  table", "") else "right", no_wrap=True)
     for each in comparisons:
         figures = (f"{each.source_rows:,}", f"{each.target_rows:,}", f"{each.missing:,}", f"{each.extra:,}", f"{each.different:,}")
-        table.add_row(escape(f"  {each.table}"), *figures, "[green]equal[/]" if each.equal else "[red]different[/]")
+        table.add_row(escape(f"  {each.table}"), *figures, _verdict(each))
     console.print(table)
     for each in comparisons:
         if each.examples:
             _print_examples(each, console)
+
+
+def _verdict(comparison: Comparison) -> str:
+    words = "[green]equal[/]" if comparison.equal_but_held else "[red]different[/]"
+    return f"{words}, but for {comparison.held:,} in dead letters" if comparison.held else words
 
 
 def _print_examples(comparison: Comparison, console: Console) -> None:

@@ -8,7 +8,7 @@ by side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Window
@@ -25,6 +25,7 @@ EXAMPLES = 5
 
 _BUCKETS = 4096
 _HALF = 32
+_HELD = "key of a letter"
 _KEY, _HASH, _BUCKET, _ROW, _SIDE, _TURN = "key", "hash", "bucket", "row", "side", "turn"
 
 
@@ -60,9 +61,15 @@ class Comparison:
     """How many of the different rows differ in each column."""
     examples: tuple[RowDifference, ...] = ()
     has_equal_digests: bool = True
+    held: int = 0
+    """Rows that are in dead letters: neither compared nor counted on either side."""
 
     @property
     def equal(self) -> bool:
+        return self.equal_but_held and not self.held
+
+    @property
+    def equal_but_held(self) -> bool:
         """By the sums and the counts alone; what was found row by row only explains them."""
         return self.has_equal_digests and self.source_rows == self.target_rows
 
@@ -74,8 +81,13 @@ class TableComparer:
     schema: TableSchema
     types: dict[str, DataType]
 
-    def compare(self, source: DataFrame, target: DataFrame) -> Comparison:
-        """Read both sides once, and the parts that differ again."""
+    def compare(self, source: DataFrame, target: DataFrame, held: DataFrame | None = None) -> Comparison:
+        """Read both sides once, and the parts that differ again. Rows under a key of `held` are left out, and counted apart."""
+        if held is not None:
+            keys = held.select(F.struct(*self._key()).alias(_HELD)).distinct()
+            is_held = F.struct(*self._key()).eqNullSafe(keys[_HELD])
+            left, right = (frame.join(F.broadcast(keys), is_held, "left_anti") for frame in (source, target))
+            return replace(self.compare(left, right), held=keys.count())
         sums = self._digests(source, target)
         counted = Comparison(self.schema.name, sum(each["source_rows"] for each in sums), sum(each["target_rows"] for each in sums))
         buckets = [each[_BUCKET] for each in sums if each["high"] or each["low"] or each["source_rows"] != each["target_rows"]]

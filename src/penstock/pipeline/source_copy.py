@@ -15,6 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.errors import SnapshotTaskError, parse_error
+from penstock.pipeline.copy_letters import Basket
 from penstock.pipeline.snapshot_queries import ChunkAsker
 from penstock.pipeline.snapshot_task import write_file
 from penstock.pipeline.spark_queries import SparkQueries
@@ -27,16 +28,27 @@ from penstock.transforms.transform import Fitted
 
 
 def copy_source(
-    spark: SparkSession, address: SourceAddress, snapshot: str, chunks: Sequence[Chunk], directory: Path, *, fitted: Fitted | None = None
+    spark: SparkSession,
+    address: SourceAddress,
+    snapshot: str,
+    chunks: Sequence[Chunk],
+    directory: Path,
+    *,
+    fitted: Fitted | None = None,
+    aside: Path | None = None,
 ) -> list[str]:
-    """One Spark job, a task for each chunk; gives the paths of the files that were written. `fitted`: how the target sees the rows."""
-    directory.mkdir(parents=True, exist_ok=True)
+    """One Spark job, a task for each chunk; gives the paths of the files that were written. `fitted`: how the target sees the rows.
+
+    Rows that cannot be made the target's go to files of the directory `aside`, as the source has them; without it they are an error.
+    """
+    for place in (directory, aside):
+        if place is not None:
+            place.mkdir(parents=True, exist_ok=True)
     if fitted is not None and fitted.query is not None:
-        return _copy_through(spark, partial(read_chunk, address, snapshot), chunks, directory, fitted)
+        return _copy_through(spark, partial(read_chunk, address, snapshot), chunks, directory, fitted, aside)
+    copier = _chunk_copier(address, snapshot, directory, fitted, aside)
     try:
-        written = (
-            spark.sparkContext.parallelize(chunks, max(1, len(chunks))).map(_chunk_copier(address, snapshot, directory, fitted)).collect()
-        )
+        written = spark.sparkContext.parallelize(chunks, max(1, len(chunks))).map(copier).collect()
     except (PySparkException, Py4JJavaError) as error:
         unnamed = SnapshotTaskError(f"a task that read {chunks[0].schema.name} ended without saying why")
         raise parse_error(str(error)) or unnamed from error
@@ -44,7 +56,12 @@ def copy_source(
 
 
 def _copy_through(
-    spark: SparkSession, read: Callable[[Chunk], Iterator[pa.RecordBatch]], chunks: Sequence[Chunk], directory: Path, fitted: Fitted
+    spark: SparkSession,
+    read: Callable[[Chunk], Iterator[pa.RecordBatch]],
+    chunks: Sequence[Chunk],
+    directory: Path,
+    fitted: Fitted,
+    aside: Path | None,
 ) -> list[str]:
     """The same where Spark has to be asked about the rows: some jobs for each chunk, several chunks at once."""
     executors = SparkExecutors(spark, SnapshotTaskError)
@@ -52,23 +69,35 @@ def _copy_through(
     finish = partial(_written, snapshot_schema(fitted.schema), directory)
 
     def copy(chunk: Chunk) -> str | None:
-        return asker.copy(executors, partial(read, chunk), finish)
+        return asker.copy(executors, partial(read, chunk), finish, _basket(aside))
 
     with ThreadPoolExecutor(max_workers=max(1, executors.parallelism), thread_name_prefix="penstock-verify") as pool:
         return [path for path in pool.map(copy, chunks) if path is not None]
 
 
-def _chunk_copier(address: SourceAddress, snapshot: str, directory: Path, fitted: Fitted | None) -> Callable[[Chunk], str | None]:
+def _chunk_copier(
+    address: SourceAddress, snapshot: str, directory: Path, fitted: Fitted | None, aside: Path | None
+) -> Callable[[Chunk], str | None]:
     """The function that travels to the executors."""
-    return lambda chunk: copy_chunk(address, snapshot, chunk, directory, fitted)
+    return lambda chunk: copy_chunk(address, snapshot, chunk, directory, fitted, aside)
 
 
-def copy_chunk(address: SourceAddress, snapshot: str, chunk: Chunk, directory: Path, fitted: Fitted | None = None) -> str | None:
+def copy_chunk(
+    address: SourceAddress, snapshot: str, chunk: Chunk, directory: Path, fitted: Fitted | None = None, aside: Path | None = None
+) -> str | None:
     """One chunk into one file, whose path is given back; None if it has no rows."""
     batches: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, chunk)
     if fitted is None:
         return _written(chunk_schema(chunk), directory, batches)
-    return _written(snapshot_schema(fitted.schema), directory, BatchTransform(fitted)(batches))
+    schema, path = snapshot_schema(fitted.schema), _basket(aside)
+    if path is None:
+        return _written(schema, directory, BatchTransform(fitted)(batches))
+    basket = Basket(path)
+    return _written(schema, directory, basket.watch(BatchTransform(fitted, aside=basket)(batches)))
+
+
+def _basket(aside: Path | None) -> Path | None:
+    return None if aside is None else aside / f"{secrets.token_hex(8)}.parquet"
 
 
 def _written(schema: pa.Schema, directory: Path, batches: Iterator[pa.RecordBatch], _: ChunkWriter | None = None) -> str | None:

@@ -28,6 +28,11 @@ class TableVerdict:
         """A table that was not compared is not known to be equal, and does not count as such."""
         return self.comparison is not None and self.comparison.equal
 
+    @property
+    def equal_but_held(self) -> bool:
+        """The same, but for rows that are in dead letters."""
+        return self.comparison is not None and self.comparison.equal_but_held
+
     def as_document(self) -> dict[str, object]:
         document: dict[str, object] = {
             "state": self.state.value,
@@ -40,7 +45,7 @@ class TableVerdict:
         if self.comparison is not None:
             found = asdict(self.comparison)
             document |= {
-                name: found[name] for name in ("source_rows", "target_rows", "missing", "extra", "different", "columns", "examples")
+                name: found[name] for name in ("source_rows", "target_rows", "missing", "extra", "different", "held", "columns", "examples")
             }
         return document
 
@@ -56,6 +61,11 @@ class VerifyReport:
     def equal(self) -> bool:
         """Whether every table that was asked for equals its source."""
         return all(each.equal for each in self.verdicts)
+
+    @property
+    def equal_but_held(self) -> bool:
+        """The same, but for rows that are in dead letters."""
+        return all(each.equal_but_held for each in self.verdicts)
 
     def as_document(self) -> dict[str, object]:
         """For programs: plain, stable names."""

@@ -14,14 +14,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 
 from penstock.change import EXACT
 from penstock.errors import NoTablesError, PenstockError, Recovery, SchemaChangedError, SnapshotLostError
 from penstock.pipeline.comparing import Comparison, TableComparer
 from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.held_rows import check_held, load_held
+from penstock.pipeline.letter_store import LetterStore
 from penstock.pipeline.meeting import Meeting, Tell, meet
 from penstock.pipeline.orders import with_orders
+from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.scratch import scratch_directory
 from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.source_copy import copy_source
@@ -38,6 +43,8 @@ from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, Target
 from penstock.sinks.layout import CURRENT, DELETED, Mode
 from penstock.sinks.names import quoted
+from penstock.transforms.applying import transform_keys
+from penstock.transforms.transform import Fitted
 
 _ATTEMPTS = 3
 _LIVE = {Mode.SOFT_DELETE: f"NOT {quoted(DELETED)}", Mode.HISTORY: quoted(CURRENT)}
@@ -150,23 +157,43 @@ class SideBySide:
 
     def compare(self, table: CatalogTable, snapshot: ExportedSnapshot, version: int | None) -> Comparison:
         """The table under the snapshot, with a version of its target, or the newest."""
-        schema, chunks = self._plan(table)
+        source, chunks = self._plan(table)
         transform = self.config.transform_of(table.name)
-        fitted = None if transform is None else transform.fit(schema)
-        schema = schema if fitted is None else fitted.schema
+        fitted = None if transform is None else transform.fit(source)
+        schema = source if fitted is None else fitted.schema
         target = self.targets.load_target(table.name)
         if target is not None:
             _check_shape(schema, target, self.targets.describe(table.name))
         rows = self.targets.read(table.name, version)
         live = _LIVE.get(self.config.mode_of(table.name))
         right = (rows if live is None else rows.where(live)).select(*(quoted(name) for name in (*schema.column_names, EXACT)))
+        held = load_held(self._letters, source, None if version is None else snapshot.fence)
         directory = self.scratch / str(table.oid)
+        aside = directory / "refused" if fitted is not None and source.key and self._puts_aside(table.name) else None
         try:
-            files = copy_source(self.spark, self.config.source.address(), snapshot.name, chunks, directory, fitted=fitted)
+            files = copy_source(self.spark, self.config.source.address(), snapshot.name, chunks, directory, fitted=fitted, aside=aside)
             left = self.spark.read.schema(right.schema).parquet(*files) if files else right.limit(0)
-            return TableComparer(schema, {field.name: field.dataType for field in right.schema}).compare(left, right)
+            if aside is not None:
+                check_held(source, list(aside.iterdir()), held)
+            comparer = TableComparer(schema, {field.name: field.dataType for field in right.schema})
+            return comparer.compare(left, right, self._held(held, fitted, right, directory) if held.num_rows else None)
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+    @property
+    def _letters(self) -> LetterStore:
+        """As they are by now."""
+        return LetterStore(self.config.sink.root, self.config.pipeline)
+
+    def _puts_aside(self, name: TableName) -> bool:
+        return self.config.refused_policy(name) is RefusedPolicy.DEAD_LETTERS
+
+    def _held(self, keys: pa.Table, fitted: Fitted | None, like: DataFrame, directory: Path) -> DataFrame:
+        """Keys of the source, as the target has them."""
+        made = keys if fitted is None else transform_keys(fitted, keys)
+        path = directory / "held.parquet"
+        pq.write_table(made, path)
+        return self.spark.read.schema(like.select(*(quoted(name) for name in made.column_names)).schema).parquet(str(path))
 
     def _plan(self, table: CatalogTable) -> tuple[TableSchema, list[Chunk]]:
         config = self.config

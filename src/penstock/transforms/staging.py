@@ -30,7 +30,7 @@ from penstock.spool.manifest import SegmentFile
 from penstock.spool.range import FileSlice
 from penstock.transforms.applying import count_changes, transform_changes, transform_keys, transform_rows
 from penstock.transforms.asking import read_answers, write_questions
-from penstock.transforms.outcome import REASON, Outcome
+from penstock.transforms.outcome import Outcome
 from penstock.transforms.transform import Fitted
 
 
@@ -114,8 +114,8 @@ def sorted_out(outcome: Outcome, source: TableSchema, aside: Aside | None) -> pa
     if aside is None:
         return kept_of(outcome, source)
     for batch in outcome.refused.to_batches():
-        errors = [RowRefusedError(reason) for reason in batch.column(REASON).to_pylist()]
-        aside(batch.select([name for name in batch.schema.names if name != REASON]), errors)
+        own = batch.num_columns - 1  # a table may have a column of the same name as the reason
+        aside(batch.select(list(range(own))), [RowRefusedError(reason) for reason in batch.column(own).to_pylist()])
     return outcome.kept
 
 
