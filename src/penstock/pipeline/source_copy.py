@@ -45,7 +45,7 @@ def copy_source(
         if place is not None:
             place.mkdir(parents=True, exist_ok=True)
     if fitted is not None and fitted.query is not None:
-        return _copy_through(spark, partial(read_chunk, address, snapshot), chunks, directory, fitted, aside)
+        return _copy_through(spark, partial(read_chunk, address, snapshot), chunks, directory, fitted, aside=aside)
     copier = _chunk_copier(address, snapshot, directory, fitted, aside)
     try:
         written = spark.sparkContext.parallelize(chunks, max(1, len(chunks))).map(copier).collect()
@@ -61,6 +61,7 @@ def _copy_through(
     chunks: Sequence[Chunk],
     directory: Path,
     fitted: Fitted,
+    *,
     aside: Path | None,
 ) -> list[str]:
     """The same where Spark has to be asked about the rows: some jobs for each chunk, several chunks at once."""
@@ -79,11 +80,11 @@ def _chunk_copier(
     address: SourceAddress, snapshot: str, directory: Path, fitted: Fitted | None, aside: Path | None
 ) -> Callable[[Chunk], str | None]:
     """The function that travels to the executors."""
-    return lambda chunk: copy_chunk(address, snapshot, chunk, directory, fitted, aside)
+    return lambda chunk: copy_chunk(address, snapshot, chunk, directory, fitted, aside=aside)
 
 
 def copy_chunk(
-    address: SourceAddress, snapshot: str, chunk: Chunk, directory: Path, fitted: Fitted | None = None, aside: Path | None = None
+    address: SourceAddress, snapshot: str, chunk: Chunk, directory: Path, fitted: Fitted | None = None, *, aside: Path | None = None
 ) -> str | None:
     """One chunk into one file, whose path is given back; None if it has no rows."""
     batches: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, chunk)

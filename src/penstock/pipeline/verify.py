@@ -174,7 +174,7 @@ class SideBySide:
             files = copy_source(self.spark, self.config.source.address(), snapshot.name, chunks, directory, fitted=fitted, aside=aside)
             left = self.spark.read.schema(right.schema).parquet(*files) if files else right.limit(0)
             if aside is not None:
-                check_held(source, list(aside.iterdir()), held)
+                check_held(source, sorted(aside.glob("[!.]*")), held)
             comparer = TableComparer(schema, {field.name: field.dataType for field in right.schema})
             return comparer.compare(left, right, self._held(held, fitted, right, directory) if held.num_rows else None)
         finally:
