@@ -7,7 +7,7 @@ import json
 
 from rich.console import Console
 
-from penstock.cli.verify import print_report
+from penstock.cli.verify import exit_code, print_report
 from penstock.pipeline.comparing import ColumnDifference, Comparison, RowDifference
 from penstock.pipeline.states import TableState
 from penstock.pipeline.verdicts import TableVerdict, VerifyReport
@@ -26,6 +26,7 @@ DIFFERENT = TableVerdict(
     AT,
     Comparison(TableName("shop", "b"), 5, 4, 1, 0, 3, {"note": 3, "n": 1}, EXAMPLES, has_equal_digests=False),
 )
+HELD = TableVerdict(TableName("shop", "d"), TableState.STREAMING, AT, Comparison(TableName("shop", "d"), 3, 3, held=1_234))
 FAILED = TableVerdict(TableName("shop", "c"), TableState.FAILED, AT, reason="PEN-1403: it changed", remedy="remove it")
 
 
@@ -55,6 +56,19 @@ def test_only_tables_that_were_compared_count_as_equal() -> None:
     assert VerifyReport("shop", [EQUAL], 1.0).equal
     assert not VerifyReport("shop", [EQUAL, FAILED], 1.0).equal
     assert not VerifyReport("shop", [EQUAL, DIFFERENT], 1.0).equal
+
+
+def test_C08_rows_in_dead_letters_are_counted_apart_and_have_an_exit_code_of_their_own() -> None:
+    assert ["shop.d", "3", "3", "0", "0", "0", "equal,", "but", "for", "1,234", "in", "dead", "letters"] in [
+        line.split() for line in _printed(HELD).splitlines()
+    ]
+    codes = {
+        exit_code(VerifyReport("shop", verdicts, 1.0)): verdicts for verdicts in ([EQUAL], [EQUAL, HELD], [HELD, DIFFERENT], [HELD, FAILED])
+    }
+    assert codes == {0: [EQUAL], 5: [EQUAL, HELD], 4: [HELD, FAILED]}
+    document = VerifyReport("shop", [HELD], 1.0).as_document()
+    assert document["equal"] is False
+    assert '"held": 1234' in json.dumps(document)
 
 
 def test_the_document_is_plain_and_whole() -> None:

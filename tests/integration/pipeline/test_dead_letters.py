@@ -7,13 +7,14 @@ import yaml
 from pyspark.sql import SparkSession
 
 from penstock.pipeline.orders import change_orders
+from penstock.pipeline.verify import verify_tables
 from penstock.schema import TableName
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
 
 pytestmark = pytest.mark.spark
 
-ITEMS = TableName("public", "items")
+ITEMS, SHARDS = TableName("public", "items"), TableName("lake", "shards")
 
 
 def _configure(made: Mirror, **changes: object) -> None:
@@ -26,8 +27,17 @@ def test_C08_refused_rows_are_put_aside_and_a_replay_makes_the_mirror_equal(
 ) -> None:
     database.execute("CREATE TABLE items (id int PRIMARY KEY, due date, size numeric); CREATE TABLE others (id int PRIMARY KEY)")
     database.execute("INSERT INTO items VALUES (1, '2024-01-01', 1), (2, '2024-01-02', 2), (3, NULL, 3), (6, 'infinity', 6)")
-    made = mirror(types={"on_unrepresentable": "error"}, refused="dead_letters")
-    made.run_once()
+    for shard in ("shard_a", "shard_b"):
+        database.execute(f"CREATE TABLE {shard} (id int PRIMARY KEY, due date); INSERT INTO {shard} VALUES (1, '2024-01-01')")
+    database.execute("INSERT INTO shard_b VALUES (2, 'infinity'); CREATE TABLE cast_items (id int PRIMARY KEY, size text)")
+    database.execute("INSERT INTO cast_items VALUES (1, '1'), (2, 'large')")
+    rules = [
+        {"match": "public.*"},
+        {"match": "public.shard_*", "into": "lake.shards"},
+        {"table": "public.cast_items", "columns": {"cast": {"size": "int"}, "rename": {"id": "item"}}},
+    ]
+    made = mirror(tables=rules, types={"on_unrepresentable": "error"}, refused="dead_letters")
+    assert not made.run_once().failed
     database.execute("INSERT INTO items VALUES (4, 'infinity', 4), (5, '2024-01-05', 5)")
     database.execute(
         "UPDATE items SET size = 'NaN' WHERE id = 1; UPDATE items SET size = 'NaN' WHERE id = 2; INSERT INTO others VALUES (1)"
@@ -36,8 +46,13 @@ def test_C08_refused_rows_are_put_aside_and_a_replay_makes_the_mirror_equal(
     assert not made.run_once().failed
     assert sorted(map(tuple, made.rows("public.items", "id, cast(size as int)"))) == [(1, 1), (2, 20), (5, 5)]
 
+    report = verify_tables(spark, made.config)
+    assert report.equal_but_held, report
+    held = {str(each.table): each.comparison.held for each in report.verdicts if each.comparison is not None}
+    assert held == {"lake.shards": 1, "public.cast_items": 1, "public.items": 3, "public.others": 0}
+
     letters = spark.read.parquet(str(made.config.sink.root / "penstock_dead_letters" / made.config.pipeline))
-    shown = sorted((row["key"], row["status"], row["change_type"], row["row"]) for row in letters.collect())
+    shown = sorted((row["key"], row["status"], row["change_type"], row["row"]) for row in letters.where("table = 'public.items'").collect())
     assert shown == [
         ('{"id":1}', "open", "update_postimage", '{"id":1,"due":"2024-01-01","size":"NaN"}'),
         ('{"id":2}', "superseded", "update_postimage", '{"id":2,"due":"2024-01-02","size":"NaN"}'),
@@ -46,7 +61,12 @@ def test_C08_refused_rows_are_put_aside_and_a_replay_makes_the_mirror_equal(
     ]
 
     _configure(made, types={"on_unrepresentable": "null"})
-    change_orders(made.config.state, lambda orders: orders.replay_letters([ITEMS]))
+    change_orders(made.config.state, lambda orders: orders.replay_letters([ITEMS, SHARDS]))
     made.run_once()  # nothing happens in the source meanwhile
     assert made.orders().replay == frozenset()
     made.assert_equal("public.items", "public.others")
+    assert sorted(map(tuple, made.rows("lake.shards", "_source, id"))) == [
+        ("public.shard_a", 1),
+        ("public.shard_b", 1),
+        ("public.shard_b", 2),
+    ]

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.change import ChangeCounts
-from penstock.errors import UnrepresentableError
+from penstock.errors import SnapshotLostError, UnrepresentableError
+from penstock.pipeline.held_rows import load_held
 from penstock.pipeline.letter_box import LetterBox, ShadowLetters
 from penstock.pipeline.letter_store import LetterStore
 from penstock.pipeline.refused_policy import RefusedPolicy
+from penstock.pipeline.transforming import TransformingSink
+from penstock.position import Position
+from penstock.postgres.catalog import CatalogTable, inspect_tables
+from penstock.postgres.connection import connect
+from penstock.postgres.outline import inspect_outline
 from penstock.postgres.types.policy import TypePolicy
-from penstock.schema import TableName
+from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import TableChanges
 from penstock.sinks.layout import Mode
-from tests.integration.snapshot.copying import PIPELINE, Copying
+from penstock.transforms.transform import Transform
+from tests.fix_captured import Captured
+from tests.integration.snapshot.copying import PIPELINE, SOURCE, Copying
 from tests.integration.snapshot.local import FileSink, LocalExecutors
+from tests.integration.snapshot.test_transformed import OriginSink
+from tests.plain_queries import Made, PlainQuery
 
 STRICT = TypePolicy(on_unrepresentable="error")
 
@@ -127,3 +140,124 @@ def test_C08_letters_of_a_copy_that_is_to_replace_another_count_when_it_does(cop
     assert letters(made) == []
     made.applied(name)
     assert_split(copying, made, name)
+
+
+PRICES = PlainQuery({"key": "id", "price": Made("integer", ("price",), lambda row: int(row["price"])), "v": "v"})
+
+
+@pytest.mark.parametrize("transform", [Transform(cast={"price": "int"}, rename={"id": "key"}), PRICES.transform()], ids=["cast", "query"])
+def test_C08_K12_rows_that_a_transform_refuses_are_letters_also_where_they_changed_while_they_were_copied(
+    captured: Captured, transform: Transform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = f"prices_{'query' if transform.sql else 'cast'}"
+    captured.execute(
+        f"CREATE TABLE {table} (id int PRIMARY KEY, price text, v text)",
+        f"INSERT INTO {table} SELECT g, CASE WHEN g % 5 = 0 THEN 'free' ELSE g::text END, repeat(md5(g::text), 20) "
+        "FROM generate_series(1, 120) g",
+    )
+    captured.start()
+    sink, name, made = OriginSink(tmp_path / "lake"), TableName("public", table), box(tmp_path / "lake")
+    seen = TransformingSink(sink, lambda _: transform, LocalExecutors(), tmp_path / "staged", PRICES)
+    copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=seen, rows=sink.rows, patch=monkeypatch)
+    copying.run(table, chunks=4, letters=made)
+    captured.execute(
+        f"UPDATE {table} SET price = '1' WHERE id IN (5, 60)",
+        f"DELETE FROM {table} WHERE id IN (10, 11, 65)",
+        f"UPDATE {table} SET price = 'dear' WHERE id IN (1, 2, 118)",
+        f"UPDATE {table} SET v = 'still bad' WHERE id IN (15, 20)",
+    )
+    watcher, failures = copying.run(table, letters=made)
+    assert not failures
+    assert watcher.resumed[name][0] >= 4
+    target = sink.load_target(name)
+    assert target is not None
+    assert target.applied is not None
+    held = copying.held[target.applied][name]
+    prices = {int(key or 0): price or "" for key, price in zip(held["id"], held["price"], strict=True)}
+    bad = sorted(key for key, price in prices.items() if not price.isdigit())
+    found = letters(made)
+    assert sorted(json.loads(each["key"])["id"] for each in found) == bad
+    assert {each["code"] for each in found} == {"PEN-1415"}
+    assert {json.loads(each["row"])["v"] for each in found if each["key"] in ('{"id":15}', '{"id":20}')} == {"still bad"}
+    assert {row["key"]: row["price"] for row in sink.rows(name)} == {key: int(price) for key, price in prices.items() if price.isdigit()}
+    assert held_keys(tmp_path, shape(copying, table)) == [(key,) for key in bad]
+
+
+def shape(copying: Copying, *tables: str, into: TableName | None = None) -> TableSchema:
+    with connect(copying.address) as connection:
+        found = [table for table in inspect_tables(connection) if table.name.name in tables]
+        table = found[0] if into is None else CatalogTable(1 << 62, into, tuple(found), SOURCE)
+        return inspect_outline(connection, table, STRICT, "p").outline.schema
+
+
+def held_keys(directory: Path, schema: TableSchema, fence: Position | None = None) -> list[tuple[object, ...]]:
+    """What is known of letters to somebody who compares tables."""
+    keys = load_held(LetterStore(directory / "lake", PIPELINE), schema, fence)
+    return sorted(zip(*(keys.column(name).to_pylist() for name in schema.key), strict=True))
+
+
+def test_C08_K11_refused_rows_of_shards_are_letters_of_their_own_shard(copying: Copying, tmp_path: Path) -> None:
+    """The same keys in both, and other rows of them refused; the columns of one are in another order."""
+    tables, into = ("shard_a", "shard_b"), TableName("lake", "shards")
+    for table, columns, bad in (
+        ("shard_a", "id int PRIMARY KEY, n numeric, v text", 5),
+        ("shard_b", "v text, n numeric, id int PRIMARY KEY", 7),
+    ):
+        copying.captured.execute(
+            f"CREATE TABLE {table} ({columns})",
+            f"INSERT INTO {table} (id, n, v) SELECT g, CASE WHEN g % {bad} = 0 THEN 'NaN' ELSE g::numeric END, repeat(md5(g::text), 20) "
+            "FROM generate_series(1, 60) g",
+        )
+    copying.captured.start()
+    made = box(tmp_path / "lake")
+    copying.run(*tables, into=into, chunks=4, policy=STRICT, letters=made)
+    copying.captured.execute(
+        "UPDATE shard_b SET n = 1 WHERE id IN (7, 56)",
+        "UPDATE shard_b SET n = 'NaN' WHERE id IN (5, 59)",
+        "DELETE FROM shard_a WHERE id = 60",
+    )
+    _, failures = copying.run(*tables, into=into, policy=STRICT, letters=made)
+    assert not failures
+    target = copying.sink.load_target(into)
+    assert target is not None
+    assert target.applied is not None
+    rows = {
+        (int(key or 0), f"public.{table}"): number
+        for table in tables
+        for key, number in zip(*(copying.held[target.applied][TableName("public", table)][name] for name in ("id", "n")), strict=True)
+    }
+    bad = sorted(key for key, number in rows.items() if number == "NaN")
+    assert held_keys(tmp_path, shape(copying, *tables, into=into)) == bad
+    assert sorted((row["id"], row[SOURCE]) for row in copying.rows(into)) == sorted(rows.keys() - set(bad))
+    found = letters(made)
+    assert {each["table"] for each in found} == {"lake.shards"}
+    assert len({each["ordinal"] for each in found}) == len(bad), "each is named"
+    assert sorted(json.loads(each["key"])["id"] for each in found) == sorted(key for key, _ in bad)
+
+
+def test_C08_letters_are_told_as_they_were_at_a_position(copying: Copying, tmp_path: Path) -> None:
+    name = make(copying, "placed")
+    made = box(tmp_path / "lake")
+    copying.run("placed", policy=STRICT, letters=made)
+    target = copying.sink.load_target(name)
+    assert target is not None
+    assert target.applied is not None
+    schema, fence = shape(copying, "placed"), target.applied
+    bad = [(key,) for key in range(5, 121, 5)]
+    assert held_keys(tmp_path, schema, fence) == bad
+    assert held_keys(tmp_path, schema, Position.of(fence.value - 1)) == [], "they were refused later"
+    assert held_keys(tmp_path, replace(schema, oid=1)) == [], "they are of another table"
+    made.void(name)
+    assert held_keys(tmp_path, schema, fence) == []
+    other = LetterStore(tmp_path / "lake", PIPELINE)
+    _settle_late(other, fence)
+    with pytest.raises(SnapshotLostError, match="were settled"):
+        load_held(other, schema, fence)
+
+
+def _settle_late(store: LetterStore, fence: Position) -> None:
+    """As if a later epoch had settled all of them."""
+    (path,) = [path for path in store.directory.glob("*.parquet") if not path.name.startswith(".")]
+    found = pq.read_table(path, partitioning=None)
+    late = pa.array([fence.value + 1] * found.num_rows, pa.int64())
+    pq.write_table(found.set_column(found.column_names.index("settled_version"), "settled_version", late), path)
