@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,3 +91,43 @@ def test_by_default_a_constraint_of_the_target_stops_the_table(harness: Postgres
     applier.apply(harness.commit())
     assert "PEN-3005" in (applier.statuses[ITEMS].reason or "")
     assert shown(box) == []
+
+
+DEFERRED = """
+    CREATE SCHEMA mirror;
+    CREATE TABLE mirror.notes (note text PRIMARY KEY);
+    INSERT INTO mirror.notes SELECT note FROM copy_public.items UNION SELECT unnest('{fine,better}'::text[]);
+    ALTER TABLE copy_public.items DROP CONSTRAINT polite, ALTER size DROP NOT NULL,
+        ADD CONSTRAINT known FOREIGN KEY (note) REFERENCES mirror.notes DEFERRABLE INITIALLY DEFERRED,
+        ADD CONSTRAINT single UNIQUE (size) DEFERRABLE INITIALLY DEFERRED;
+    CREATE TABLE mirror.wishes (item bigint REFERENCES copy_public.items (id) DEFERRABLE INITIALLY DEFERRED);
+    INSERT INTO mirror.wishes VALUES (1), (5)
+"""
+
+
+def test_C08_constraints_that_are_looked_at_when_the_transaction_ends_refuse_just_the_rows_that_break_them(
+    harness: PostgresHarness, tmp_path: Path
+) -> None:
+    """Rows that are updated are deleted for a moment, whoever refers to them; two of them change places under a unique constraint."""
+    source, key = harness.source, lambda number: (Value(str(number)),)
+    harness.database.execute(DEFERRED)
+    applier, box = open_applier(harness, tmp_path, RefusedPolicy.DEAD_LETTERS)
+    for number in range(100, 116):
+        source.insert(harness.item(number, "unheard of" if number % 8 == 3 else "fine", f"{number}.50"))
+    source.insert(harness.item(120, "fine", "9.50"))  # as another has it
+    source.update(key(1), {"size": Value("2.50")})
+    source.update(key(2), {"size": Value("1.50")})
+    source.update(key(5), {"note": Value("better")})
+    applier.apply(harness.commit())
+    assert applier.statuses[ITEMS].reason is None
+    assert [name for name, _, _ in shown(box)] == [f'{{"id":"{number}"}}' for number in (107, 115, 120)]
+    reasons = [each["reason"] for each in box.store.load().to_pylist()]
+    assert [re.findall("'(.*?)'", reason) for reason in reasons] == [["known"], ["known"], ["single"]]
+    found = dict(harness.database.query("SELECT id::int, size::text || ' ' || note FROM copy_public.items"))
+    assert len(found) == 9 + 16 - 2
+    assert [found[number] for number in (1, 2, 5)] == ["2.50 note 1", "1.50 note 2", "5.50 better"]
+
+    # A delete cannot be put aside: it stops the table.
+    source.delete(key(1))
+    applier.apply(harness.commit())
+    assert "PEN-3005" in (applier.statuses[ITEMS].reason or "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,9 +58,22 @@ def insert_rows(connection: Connection, place: TableName, names: Sequence[str], 
 
 def try_rows(connection: Connection, place: TableName, names: Sequence[str], blocks: Blocks) -> str | None:
     """Insert the rows, all of them or none; gives what the server has against them, in words that tell nothing of their values."""
+    return try_writing(connection, lambda: insert_rows(connection, place, names, blocks))
+
+
+def looks_late(connection: Connection, place: TableName) -> bool:
+    """Whether somebody has rows of the table looked at when the transaction ends, and not before."""
+    row: Any = connection.execute(query("target", "looks_late"), {"schema": place.schema, "table": place.name}).fetchone()
+    return bool(row[0])
+
+
+def try_writing(connection: Connection, write: Callable[[], object]) -> str | None:
+    """Have something written, all of it or nothing; gives what the server has against it, also what it would say at the end."""
     try:
         with connection.transaction():
-            insert_rows(connection, place, names, blocks)
+            write()
+            with connection.transaction(force_rollback=True):  # so that they are deferred again
+                connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
     except psycopg.Error as error:
         if (error.sqlstate or "")[:2] not in OF_VALUES:
             raise

@@ -64,5 +64,6 @@ def test_C08_refused_rows_are_put_aside_and_a_replay_makes_the_mirror_equal(
     change_orders(made.config.state, lambda orders: orders.replay_letters([ITEMS, SHARDS]))
     made.run_once()  # nothing happens in the source meanwhile
     assert made.orders().replay == frozenset()
-    assert all(each.equal_but_held for each in (found := made.compare())), found
+    found = made.compare()
+    assert all(each.equal_but_held for each in found), found
     assert {str(each.table): each.held for each in found} == {**dict.fromkeys(held, 0), "public.cast_items": 1}

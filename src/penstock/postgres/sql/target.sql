@@ -56,6 +56,15 @@ JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w."table"
 WHERE NOT pg_catalog.pg_has_role(c.relowner, 'USAGE')
 ORDER BY 1, 3
 
+-- name: looks_late
+-- Constraints that may be deferred have triggers: on the table that they are of, and on the one that a foreign key refers to.
+SELECT EXISTS (
+    SELECT 1 FROM pg_catalog.pg_trigger t
+    JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND t.tgdeferrable
+)
+
 -- name: whoami
 -- Where, as whom, and whether temporary tables may be made there.
 SELECT pg_catalog.current_database(), CURRENT_USER, pg_catalog.has_database_privilege(pg_catalog.current_database(), 'TEMPORARY')
