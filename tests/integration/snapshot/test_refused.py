@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.change import ChangeCounts
-from penstock.errors import SnapshotLostError, UnrepresentableError
-from penstock.pipeline.held_rows import load_held
+from penstock.errors import RowRefusedError, SnapshotLostError, UnrepresentableError
+from penstock.pipeline.held_rows import check_held, load_held
 from penstock.pipeline.letter_box import LetterBox, ShadowLetters
 from penstock.pipeline.letter_store import LetterStore
 from penstock.pipeline.refused_policy import RefusedPolicy
@@ -247,6 +247,11 @@ def test_C08_letters_are_told_as_they_were_at_a_position(copying: Copying, tmp_p
     assert held_keys(tmp_path, schema, fence) == bad
     assert held_keys(tmp_path, schema, Position.of(fence.value - 1)) == [], "they were refused later"
     assert held_keys(tmp_path, replace(schema, oid=1)) == [], "they are of another table"
+    known = load_held(made.store, schema)
+    pq.write_table(known.slice(3, 2), tmp_path / "held.parquet")
+    check_held(schema, [tmp_path / "held.parquet"], known)
+    with pytest.raises(RowRefusedError, match=r"^2 rows of public\.placed"):
+        check_held(schema, [tmp_path / "held.parquet"], known.slice(5))
     made.void(name)
     assert held_keys(tmp_path, schema, fence) == []
     other = LetterStore(tmp_path / "lake", PIPELINE)
