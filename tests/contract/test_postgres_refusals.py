@@ -123,7 +123,7 @@ def test_C08_constraints_that_are_looked_at_when_the_transaction_ends_refuse_jus
     assert [name for name, _, _ in shown(box)] == [f'{{"id":"{number}"}}' for number in (107, 115, 120)]
     reasons = [each["reason"] for each in box.store.load().to_pylist()]
     assert [re.findall("'(.*?)'", reason) for reason in reasons] == [["known"], ["known"], ["single"]]
-    found = dict(harness.database.query("SELECT id::int, size::text || ' ' || note FROM copy_public.items"))
+    found: dict[int, str] = dict(harness.database.query("SELECT id::int, size::text || ' ' || note FROM copy_public.items"))
     assert len(found) == 9 + 16 - 2
     assert [found[number] for number in (1, 2, 5)] == ["2.50 note 1", "1.50 note 2", "5.50 better"]
 
