@@ -91,6 +91,13 @@ class MemoryRecordSource(PostgresRecordSource):
         if not config.get("url", "").startswith("memory:"):
             raise InvalidUrlError("not an address")
 
+    def die(self) -> None:
+        """What the system does for a process that was killed: nothing is written down, and threads and streams are gone."""
+        assert self._reading is not None
+        for each in (self._reading._stream, self._reading._live):
+            if each is not None:
+                each.close()
+
     @override
     def _begin(self, config: Mapping[str, str]) -> RecordReading:
         journal = self._journals.get(config["url"].removeprefix("memory:"))

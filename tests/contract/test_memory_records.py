@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from penstock.capture.records.building import RecordBuilder
 from penstock.capture.records.ledger import AckLedger
+from penstock.capture.records.places import ChangePlace, parse_place
 from penstock.capture.records.reading import RecordReading
 from penstock.capture.records.snapshotter import CaptureSnapshotter
 from penstock.contracts.capture import Change, Delete, Event, Upsert
@@ -35,7 +36,7 @@ from penstock.testing.record_harness import opened, read, read_on, start
 from penstock.testing.record_source_conformance import RecordSourceConformance
 from penstock.testing.records_conformance import raises, read_through
 from penstock.testing.streams import Background, wait_for
-from tests.contract.memory_records import ELSEWHERE, JournalStream, MemoryCapture, MemoryRecordHarness
+from tests.contract.memory_records import ELSEWHERE, JournalStream, MemoryCapture, MemoryRecordHarness, MemoryRecordSource
 
 
 class TestMemoryRecordSource(RecordSourceConformance):
@@ -222,6 +223,19 @@ class Reader:
         self.source = self.harness.source()
         self.source.open(self.harness.config())
 
+    def crash(self) -> None:
+        """Without a word: what was acknowledged last may be forgotten, and nothing else."""
+        assert isinstance(self.source, MemoryRecordSource)
+        self.source.die()
+        noted = AckLedger(self.harness.spool).acked
+        self.acked = max(at for at, place in enumerate(self.places) if at == 0 or self._is_noted(place, noted))
+        self.source = self.harness.source()
+        self.source.open(self.harness.config())
+
+    def _is_noted(self, position: RecordPosition, noted: ChangePlace) -> bool:
+        place = parse_place(position)
+        return isinstance(place, ChangePlace) and place <= noted
+
     def ask_for_what_is_gone(self, at: int) -> None:
         error = raises(RecordGoneError, lambda: self.source.read(self.places[at]))
         assert error.recovery is not Recovery.RETRY
@@ -243,7 +257,7 @@ def test_records_come_in_order_and_none_is_lost_whatever_the_reader_does(
 
 
 def take_a_step(reader: Reader, data: st.DataObject) -> None:
-    match data.draw(st.sampled_from(["commit", "read", "read", "read", "ack", "back", "restart", "gone"]), label="step"):
+    match data.draw(st.sampled_from(["commit", "read", "read", "read", "ack", "back", "restart", "crash", "gone"]), label="step"):
         case "commit":
             reader.commit(data.draw(st.integers(1, 4), label="changes"))
         case "read":
@@ -254,5 +268,7 @@ def take_a_step(reader: Reader, data: st.DataObject) -> None:
             reader.at = data.draw(st.integers(reader.acked, len(reader.places) - 1), label="to")
         case "restart":
             reader.restart()
+        case "crash":
+            reader.crash()
         case _ if reader.acked:
             reader.ask_for_what_is_gone(data.draw(st.integers(0, reader.acked - 1), label="at"))

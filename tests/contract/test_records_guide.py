@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from penstock.testing.streams import wait_for
 from tests.contract.wal_harness import WalHarness
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "records.md"
@@ -96,3 +100,35 @@ def test_the_program_in_the_records_guide_keeps_its_rows(wal: WalHarness, tmp_pa
         return bool(json.loads((tmp_path / "place.json").read_text(encoding="utf-8"))["rows"] == expected)
 
     assert run(is_equal) == expected
+
+
+def test_the_program_in_the_records_guide_loses_nothing_when_it_is_killed(wal: WalHarness, tmp_path: Path, programs: list[Path]) -> None:
+    database, place = wal.database, tmp_path / "place.json"
+    database.execute(f"INSERT INTO {wal.table} SELECT i, 'row' FROM generate_series(1, 100) i")
+    program = "def stop_asked():\n    return False\n\n\n" + programs[0].read_text(encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    def position() -> object:
+        return json.loads(place.read_text(encoding="utf-8"))["position"] if place.exists() else None
+
+    def has_all() -> bool:
+        return bool(json.loads(place.read_text(encoding="utf-8"))["rows"] == rows_of(wal))
+
+    for number in range(3):
+        before = position()
+        database.execute(f"UPDATE {wal.table} SET id = id + 1000 WHERE id % 7 = {number}")
+        process = subprocess.Popen([sys.executable, "-c", program], env=environment, cwd=tmp_path)
+        try:
+            # The first is killed in its snapshot, as a rule; the others when they have everything.
+            wait_for(lambda: position() not in (None, before), "progress", position, 60)  # noqa: B023 - called at once
+            database.execute(f"DELETE FROM {wal.table} WHERE id % 11 = {number}; INSERT INTO {wal.table} VALUES ({-number}, NULL)")
+            if number > 0:
+                wait_for(has_all, "every row", position, 60)
+        finally:
+            process.kill()
+            process.wait()
+    assert has_all()
+
+
+def rows_of(wal: WalHarness) -> dict[str, object]:
+    return {str(key): {"id": key, "note": note} for key, note in wal.database.query(f"SELECT id, note FROM {wal.table}")}
