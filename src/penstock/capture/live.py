@@ -1,4 +1,4 @@
-"""The live stream of a `WalCapture`: a `SpoolCapture` that fills the spool, and a reader that takes changes out of it.
+"""The live stream of a capture: a thread that fills the spool, and a reader that takes changes out of it.
 
 The stream is one consumer of its spool. What it releases there is the watermark of its acknowledgements, so the capture confirms to the
 server what the caller has confirmed, in whole transactions, and nothing else. A thread of its own writes the releases down: confirming a
@@ -16,12 +16,11 @@ from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from penstock.capture.acks import AckWatermark
 from penstock.capture.events import PlacedEvent, spooled_events
-from penstock.capture.settings import CaptureSettings
-from penstock.capture.spooling import SpoolCapture
+from penstock.capture.thread import CaptureThread
 from penstock.contracts.capture import Change, Commit
 from penstock.errors import SpoolError
 from penstock.position import Position
@@ -51,15 +50,15 @@ def register(spool: Path) -> None:
 class LiveChanges:
     """One run of a capture, from the moment it is made until it is closed or dropped. `close` may come from any thread."""
 
-    def __init__(self, settings: CaptureSettings) -> None:
-        capture = SpoolCapture(settings)
+    def __init__(self, spool: Path, capture: CaptureThread, *, refuse_inexact: bool) -> None:
+        """`capture` fills the spool, and is started and stopped here."""
         watermark = AckWatermark(Position.ZERO)
-        releasing = _Releasing(settings.spool, watermark)
+        releasing = _Releasing(spool, watermark)
         self._is_closed = threading.Event()
         # Entered again by its own thread when a signal handler closes what is being closed.
         self._closing = threading.RLock()
         # Neither the threads nor the generator know this object: when the last reference to it goes, everything ends.
-        self._changes = _follow(settings, capture, watermark, releasing, self._is_closed)
+        self._changes = _follow(_Followed(spool, capture, refuse_inexact), watermark, releasing, self._is_closed)
         self._end = weakref.finalize(self, _end, self._is_closed, self._changes, releasing, capture)
         capture.start()
         releasing.start()
@@ -91,10 +90,16 @@ class LiveChanges:
         self.close()
 
 
-def _follow(
-    settings: CaptureSettings, capture: SpoolCapture, watermark: AckWatermark, releasing: _Releasing, is_closed: threading.Event
-) -> Generator[Change]:
-    reader = SpoolReader(settings.spool)
+class _Followed(NamedTuple):
+    """A spool, who fills it, and whether a value beyond its type ends the stream."""
+
+    spool: Path
+    capture: CaptureThread
+    refuse_inexact: bool
+
+
+def _follow(followed: _Followed, watermark: AckWatermark, releasing: _Releasing, is_closed: threading.Event) -> Generator[Change]:
+    reader, capture = SpoolReader(followed.spool), followed.capture
     at: Position | None = None
     while not is_closed.is_set():
         releasing.check()
@@ -108,7 +113,7 @@ def _follow(
             # Nothing new although the capture says so: reading as far as it says tells what is missing.
             upto = upto if upto > at else capture.end or at
             spooled = reader.read(at, upto)
-            refused = _first_refused(spooled, settings)
+            refused = _first_refused(spooled, refuse_inexact=followed.refuse_inexact)
             if refused is not None:
                 # Nothing is settled beyond the last transaction that goes out, so this one comes again after a restart.
                 yield from _deliver(_before(refused.version, spooled_events(spooled)), at, watermark)
@@ -117,7 +122,7 @@ def _follow(
             at = upto
 
 
-def _begin(reader: SpoolReader, capture: SpoolCapture) -> Position:
+def _begin(reader: SpoolReader, capture: CaptureThread) -> Position:
     """Where this consumer has released the spool; if it has not begun, where the spool starts."""
     begun = released(reader.root).get(CONSUMER, Position.ZERO)
     end = capture.end or Position.ZERO
@@ -125,9 +130,9 @@ def _begin(reader: SpoolReader, capture: SpoolCapture) -> Position:
     return begun if begun > Position.ZERO else reader.start or end
 
 
-def _first_refused(spooled: SpoolRange, settings: CaptureSettings) -> RefusedValue | None:
+def _first_refused(spooled: SpoolRange, *, refuse_inexact: bool) -> RefusedValue | None:
     """The first value of any table that ends the stream."""
-    found = (first_refused(table.table, table.slices, refuse_inexact=settings.types.refuses_inexact) for table in spooled.tables.values())
+    found = (first_refused(table.table, table.slices, refuse_inexact=refuse_inexact) for table in spooled.tables.values())
     return min(filter(None, found), key=attrgetter("version"), default=None)
 
 
@@ -194,7 +199,7 @@ class _Releasing:
             self._written = release(self._spool, CONSUMER, resume)
 
 
-def _end(is_closed: threading.Event, changes: Generator[Change], releasing: _Releasing, capture: SpoolCapture) -> None:
+def _end(is_closed: threading.Event, changes: Generator[Change], releasing: _Releasing, capture: CaptureThread) -> None:
     """The release first, then the capture, which confirms it to the server as its last act."""
     is_closed.set()
     releasing.stop()

@@ -17,6 +17,7 @@ from penstock.capture import provision
 from penstock.capture.live import LiveChanges, register
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.snapshot import snapshot_changes
+from penstock.capture.spooling import SpoolCapture
 from penstock.contracts.capture import ChangeCapture, ChangeStream
 from penstock.contracts.provisioning import CaptureProvisioning, CoverageReport
 from penstock.errors import PublicationError
@@ -79,7 +80,8 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
                 self._check_publication(connection)
                 ensure_slot(settings.address, connection, settings.slot, failover=settings.failover)
         register(settings.spool)
-        return LiveChanges(replace(settings, tables=()))
+        capture = SpoolCapture(replace(settings, tables=()))
+        return LiveChanges(settings.spool, capture, refuse_inexact=settings.types.refuses_inexact)
 
     @override
     def snapshot(self, tables: Sequence[TableName]) -> ChangeStream:

@@ -1,0 +1,224 @@
+"""The thread that fills a spool, whatever it fills it from.
+
+`CaptureThread` has what every capture shares: the lock that makes it the spool's only writer, trying again, ending, and telling others how
+it stands. A subclass says what capturing is, in `_capture`, which runs until the capture is stopped, and raises what interrupts it.
+
+Errors that time can mend are tried again here, with growing pauses, from where the spool ends. All others end the capture; `wait_beyond`
+raises them to the reader, and the spool's status file shows them to everybody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from penstock.errors import PenstockError, Recovery, SlotBusyError, SpoolLockedError
+from penstock.lag import OpenTransaction
+from penstock.position import Position
+from penstock.spool.lock import SpoolLock
+from penstock.spool.manifest import Manifest
+from penstock.spool.reader import SpoolReader
+from penstock.spool.status import CaptureFailure, CaptureStatus, write_status
+from penstock.spool.stock import SpoolStock
+
+_log = logging.getLogger(__name__)
+
+_STATUS_SECONDS = 1.0
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+_LOCK_PAUSE_SECONDS = 1.0
+_END_SECONDS = 10.0
+
+
+class StoppedError(Exception):
+    """Raised through something that waits, to end it: the capture is being stopped."""
+
+
+class CaptureThread(ABC):
+    """Captures into one spool, in the background between `start` and `stop`."""
+
+    def __init__(self, spool: Path, writes: str) -> None:
+        """`writes` is what tells this spool's values from those of another policy about types."""
+        self._spool = spool
+        self._writes = writes
+        self._thread = threading.Thread(target=self._run, name="penstock-capture", daemon=True)
+        self._stopping = threading.Event()
+        self._ended = threading.Event()
+        self._changed = threading.Condition()
+        self._failure: BaseException | None = None
+        self._end: Position | None = None
+        self._trouble: BaseException | None = None
+        self._reader = SpoolReader(spool)
+        self._stock = SpoolStock(self._reader)
+        self._received = Position.ZERO
+        self._confirmed = Position.ZERO
+        self._commit_time: datetime | None = None
+        self._rows_total = 0
+        self._bytes_total = 0
+        self._last_seal = 0.0
+        self._status_due = 0.0
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the capture and release what it holds. Nothing pending is lost: the source still has it."""
+        self._stopping.set()
+        with self._changed:
+            self._changed.notify_all()
+        # Not by joining: in Python 3.11, a join that a signal breaks off takes the thread for ended, and the next returns at once.
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._ended.wait(_END_SECONDS)
+
+    @property
+    def end(self) -> Position | None:
+        """The last sealed position; None until the spool was opened."""
+        return self._end
+
+    @property
+    def trouble(self) -> BaseException | None:
+        """Why nothing comes now; None while all is well. The only word of a capture that waits for the spool's lock."""
+        return self._trouble
+
+    def wait_beyond(self, position: Position, timeout_seconds: float) -> bool:
+        """Wait, at most so long, until the spool reaches past `position`. Raises what ended the capture."""
+        return self._wait(lambda end: end > position, timeout_seconds)
+
+    def wait_until(self, position: Position, timeout_seconds: float) -> bool:
+        """Wait, at most so long, until the spool holds everything up to `position`. Raises what ended the capture."""
+        return self._wait(lambda end: end >= position, timeout_seconds)
+
+    def _wait(self, reached: Callable[[Position], bool], timeout_seconds: float) -> bool:
+        def over() -> bool:
+            return self._failure is not None or self._stopping.is_set() or (self._end is not None and reached(self._end))
+
+        with self._changed:
+            self._changed.wait_for(over, timeout_seconds)
+            if self._failure is not None:
+                raise self._failure
+            return self._end is not None and reached(self._end)
+
+    # --- what a capture says ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _capture(self) -> None:
+        """Capture from where the spool ends until `_stopping` is set. Called again after an error that passes, with the lock held."""
+
+    def _facts(self, status: CaptureStatus) -> CaptureStatus:
+        """A heartbeat with what only this capture knows."""
+        return status
+
+    # --- the capture thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        lock = SpoolLock(self._spool)
+        try:
+            if self._acquire(lock):
+                try:
+                    self._keep_capturing()
+                finally:
+                    lock.release()
+        except BaseException as error:  # noqa: BLE001 - the thread's edge: the reader raises it
+            self._fail(error)
+        finally:
+            self._ended.set()
+
+    def _acquire(self, lock: SpoolLock) -> bool:
+        """Wait until no other capture writes to the spool; False if there is no need any more. The status file is the other one's."""
+        while not self._stopping.is_set():
+            try:
+                lock.acquire()
+            except SpoolLockedError as error:
+                if self._trouble is None:
+                    _log.warning("capture waits for another one", extra={"code": error.code, "reason": error.message})
+                self._trouble = error
+                self._stopping.wait(_LOCK_PAUSE_SECONDS)
+            else:
+                self._trouble = None
+                return True
+        return False
+
+    def _keep_capturing(self) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        has_more_to_try = False
+        while has_more_to_try or not self._stopping.is_set():
+            before = self._received
+            try:
+                self._capture()
+            except StoppedError:
+                break
+            except PenstockError as error:
+                if error.recovery is not Recovery.RETRY:
+                    self._fail(error)
+                    return self._report("failed", error)
+                if self._received > before:
+                    pause = _FIRST_PAUSE_SECONDS
+                self._report("waiting", error)
+                _log.warning("capture interrupted", extra={"code": error.code, "reason": error.message, "pause_seconds": pause})
+                # What is taken by a capture that was killed is free in a moment; then what was released is confirmed after all.
+                has_more_to_try = isinstance(error, SlotBusyError) and not self._stopping.is_set()
+                self._stopping.wait(pause * random.uniform(0.5, 1.5))
+                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+            except BaseException as error:  # noqa: BLE001 - handed to the reader, which raises it
+                self._fail(error)
+                return self._report("failed", error)
+            else:
+                break  # as it was told to
+        return self._report("stopped", None)
+
+    def _fail(self, error: BaseException) -> None:
+        _log.error("capture failed", extra={"error": str(error)})
+        with self._changed:
+            self._failure = self._trouble = error
+            self._changed.notify_all()
+
+    def _sealed(self, manifest: Manifest) -> None:
+        self._rows_total += manifest.rows
+        self._stock.add(manifest)
+        self._last_seal = time.monotonic()
+        self._commit_time = manifest.commit_time or self._commit_time
+        self._advance(manifest.end)
+
+    def _advance(self, end: Position) -> None:
+        with self._changed:
+            self._end = end
+            self._changed.notify_all()
+
+    @property
+    def _is_report_due(self) -> bool:
+        return time.monotonic() >= self._status_due
+
+    def _report(self, state: str, trouble: BaseException | None, waits_for: tuple[OpenTransaction, ...] = ()) -> None:
+        """Only for the holder of the lock."""
+        self._status_due = time.monotonic() + _STATUS_SECONDS
+        self._trouble = trouble
+        status = CaptureStatus(
+            state=state,
+            pid=os.getpid(),
+            received=self._received,
+            sealed=self._end or Position.ZERO,
+            rows_total=self._rows_total,
+            bytes_total=self._bytes_total,
+            updated_at=datetime.now(UTC),
+            confirmed=self._confirmed,
+            waits_for=waits_for,
+            numeric=self._writes,
+        )
+        status = self._facts(replace(status, failure=CaptureFailure.of(_named(trouble)) if trouble is not None else None))
+        try:
+            write_status(self._spool, status)
+        except OSError as error:
+            # The capture goes on without it; if the disk is full or gone, the next segment says so.
+            _log.warning("capture status not written", extra={"error": str(error)})
+
+
+def _named(error: BaseException) -> PenstockError:
+    return error if isinstance(error, PenstockError) else PenstockError(f"{type(error).__name__} in the capture")
