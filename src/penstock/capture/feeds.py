@@ -1,6 +1,6 @@
 """What a mechanism has to give for its changes to go into the spool: polling, triggers, or anything else that is asked and answers.
 
-A feed is looked at again and again. Each look brings whole transactions, in the form that the spool takes, and ends at a *mark*: a position,
+A feed is looked at again and again. Each look brings whole transactions, in the form that the spool takes, and ends at a *mark*: a place,
 and the mechanism's own words for where it is. The bridge (`FeedCapture`) puts both into the spool in one act, hands the mark back once all
 consumers have released it, and gives the last one that counts to the next session. So a feed keeps one thing durable, the mark that was
 confirmed to it last, and nothing in memory that it could not do without.
