@@ -1,8 +1,8 @@
 """`FeedCapture`: the bridge that writes what a feed gives into a spool, so that everything behind the spool is as with logical replication.
 
 It stands where `SpoolCapture` stands, and is built on the same thread. The mark at which a look ends lies in the manifest of the segment
-that holds the changes of the look, so one rename makes both durable. After a crash the feed goes on from the last such mark, or from the one
-that was confirmed to it, whichever is further; what it gives again then is the same as before, or is no harm to who upserts.
+that holds the changes of the look, so one rename makes both durable. After a crash the feed goes on from the last such mark, or from the
+one that was confirmed to it, whichever is further; what it gives again then is the same as before, or is no harm to who upserts.
 """
 
 from __future__ import annotations

@@ -1,0 +1,80 @@
+-- Asking tables what has changed, where there is no log to follow.
+
+-- name: moment
+-- The place in the log is read after the statement's snapshot was taken: all that the snapshot shows had committed by then.
+SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+            ELSE pg_catalog.pg_current_wal_insert_lsn() END::text,
+       pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint,
+       pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint,
+       pg_catalog.clock_timestamp()
+
+-- name: position
+SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+            ELSE pg_catalog.pg_current_wal_insert_lsn() END::text
+
+-- name: system
+-- Without a replication connection, to which a role may have no right. A standby does not name the file that it is at.
+SELECT s.system_identifier::text,
+       CASE WHEN pg_catalog.pg_is_in_recovery() THEN c.timeline_id::text
+            ELSE pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8) END,
+       pg_catalog.pg_is_in_recovery()
+FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c
+
+-- name: lock_moment
+SELECT pg_catalog.pg_advisory_lock(8099005264604029803)
+
+-- name: unlock_moment
+SELECT pg_catalog.pg_advisory_unlock(8099005264604029803)
+
+-- name: open_transactions
+-- Every transaction has such a lock on itself from its first moment, before it has an id; everybody may see that, whatever his rights. A
+-- session that ends between the two looks is kept: one too many does no harm.
+SELECT l.virtualxid
+FROM pg_catalog.pg_locks l
+LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'virtualxid' AND l.mode = 'ExclusiveLock' AND l.pid <> pg_catalog.pg_backend_pid()
+  AND (a.datid IS NULL OR a.datid = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()))
+
+-- name: prepared
+SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_xacts p WHERE p.database = pg_catalog.current_database()
+
+-- name: cursor_columns
+-- What the catalog says of the columns that tables are to be asked by.
+SELECT a.attrelid, a.attname::text, pg_catalog.format_type(a.atttypid, -1), a.attnotnull,
+       EXISTS (SELECT 1 FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod
+               WHERE m.amname = 'btree' AND o.opcintype = coalesce(nullif(t.typbasetype, 0), a.atttypid))
+FROM pg_catalog.pg_attribute a
+JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+
+-- name: create_resume
+CREATE SCHEMA IF NOT EXISTS penstock;
+CREATE TABLE IF NOT EXISTS penstock.polling (
+    name text PRIMARY KEY,
+    position pg_lsn NOT NULL,
+    state text NOT NULL,
+    confirmed_at timestamptz NOT NULL DEFAULT now()
+);
+CREATE TABLE IF NOT EXISTS penstock.polled_tables (
+    name text NOT NULL,
+    oid oid NOT NULL,
+    state text NOT NULL,
+    PRIMARY KEY (name, oid)
+);
+
+-- name: has_resume
+SELECT pg_catalog.to_regclass('penstock.polling') IS NOT NULL AND pg_catalog.to_regclass('penstock.polled_tables') IS NOT NULL
+
+-- name: load_resume
+SELECT position::text, state FROM penstock.polling WHERE name = %(name)s
+
+-- name: save_resume
+INSERT INTO penstock.polling (name, position, state) VALUES (%(name)s, %(position)s::pg_lsn, %(state)s)
+ON CONFLICT (name) DO UPDATE SET position = excluded.position, state = excluded.state, confirmed_at = now()
+
+-- name: load_polled
+SELECT oid::bigint, state FROM penstock.polled_tables WHERE name = %(name)s
+
+-- name: save_polled
+INSERT INTO penstock.polled_tables (name, oid, state) VALUES (%(name)s, %(oid)s, %(state)s)
+ON CONFLICT (name, oid) DO UPDATE SET state = excluded.state
