@@ -1,6 +1,6 @@
 """One moment of the source, without replication: a snapshot of all tables, and the place in the log that stands for it.
 
-The place is where the log was when the snapshot had been taken. It needs neither `wal_level = logical` nor a slot nor the right to replicate,
+The place is where the log was when the snapshot had been taken. It needs neither `wal_level = logical` nor a slot nor a right to replicate,
 only goes up, and means the same to whoever asks later, whatever else is lost. By itself it says nothing about a commit that is in the
 log and not yet visible; so moments are not compared with commits, only with each other. Everybody who takes one holds a lock of the
 database while he does, and what comes later has the later place: an earlier moment sees no more than a later one.
@@ -17,6 +17,7 @@ from typing import Any
 from psycopg import sql
 
 from penstock.position import Position
+from penstock.postgres.chunks import reading
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.exported import ExportedSnapshot
 from penstock.postgres.outline import lock_patience
@@ -51,10 +52,9 @@ def hold_moment(connection: Connection, tables: Sequence[TableName] = ()) -> Ite
     try:
         with connection.transaction():
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            if tables:
-                # This takes no snapshot yet.
-                names = sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)
-                connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
+            for table in tables:
+                with reading(table):  # which takes no snapshot yet
+                    connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(table.schema, table.name)))
             moment = _inspect_moment(connection)
             connection.execute(query("polling", "unlock_moment"))
             is_locked = False

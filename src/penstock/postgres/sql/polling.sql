@@ -21,10 +21,10 @@ SELECT s.system_identifier::text,
 FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c
 
 -- name: lock_moment
-SELECT pg_catalog.pg_advisory_lock(8099005264604029803)
+SELECT pg_catalog.pg_advisory_lock(8099000947049456491)
 
 -- name: unlock_moment
-SELECT pg_catalog.pg_advisory_unlock(8099005264604029803)
+SELECT pg_catalog.pg_advisory_unlock(8099000947049456491)
 
 -- name: open_transactions
 -- Every transaction has such a lock on itself from its first moment, before it has an id; everybody may see that, whatever his rights. A
@@ -46,6 +46,9 @@ SELECT a.attrelid, a.attname::text, pg_catalog.format_type(a.atttypid, -1), a.at
 FROM pg_catalog.pg_attribute a
 JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+
+-- name: partitioned
+SELECT c.oid FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[]) AND c.relkind = 'p'
 
 -- name: create_resume
 CREATE SCHEMA IF NOT EXISTS penstock;

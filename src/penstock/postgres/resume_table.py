@@ -1,0 +1,59 @@
+"""The tables in the source in which a polling capture keeps where it goes on: `penstock.polling` and `penstock.polled_tables`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+
+from penstock.errors import PrivilegeError
+from penstock.position import Position
+from penstock.postgres.connection import Connection
+from penstock.postgres.queries import query
+
+_REFUSED = (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)
+
+
+class ResumeTable:
+    """Of the capture `name`, over one connection."""
+
+    def __init__(self, connection: Connection, name: str) -> None:
+        self._connection = connection
+        self._name = name
+
+    def load_mark(self) -> tuple[Position, str] | None:
+        row: Any = self._connection.execute(query("polling", "load_resume"), {"name": self._name}).fetchone() if self._is_there else None
+        return None if row is None else (Position.parse(row[0]), row[1])
+
+    def save_mark(self, position: Position, state: str) -> None:
+        self._ensure()
+        self._connection.execute(query("polling", "save_resume"), {"name": self._name, "position": str(position), "state": state})
+
+    def load_tables(self) -> dict[int, str]:
+        rows: Any = self._connection.execute(query("polling", "load_polled"), {"name": self._name}).fetchall() if self._is_there else []
+        return dict(rows)
+
+    def save_tables(self, tables: Mapping[int, str]) -> None:
+        self._ensure()
+        with self._connection.transaction():
+            for oid, state in tables.items():
+                self._connection.execute(query("polling", "save_polled"), {"name": self._name, "oid": oid, "state": state})
+
+    @property
+    def _is_there(self) -> bool:
+        row: Any = self._connection.execute(query("polling", "has_resume")).fetchone()
+        return bool(row[0])
+
+    def _ensure(self) -> None:
+        if self._is_there:
+            return
+        try:
+            self._connection.execute(query("polling", "create_resume"))
+        except _REFUSED as error:
+            statements = " ".join(query("polling", "create_resume").split())
+            raise PrivilegeError(
+                "the role may not make the tables in which polling keeps where it goes on",
+                hint=f"have them made: {statements} GRANT USAGE ON SCHEMA penstock TO …; "
+                "GRANT SELECT, INSERT, UPDATE ON penstock.polling, penstock.polled_tables TO …; or keep it in a file instead",
+            ) from error
