@@ -1,13 +1,14 @@
 """The keys that a table had at an earlier look, for captures that learn of deletes by comparing.
 
-A file for each table and look, sorted by a number that the server makes of the key: so two looks are compared side by side, some thousand keys
-at a time, however many there are. A file counts once a mark names its position; older ones go when that mark is confirmed.
+A file for each table, sorted by a number that the server makes of the key: so two looks are compared side by side, some thousand keys at a
+time, however many there are. It is named after the look that it is of, as the mark is that goes with it; the one before stays until that
+mark is durable.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +27,7 @@ KeyTexts = list[pa.StringArray]
 
 
 class KnownKeys:
-    """The files of one capture. For the holder of the spool's lock, but for `store`, which adds a table's first."""
+    """The files of one capture. For its one thread, but for `store`, with which a table begins."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -36,16 +37,17 @@ class KnownKeys:
 
     def store(self, oid: int, position: Position, keys: Iterator[KeyTexts]) -> None:
         """Keep all of these, durably."""
-        for _ in self.compare(oid, None, position, keys):
+        for _ in self.compare(oid, None, keys):
             pass
+        self.adopt(oid, position)
 
-    def compare(self, oid: int, before: Position | None, position: Position, keys: Iterator[KeyTexts]) -> Iterator[KeyTexts]:
-        """Keep `keys`, durably once this is at its end; on the way, give out those of the look at `before` that are not among them."""
-        new = _Kept(keys, self._path(oid, position))
+    def compare(self, oid: int, before: Position | None, keys: Iterator[KeyTexts]) -> Iterator[KeyTexts]:
+        """Give out the keys of the look at `before` that are not among `keys`. These are kept for `adopt`, once this is at its end."""
+        new = _Kept(keys, self._new(oid))
         try:
             if before is not None:
                 with pq.ParquetFile(self._path(oid, before)) as file:
-                    for batch in file.iter_batches(_BATCH_ROWS):
+                    for batch in filter(len, file.iter_batches(_BATCH_ROWS)):
                         gone = batch.filter(pc.invert(pc.is_in(batch.column(1), new.upto(batch.column(0)[-1].as_py()))))
                         if gone.num_rows:
                             yield [column.cast(pa.string()) for column in gone.columns]
@@ -56,15 +58,27 @@ class KnownKeys:
         finally:
             new.close()
 
-    def forget(self, oid: int, before: Position) -> None:
-        """Remove what no mark from now on names."""
+    def adopt(self, oid: int, position: Position) -> None:
+        """Make what was compared last the keys of the look at `position`, durably."""
+        storage.rename(self._new(oid), self._path(oid, position))
+        storage.sync_directory(self._directory)
+
+    def keep_only(self, kept: Mapping[int, Position]) -> None:
+        """Of these tables, remove the files of all other looks."""
         for name in storage.list_files(self._directory):
             match = _FILE.fullmatch(name)
-            if match is not None and int(match[1]) == oid and int(match[2], 16) < before.value:
+            if match is not None and int(match[2], 16) != kept.get(int(match[1]), _of(match)).value:
                 storage.remove_file(self._directory / name)
+
+    def _new(self, oid: int) -> Path:
+        return self._directory / f"{oid}.new"
 
     def _path(self, oid: int, position: Position) -> Path:
         return self._directory / f"{oid}-{position.value:016X}.parquet"
+
+
+def _of(match: re.Match[str]) -> Position:
+    return Position.of(int(match[2], 16))
 
 
 class _Kept:
@@ -88,26 +102,19 @@ class _Kept:
         return wholes
 
     def finish(self) -> None:
-        """Write what is left, and make the file count."""
+        """Write what is left."""
         while not self._is_over:
             self._read()
             self._numbers, self._wholes = self._numbers[:0], self._wholes[:0]
         if self._writer is None:
             self._open(0)
         self.close()
-        temporary = self._temporary
-        storage.sync_files([temporary])
-        storage.rename(temporary, self._path)
-        storage.sync_directory(self._path.parent)
+        storage.sync_file(self._path)
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-
-    @property
-    def _temporary(self) -> Path:
-        return self._path.with_suffix(".tmp")
 
     def _read(self) -> None:
         texts = next(self._keys, None)
@@ -124,5 +131,5 @@ class _Kept:
         storage.make_directory(self._path.parent)
         columns = [pa.field(f"k{at}", pa.string()) for at in range(width)]
         schema = pa.schema([pa.field("number", pa.int64()), pa.field("whole", pa.string()), *columns])
-        self._writer = pq.ParquetWriter(self._temporary, schema)
+        self._writer = pq.ParquetWriter(self._path, schema)
         return self._writer

@@ -1,7 +1,7 @@
 """Where a polling capture keeps what it must not forget: the mark that was confirmed last, and where each table began.
 
-In a table of the source, or in a file. Two things, because two may write: the capture moves the mark; whoever adds a table writes down where
-that one begins, before it is copied.
+In a table of the source, or in a file. Two things, because two may write: the capture moves the mark; whoever adds a table writes down
+where that one begins, before it is copied.
 """
 
 from __future__ import annotations

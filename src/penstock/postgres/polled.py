@@ -1,12 +1,12 @@
 """Asking a table for the rows that have changed since an earlier moment.
 
-By `xmin`, the transaction that wrote a row, nothing is needed of the table and nothing is missed: whatever a moment does not see is written by
-a transaction that is not older than the oldest one open at that moment. It reads the whole table each time. Rows carry 32 bits of that number,
-so it is compared by its age, and only while fewer than two thousand million transactions lie in between.
+By `xmin`, the transaction that wrote a row, nothing is needed of the table and nothing is missed: whatever a moment does not see is written
+by a transaction that is not older than the oldest one open at that moment. It reads the whole table each time. Rows carry 32 bits of that
+number, so it is compared by its age, and only while fewer than two thousand million transactions lie in between.
 
 By a column that goes up with every change (a time, a number from a sequence) an index does the work, and what is found depends on who
 writes the column. A value may appear late, when its transaction commits; so a look goes back to below everything that transactions which
-it did not see may still write (`OpenTransactions`).
+it did not see may still write (`open_transactions.py`).
 
 Both ways some rows come again that an earlier look has given out. A version of a row is known by where it lies and who wrote it, so these
 are told from new ones without a look at their values.

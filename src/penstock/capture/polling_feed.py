@@ -1,0 +1,283 @@
+"""`PollingFeed`: asks tables what has changed, look by look.
+
+A look is one transaction of the source, and one transaction to whoever reads behind it: all tables as of one moment, rows that changed
+since the last look as upserts, and, by option, those that are gone as deletes. What happened to a row between two looks is not seen, only
+how it ended; nor is the order of changes within a look that of the source.
+
+Whatever is in doubt is read in full: a table whose way of being asked has changed, a server on another timeline, a distance at which
+transactions can no longer be told apart. If also the keys are gone that the table had, its rows are given out anew behind a truncate.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+from typing_extensions import override
+
+from penstock.capture.continuity import check_not_rewound
+from penstock.capture.feeds import ChangeFeed, FeedSession, Mark
+from penstock.capture.known_keys import KnownKeys
+from penstock.capture.polling_settings import PollingSettings
+from penstock.capture.polling_state import NONE_SEEN, PollingState, TableState, parse_table, table_text
+from penstock.capture.polling_tables import begin_table, find_tables, inspect_polled
+from penstock.capture.steps import LookSteps
+from penstock.change import ChangeType, LogStep
+from penstock.errors import SystemChangedError
+from penstock.position import Position
+from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.connection import Connection, connect, source_errors
+from penstock.postgres.moments import Moment, hold_moment, inspect_system
+from penstock.postgres.open_transactions import FirstOnes, OpenNow, SafeLooks, inspect_open
+from penstock.postgres.polled import EVERYTHING, PolledTable, Window, inspect_highest, read_keys_in_order, read_window
+from penstock.postgres.slot import COPY_ANEW
+from penstock.postgres.timeline import SystemIdentity
+from penstock.schema import TableName
+
+_log = logging.getLogger(__name__)
+
+_MOST_SEEN = 2_000_000
+"""Names of row versions in memory, of a table. With more, some rows come again with every look until older transactions have ended."""
+_REWOUND_BYTES = 1 << 16
+"""By so much a position may be ahead of the log: two looks at one place of it have two positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PollingFeed(ChangeFeed):
+    """The tables of the settings, and those that others have added since (`begin`)."""
+
+    settings: PollingSettings
+
+    @property
+    @override
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    @override
+    def kind(self) -> str:
+        return "polling"
+
+    @property
+    @override
+    def interval_seconds(self) -> float:
+        return self.settings.rules.interval_seconds
+
+    @override
+    def ensure(self) -> Mark:
+        """Tables that have never been asked begin now, whether others have begun before or not."""
+        store = self.settings.resume
+        mark = store.load_mark()
+        if mark is None:
+            position, state = self.begin(self.settings.tables)
+            mark = Mark(position, state.to_text())
+            store.save_mark(mark)
+            return mark
+        with connect(self.settings.address) as connection:
+            found = find_tables(connection, self.settings.tables)
+        known = {*PollingState.parse(mark.state).tables, *store.load_tables()}
+        self.add([table.name for table in found if table.oid not in known])
+        return mark
+
+    def add(self, tables: list[TableName]) -> None:
+        """Have further tables asked from now on: what commits after this returns will be given out."""
+        if tables:
+            _, state = self.begin(tuple(tables))
+            self.settings.resume.save_tables({oid: table_text(each) for oid, each in state.tables.items()})
+
+    def begin(self, tables: tuple[TableName, ...]) -> tuple[Position, PollingState]:
+        """Where tables begin that are looked at now for the first time."""
+        settings = self.settings
+        keys = KnownKeys(settings.keys) if settings.rules.deletes else None
+        with connect(settings.address) as connection:
+            system = inspect_system(connection)
+            found = find_tables(connection, tables)
+            with hold_moment(connection, [table.name for table in found]) as moment:
+                polled = inspect_polled(connection, settings, found)
+                states = {table.schema.oid: begin_table(connection, table, moment, keys) for table in polled}
+        return moment.position, PollingState(str(system), states)
+
+    @override
+    def open(self, mark: Mark) -> FeedSession:
+        return PollingSession(self.settings, mark)
+
+
+class PollingSession(FeedSession):
+    """One connection, from the first look to the last."""
+
+    def __init__(self, settings: PollingSettings, mark: Mark) -> None:
+        self._settings = settings
+        self._mark = mark
+        self._store = settings.resume
+        self._keys = KnownKeys(settings.keys)
+        self._stack = ExitStack()
+        state = PollingState.parse(mark.state)
+        try:
+            self._connection: Connection = self._stack.enter_context(connect(settings.address, "penstock polling"))
+            with source_errors(f"asking {settings.address.describe()}"):
+                self._system = inspect_system(self._connection)
+            self._states = _continued(dict(state.tables), SystemIdentity.parse(state.system), self._system)
+        except BaseException:
+            self._stack.close()
+            raise
+        self._safe = SafeLooks()
+        self._tables: dict[int, _ColumnWatch] = {}
+
+    @property
+    @override
+    def system(self) -> SystemIdentity:
+        return self._system
+
+    @property
+    @override
+    def mark(self) -> Mark:
+        return self._mark
+
+    @override
+    def close(self) -> None:
+        self._stack.close()
+
+    @override
+    def confirm(self, mark: Mark) -> None:
+        self._store.save_mark(mark)
+
+    @override
+    def look(self) -> Iterator[LogStep]:
+        connection, last = self._connection, self._mark.position
+        with source_errors(f"polling {self._settings.address.describe()}"):
+            found = self._find()
+            self._keys.keep_only({oid: state.keys for oid, state in self._states.items() if state.keys is not None})
+            now = inspect_open(connection)
+            safe = self._safe.look(now)
+            with hold_moment(connection, [table.name for table in found]) as moment:
+                check_not_rewound(Position.of(max(0, last.value - _REWOUND_BYTES)), moment.position)
+                position = max(moment.position, Position.of(last.value + 1))
+                steps = LookSteps(position, moment.taken_at)
+                states = dict(self._states)
+                for table in inspect_polled(connection, self._settings, found):
+                    asked = _Asked(table, self._state_of(table), moment, position)
+                    following = self._following(asked, now, safe)
+                    states[table.schema.oid] = yield from self._ask(asked, following, steps)
+                self._states = states
+                self._mark = Mark(position if steps.rows else max(moment.position, last), PollingState(str(self._system), states).to_text())
+                yield from steps.finish()
+
+    def _find(self) -> list[CatalogTable]:
+        """The tables of the settings, and those that were added; one that is gone is not asked any more."""
+        added = self._store.load_tables()
+        for oid, text in added.items():
+            self._states.setdefault(oid, parse_table(text))
+        return find_tables(self._connection, self._settings.tables, added)
+
+    def _state_of(self, table: PolledTable) -> TableState:
+        """One of which nothing is known, or which was asked in another way before, is asked for everything."""
+        state = self._states.get(table.schema.oid)
+        if state is None:
+            return TableState(table.how)
+        return state if state.how == table.how else TableState(table.how, keys=state.keys)
+
+    def _following(self, asked: _Asked, now: OpenNow, safe: int) -> Window:
+        """Where the next look at the table begins."""
+        table, window = asked.table, asked.state.window
+        if table.cursor is None:
+            return Window(horizon=asked.moment.xmin)
+        watch = self._tables.setdefault(table.schema.oid, _ColumnWatch(window.low, self._safe.looks - 1))
+        are_gone = watch.first.look(now)
+        low = watch.low(safe)
+        watch.learn(self._safe.looks, inspect_highest(self._connection, table))
+        return Window(low, None if are_gone or window.is_everything else window.horizon)
+
+    def _ask(self, asked: _Asked, following: Window, steps: LookSteps) -> Generator[LogStep, None, TableState]:
+        """What is new in one table; its state after that."""
+        table, state = asked.table, asked.state
+        rows_before = steps.rows
+        if self._settings.rules.deletes:
+            if state.keys is not None and not self._keys.has(table.schema.oid, state.keys):
+                _log.warning("keys are lost, table is read anew", extra={"table": str(table.schema.name)})
+                yield from steps.truncate(table.schema)
+                state = replace(state, window=EVERYTHING, seen=NONE_SEEN, keys=None)
+            yield from self._compare(asked, state.keys, steps)
+        seen = yield from self._upserts(replace(asked, state=state), following, steps)
+        keys = state.keys if self._settings.rules.deletes else None
+        if self._settings.rules.deletes and (keys is None or steps.rows > rows_before):
+            keys = asked.position
+            self._keys.adopt(table.schema.oid, keys)
+        return TableState(table.how, following, seen, keys)
+
+    def _upserts(self, asked: _Asked, following: Window, steps: LookSteps) -> Generator[LogStep, None, pa.StringArray]:
+        """Rows that are new; the versions that the next look will find again."""
+        table, state = asked.table, asked.state
+        seen: list[pa.StringArray] = []
+        for block in read_window(self._connection, table, state.window, following, asked.moment):
+            if sum(map(len, seen)) < _MOST_SEEN:
+                seen.append(block.versions.filter(block.comes_again))
+            fresh = block.without(state.seen)
+            if len(fresh.versions):
+                yield from steps.add(table.schema, ChangeType.UPDATE_POSTIMAGE, fresh.texts)
+        return pa.concat_arrays(seen) if seen else NONE_SEEN
+
+    def _compare(self, asked: _Asked, before: Position | None, steps: LookSteps) -> Iterator[LogStep]:
+        """Deletes of the keys that are gone; one truncate if all are."""
+        schema = asked.table.schema
+        now = read_keys_in_order(self._connection, asked.table)
+        first = next(now, None)
+        gone = self._keys.compare(schema.oid, before, _again(first, now))
+        places = {name: 2 + at for at, name in enumerate(schema.key)}
+        is_told = False
+        for texts in gone:
+            if first is not None:
+                nulls = pa.nulls(len(texts[1]), pa.string())
+                columns = [texts[places[name]] if name in places else nulls for name in schema.column_names]
+                yield from steps.add(schema, ChangeType.DELETE, columns)
+            elif not is_told:
+                is_told = True
+                yield from steps.truncate(schema)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Asked:
+    """A table at one look."""
+
+    table: PolledTable
+    state: TableState
+    moment: Moment
+    position: Position
+
+
+class _ColumnWatch:
+    """The highest values of a table's column at the last looks, and how far it is safe to go."""
+
+    def __init__(self, low: str | None, look: int) -> None:
+        self.first = FirstOnes()
+        self._highest: dict[int, str | None] = {look: low}
+
+    def low(self, safe: int) -> str | None:
+        """What was there at look `safe`, or, if the table is newer than that, where it began."""
+        at = max((look for look in self._highest if look <= safe), default=min(self._highest))
+        self._highest = {look: value for look, value in self._highest.items() if look >= at}
+        return self._highest[at]
+
+    def learn(self, look: int, highest: str | None) -> None:
+        self._highest[look] = highest
+
+
+def _again(first: list[pa.StringArray] | None, rest: Iterator[list[pa.StringArray]]) -> Iterator[list[pa.StringArray]]:
+    if first is not None:
+        yield first
+        yield from rest
+
+
+def _continued(tables: dict[int, TableState], before: SystemIdentity, now: SystemIdentity) -> dict[int, TableState]:
+    """After a promotion or a restore, what was read before may be of transactions that the server has lost: everything is read again."""
+    if now.identifier != before.identifier:
+        raise SystemChangedError(
+            f"the server is database system {now.identifier}, and everything so far came from {before.identifier}",
+            hint=f"point the address back at the old system, or {COPY_ANEW}",
+        )
+    if now.timeline == before.timeline:
+        return tables
+    _log.warning("the server is on another timeline, tables are read anew", extra={"timeline": now.timeline, "before": before.timeline})
+    return {oid: replace(state, window=EVERYTHING, seen=NONE_SEEN) for oid, state in tables.items()}

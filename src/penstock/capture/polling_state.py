@@ -1,0 +1,81 @@
+"""Where a polling capture is, for each table: a value that goes into the mark, and comes out of it again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.errors import SpoolCorruptError
+from penstock.position import Position
+from penstock.postgres.polled import EVERYTHING, Window
+
+_MOST_KEPT = 1_000
+"""Names of row versions in a mark, of a table. With more than that, some rows come twice after a restart."""
+
+NONE_SEEN = pa.array([], pa.string())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TableState:
+    """How a table goes on. `how` it was asked; when that changes, everything is asked for."""
+
+    how: str
+    window: Window = EVERYTHING
+    seen: pa.StringArray = field(default_factory=lambda: NONE_SEEN)
+    """The versions of rows in that window that have been given out."""
+    keys: Position | None = None
+    """Of the look whose keys are known; None if none are."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PollingState:
+    """`system` is whose it is: on another timeline the same transaction numbers stand for other transactions."""
+
+    system: str
+    tables: Mapping[int, TableState] = field(default_factory=dict)
+    """By OID."""
+
+    def to_text(self) -> str:
+        return json.dumps({"system": self.system, "tables": {str(oid): _document(state) for oid, state in self.tables.items()}})
+
+    @classmethod
+    def parse(cls, text: str) -> PollingState:
+        try:
+            document = json.loads(text)
+            return cls(str(document["system"]), {int(oid): _parse(state) for oid, state in document["tables"].items()})
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpoolCorruptError(
+                "what polling is to go on from cannot be read", hint="restore it from a copy, or copy the tables anew"
+            ) from error
+
+
+def table_text(state: TableState) -> str:
+    return json.dumps(_document(state))
+
+
+def parse_table(text: str) -> TableState:
+    return _parse(json.loads(text))
+
+
+def _document(state: TableState) -> dict[str, object]:
+    return {
+        "how": state.how,
+        "low": state.window.low,
+        "horizon": state.window.horizon,
+        "seen": state.seen.to_pylist() if len(state.seen) <= _MOST_KEPT else [],
+        "keys": None if state.keys is None else str(state.keys),
+    }
+
+
+def _parse(document: Mapping[str, Any]) -> TableState:
+    keys = document["keys"]
+    return TableState(
+        document["how"],
+        Window(document["low"], document["horizon"]),
+        pa.array(document["seen"], pa.string()),
+        None if keys is None else Position.parse(keys),
+    )

@@ -1,0 +1,60 @@
+"""The changes of one look as steps of the log: one transaction, whole in memory if it is small, in pieces on disk if it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+
+import pyarrow as pa
+
+from penstock.change import ChangeBatch, ChangeType, LogStep, PiecesCommitted, TransactionPiece, Transactions
+from penstock.position import Position
+from penstock.postgres.changed_rows import Place, change_batch, truncate_batch
+from penstock.schema import TableSchema
+
+_PIECE_BYTES = 16 << 20
+_XID = 1
+"""Under which pieces lie in the spool until they are whole. A look is of many transactions of the source, or of none."""
+
+
+class LookSteps:
+    """Rows go in, steps come out; the last of them with `finish`."""
+
+    def __init__(self, position: Position, time: datetime) -> None:
+        self.rows = 0
+        self._position = position
+        self._time = time
+        self._batches: list[ChangeBatch] = []
+        self._bytes = 0
+        self._is_in_pieces = False
+
+    def add(self, schema: TableSchema, kind: ChangeType, texts: Sequence[pa.StringArray]) -> Iterator[LogStep]:
+        return self._add(change_batch(schema, kind, texts, self._place))
+
+    def truncate(self, schema: TableSchema) -> Iterator[LogStep]:
+        return self._add(truncate_batch(schema, self._place))
+
+    def finish(self) -> Iterator[LogStep]:
+        """Nothing, if there was no row."""
+        if self._is_in_pieces:
+            yield from self._piece()
+            yield PiecesCommitted(_XID, self._position, self._time)
+        elif self._batches:
+            yield Transactions(tuple(self._batches), self._position, self._time, 1)
+
+    @property
+    def _place(self) -> Place:
+        return Place(self._position, self._time, self.rows)
+
+    def _add(self, batch: ChangeBatch) -> Iterator[LogStep]:
+        self._batches.append(batch)
+        self.rows += batch.rows.num_rows
+        self._bytes += batch.rows.nbytes
+        if self._bytes > _PIECE_BYTES:
+            self._is_in_pieces = True
+            yield from self._piece()
+
+    def _piece(self) -> Iterator[LogStep]:
+        if self._batches:
+            yield TransactionPiece(_XID, tuple(self._batches))
+            self._batches, self._bytes = [], 0
