@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,17 +47,7 @@ class WalHarness(CaptureHarness):
 
     @override
     def commit(self, *events: Event) -> None:
-        with self.database.connect() as connection:
-            for event in events:
-                table = sql.Identifier(event.table.schema, event.table.name)
-                match event:
-                    case Upsert():
-                        statement = "INSERT INTO {} VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET note = excluded.note"
-                        connection.execute(sql.SQL(statement).format(table), [event.key["id"], event.row["note"]])
-                    case Delete():
-                        connection.execute(sql.SQL("DELETE FROM {} WHERE id = %s").format(table), [event.key["id"]])
-                    case Truncate():
-                        connection.execute(sql.SQL("TRUNCATE {}").format(table))
+        commit_events(self.database, events)
 
     @override
     def commit_elsewhere(self) -> None:
@@ -87,6 +77,21 @@ class WalHarness(CaptureHarness):
         self.database.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s", self.settings.slot
         )
+
+
+def commit_events(database: Database, events: Sequence[Event]) -> None:
+    """Make these things happen in one transaction, in tables whose first columns are `id` and `note`."""
+    with database.connect() as connection:
+        for event in events:
+            table = sql.Identifier(event.table.schema, event.table.name)
+            match event:
+                case Upsert():
+                    statement = "INSERT INTO {} (id, note) VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET note = excluded.note"
+                    connection.execute(sql.SQL(statement).format(table), [event.key["id"], event.row["note"]])
+                case Delete():
+                    connection.execute(sql.SQL("DELETE FROM {} WHERE id = %s").format(table), [event.key["id"]])
+                case Truncate():
+                    connection.execute(sql.SQL("TRUNCATE {}").format(table))
 
 
 @contextmanager

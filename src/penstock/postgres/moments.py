@@ -46,43 +46,40 @@ def hold_moment(connection: Connection, tables: Sequence[TableName] = ()) -> Ite
     `tables` are locked against being altered, emptied or rewritten, before the snapshot is taken: a table that is emptied after a snapshot
     looks empty to it too. Whoever reads and writes them is not kept waiting. `LockWaitError` if somebody has one of them to himself.
     """
-    connection.execute(lock_patience())
-    connection.execute(query("polling", "lock_moment"))
-    is_locked = True
-    try:
-        with connection.transaction():
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            for table in tables:
-                with reading(table):  # which takes no snapshot yet
-                    connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(table.schema, table.name)))
-            moment = _inspect_moment(connection)
-            connection.execute(query("polling", "unlock_moment"))
-            is_locked = False
-            yield moment
-    finally:
-        if is_locked and not connection.broken and not connection.closed:
-            connection.execute(query("polling", "unlock_moment"))
+    with _begun(connection):
+        for table in tables:
+            with reading(table):  # which takes no snapshot yet
+                connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.Identifier(table.schema, table.name)))
+        moment = _inspect_moment(connection)
+        connection.execute(query("polling", "unlock_moment"))
+        yield moment
 
 
 @contextmanager
 def export_moment(address: SourceAddress) -> Iterator[ExportedSnapshot]:
     """Hold a snapshot for others to read under, for the length of the block; its fence is a moment. Nothing is waited for."""
-    with connect(address, "penstock snapshot") as connection, connect(address) as other:
-        connection.execute(query("polling", "lock_moment"))
-        is_locked = True
-        try:
-            with connection.transaction():
-                connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                moment = _inspect_moment(connection)
-                row: Any = connection.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
-                # Whoever comes next has a later place, also if nobody else writes anything.
-                nudge(other)
-                connection.execute(query("polling", "unlock_moment"))
-                is_locked = False
-                yield ExportedSnapshot(row[0], moment.position)
-        finally:
-            if is_locked and not connection.broken and not connection.closed:
-                connection.execute(query("polling", "unlock_moment"))
+    with connect(address, "penstock snapshot") as connection, connect(address) as other, _begun(connection):
+        moment = _inspect_moment(connection)
+        row: Any = connection.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
+        # Whoever comes next has a later place, also if nobody else writes anything.
+        nudge(other)
+        connection.execute(query("polling", "unlock_moment"))
+        yield ExportedSnapshot(row[0], moment.position)
+
+
+@contextmanager
+def _begun(connection: Connection) -> Iterator[None]:
+    """A transaction under the lock of moments, which is to be let go within it, once the snapshot is taken."""
+    connection.execute(lock_patience())
+    connection.execute(query("polling", "lock_moment"))
+    try:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        # Perhaps in the middle of a COPY; and there is nothing to commit. The lock goes with the connection.
+        connection.close()
+        raise
 
 
 def reached_position(connection: Connection) -> Position:

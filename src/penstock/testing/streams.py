@@ -91,3 +91,8 @@ def seen_event(event: Event) -> Seen:
 
 def check_same(found: Sequence[Change], expected: Sequence[Event], what: str) -> None:
     assert [seen(change) for change in found] == [seen_event(event) for event in expected], what
+
+
+def check_same_set(found: Sequence[Change], expected: Sequence[Event], what: str) -> None:
+    """In whatever order."""
+    assert sorted(map(seen, found), key=repr) == sorted(map(seen_event, expected), key=repr), what

@@ -1,0 +1,117 @@
+"""The source of the tests of `PollingCapture`: in one database, each test has tables, a name and a spool of its own."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from typing_extensions import override
+
+from penstock.capture.polling import PollingCapture
+from penstock.capture.polling_settings import PollingRules, PollingSettings
+from penstock.capture.settings import CaptureLimits
+from penstock.contracts.capture import Event
+from penstock.position import Position
+from penstock.postgres.connection import SourceAddress
+from penstock.schema import TableName
+from penstock.spool.reader import SpoolReader
+from penstock.testing.capture_conformance import CaptureHarness
+from penstock.testing.streams import wait_for
+from tests.contract.wal_harness import commit_events
+from tests.fix_postgres import Database
+
+_numbers = itertools.count(1)
+
+
+class PollingHarness(CaptureHarness):
+    """A commit returns when a look has seen it, if anybody looks: what happens between two looks is told as one."""
+
+    orders_changes = False
+
+    def __init__(self, database: Database, directory: Path) -> None:
+        number = next(_numbers)
+        self.database = database
+        self.table = TableName("public", f"polled{number}a")
+        self.other = TableName("public", f"polled{number}b")
+        self.settings = PollingSettings(
+            SourceAddress.parse(database.dsn),
+            f"polling_{number}",
+            directory / "spool",
+            (self.table, self.other),
+            PollingRules(interval_seconds=0.02, deletes=True, resume=directory / "resume"),
+            CaptureLimits(quiet_seconds=0.05),
+        )
+        for table in (self.table, self.other):
+            self.create(table)
+        database.execute("CREATE TABLE IF NOT EXISTS public.elsewhere (note text)")
+
+    def create(self, table: TableName) -> None:
+        self.database.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
+
+    def ruled(self, **rules: object) -> None:
+        """Let captures from now on ask by other rules."""
+        self.settings = replace(self.settings, rules=replace(self.settings.rules, **rules))  # type: ignore[arg-type]
+
+    @override
+    def capture(self) -> PollingCapture:
+        return PollingCapture(self.settings)
+
+    @override
+    def commit(self, *events: Event) -> None:
+        commit_events(self.database, events)
+        self.await_look()
+
+    def await_look(self) -> None:
+        """Until whoever looks has seen everything that has committed by now."""
+        (at,) = self.database.query("SELECT pg_current_wal_insert_lsn()::text")[0]
+        reader = SpoolReader(self.settings.spool)
+
+        def is_seen() -> bool:
+            is_running = any(thread.name == "penstock-capture" for thread in threading.enumerate())
+            end = reader.end
+            return not is_running or (end is not None and end >= Position.parse(at))
+
+        wait_for(is_seen, f"a look at {at}", lambda: reader.end, self.deadline_seconds)
+
+    @override
+    def commit_elsewhere(self) -> None:
+        self.database.execute("INSERT INTO public.elsewhere SELECT repeat('x', 1000) FROM generate_series(1, 500)")
+
+    @override
+    def open_resources(self) -> object:
+        backends = "SELECT application_name FROM pg_stat_activity WHERE datname = %s AND application_name ~ '^penstock( |$)'"
+        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")]
+        ours = sorted(name for name in threads if name != "penstock-conformance")
+        return sorted(str(row[0]) for row in self.database.query(backends, self.database.name)), ours
+
+
+class CursorHarness(PollingHarness):
+    """By a column that a sequence fills, in every insert and update."""
+
+    def __init__(self, database: Database, directory: Path) -> None:
+        super().__init__(database, directory)
+        self.ruled(cursor="version")
+
+    @override
+    def create(self, table: TableName) -> None:
+        super().create(table)
+        raised = f"{table.schema}.raise_version"
+        self.database.execute("CREATE SEQUENCE IF NOT EXISTS public.versions")
+        self.database.execute(
+            f"CREATE OR REPLACE FUNCTION {raised}() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN NEW.version := nextval('public.versions'); RETURN NEW; END $$"
+        )
+        self.database.execute(f"ALTER TABLE {table} ADD version bigint NOT NULL")
+        self.database.execute(f"CREATE INDEX ON {table} (version)")
+        self.database.execute(f"CREATE TRIGGER raised BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW EXECUTE FUNCTION {raised}()")
+
+
+@contextmanager
+def idle(harness: PollingHarness) -> Iterator[PollingHarness]:
+    """The server takes a moment to be rid of the connections of the test before."""
+    wait_for(lambda: harness.open_resources() == ([], []), "nothing open", harness.open_resources, harness.deadline_seconds)
+    yield harness

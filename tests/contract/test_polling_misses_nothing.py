@@ -1,0 +1,212 @@
+"""What a `PollingCapture` must not miss: commits that come late, deletes, whatever happens to the spool; and what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from penstock.contracts.capture import Change, ChangeStream, Delete, Event, Truncate
+from penstock.errors import NoTablesError, TableWithoutKeyError, UnsupportedTableError
+from penstock.schema import TableName
+from penstock.testing.capture_conformance import check_next, delete, deliver_three, upsert
+from penstock.testing.streams import check_same_set, seen, seen_event, take, take_until
+from tests.contract.polling_harness import CursorHarness, PollingHarness, idle
+from tests.fix_postgres import Database
+
+
+@pytest.fixture(params=[PollingHarness, CursorHarness], ids=["xmin", "column"])
+def polled(request: pytest.FixtureRequest, shared_database: Database, tmp_path: Path) -> PollingHarness:
+    make: type[PollingHarness] = request.param
+    with idle(make(shared_database, tmp_path)) as harness:
+        return harness
+
+
+@contextmanager
+def transaction(polled: PollingHarness) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """Open for the length of the block; it commits by itself, or not at all."""
+    with psycopg.connect(polled.database.dsn, autocommit=True) as connection:
+        connection.execute("BEGIN")
+        yield connection
+
+
+def put(connection: psycopg.Connection[tuple[Any, ...]], table: TableName, key: int, note: str) -> None:
+    connection.execute(f"INSERT INTO {table} (id, note) VALUES (%s, %s)".encode(), [key, note])
+
+
+def until(polled: PollingHarness, stream: ChangeStream) -> list[Change]:
+    """What comes before a mark that is committed now."""
+    mark = upsert(polled.other, 999, "mark")
+    polled.commit(mark)
+    return take_until(stream, mark, polled.deadline_seconds)[:-1]
+
+
+# --- late commits ---------------------------------------------------------------------------------------------------------------
+
+
+def test_transaction_that_commits_after_later_ones_is_not_missed(polled: PollingHarness) -> None:
+    with closing(polled.capture().live()) as stream, transaction(polled) as late:
+        put(late, polled.table, 1, "late")
+        for each in range(2, 6):
+            polled.commit(upsert(polled.table, each, "early"))
+        check_same_set(until(polled, stream), [upsert(polled.table, each, "early") for each in range(2, 6)], "what has committed, once")
+        late.execute("COMMIT")
+        polled.await_look()
+        check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "late")], "and what commits late")
+
+
+def test_transaction_that_was_open_when_the_capture_began_is_not_missed(polled: PollingHarness) -> None:
+    polled.commit(upsert(polled.table, 1, "there"))
+    with transaction(polled) as late:
+        put(late, polled.table, 2, "late")
+        polled.commit(upsert(polled.table, 3, "there too"))
+        with closing(polled.capture().live()) as stream:
+            assert [seen(change) for change in until(polled, stream)] == []
+            late.execute("COMMIT")
+            polled.await_look()
+            check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 2, "late")], "it was not seen before")
+
+
+def test_transaction_that_was_open_when_the_capture_was_restarted_is_not_missed(polled: PollingHarness) -> None:
+    with transaction(polled) as late:
+        with closing(polled.capture().live()) as stream:
+            put(late, polled.table, 1, "late")
+            polled.commit(upsert(polled.table, 2, "early"))
+            for change in (*take(stream, 1, polled.deadline_seconds), *until(polled, stream)):
+                change.ack.confirm()
+        late.execute("COMMIT")
+    with closing(polled.capture().live()) as stream:
+        found = {seen(change) for change in until(polled, stream)}
+    assert seen_event(upsert(polled.table, 1, "late")) in found
+
+
+def test_rows_of_a_savepoint_are_not_missed(polled: PollingHarness) -> None:
+    """They carry the number of the savepoint, which no snapshot lists."""
+    with closing(polled.capture().live()) as stream, transaction(polled) as late:
+        put(late, polled.table, 1, "before")
+        late.execute("SAVEPOINT s")
+        put(late, polled.table, 2, "within")
+        polled.commit(upsert(polled.table, 3, "early"))
+        polled.commit(upsert(polled.table, 4, "early"))
+        late.execute("COMMIT")
+        polled.await_look()
+        expected: list[Event] = [
+            upsert(polled.table, key, note) for key, note in ((3, "early"), (4, "early"), (1, "before"), (2, "within"))
+        ]
+        check_same_set(take(stream, 4, polled.deadline_seconds), expected, "all four, each once")
+        assert until(polled, stream) == []
+
+
+def test_prepared_transaction_is_not_missed(polled: PollingHarness) -> None:
+    name = f"prepared {polled.table}"
+    with closing(polled.capture().live()) as stream, transaction(polled) as late:
+        put(late, polled.table, 1, "late")
+        polled.commit(upsert(polled.table, 2, "early"))
+        late.execute(f"PREPARE TRANSACTION '{name}'".encode())
+        for each in range(3, 6):
+            polled.commit(upsert(polled.table, each, "early"))
+        take(stream, 4, polled.deadline_seconds)
+        late.execute(f"COMMIT PREPARED '{name}'".encode())
+        polled.await_look()
+        check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "late")], "also hours later")
+
+
+def test_time_of_the_transactions_begin_is_a_good_column(shared_database: Database, tmp_path: Path) -> None:
+    with idle(PollingHarness(shared_database, tmp_path)) as polled:
+        for table in (polled.table, polled.other):
+            shared_database.execute(f"ALTER TABLE {table} ADD changed_at timestamptz NOT NULL DEFAULT now()")
+        polled.ruled(cursor="changed_at", deletes=False)
+        with closing(polled.capture().live()) as stream, transaction(polled) as late:
+            late.execute("SELECT 1")  # it has begun, and has written nothing
+            for each in range(2, 6):
+                polled.commit(upsert(polled.table, each, "early"))
+            take(stream, 4, polled.deadline_seconds)
+            put(late, polled.table, 1, "late")
+            late.execute("COMMIT")
+            polled.await_look()
+            check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "late")], "its time is before all others")
+
+
+# --- deletes and memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_key_that_changed_is_a_delete_and_an_upsert(polled: PollingHarness) -> None:
+    with closing(polled.capture().live()) as stream:
+        polled.commit(upsert(polled.table, 1, "x"))
+        take(stream, 1, polled.deadline_seconds)
+        polled.database.execute(f"UPDATE {polled.table} SET id = 2")
+        polled.await_look()
+        check_same_set(take(stream, 2, polled.deadline_seconds), [delete(polled.table, 1), upsert(polled.table, 2, "x")], "one row moved")
+
+
+def test_row_that_was_deleted_while_nobody_looked_is_deleted(polled: PollingHarness) -> None:
+    events = deliver_three(polled, confirm=lambda changes: [change.ack.confirm() for change in changes])
+    polled.commit(delete(polled.table, 1))
+    check_next(polled, [delete(polled.table, 1)], "it was there at the last look")
+    assert len(events) == 3
+
+
+def test_spool_that_is_lost_brings_the_rows_anew(polled: PollingHarness) -> None:
+    deliver_three(polled, confirm=lambda changes: changes[0].ack.confirm())
+    polled.commit(delete(polled.table, 0))
+    shutil.rmtree(polled.settings.spool)
+    with closing(polled.capture().live()) as stream:
+        found = [seen(change) for change in until(polled, stream)]
+    table = polled.table
+    told = [each for each in found if each[0] == table]
+    assert told[0] == seen_event(Truncate(table))
+    assert sorted(told[1:], key=repr) == sorted((seen_event(upsert(table, key, f"note {key}")) for key in (1, 2)), key=repr)
+
+
+def test_deletes_are_not_told_where_they_were_not_asked_for(polled: PollingHarness) -> None:
+    polled.ruled(deletes=False)
+    with closing(polled.capture().live()) as stream:
+        polled.commit(upsert(polled.table, 1, "x"))
+        polled.commit(delete(polled.table, 1))
+        found = until(polled, stream)
+    assert [type(change.event) for change in found if isinstance(change.event, Delete | Truncate)] == []
+
+
+def test_resume_point_can_be_kept_in_the_source(polled: PollingHarness) -> None:
+    polled.ruled(resume=None, deletes=False)
+    assert polled.capture().lag() is None
+    events = deliver_three(polled, confirm=lambda changes: changes[0].ack.confirm())
+    shutil.rmtree(polled.settings.spool)
+    check_next(polled, events[1:], "the source knows what was confirmed")
+
+
+def test_table_that_is_added_later_begins_then(polled: PollingHarness) -> None:
+    both, polled.settings = polled.settings, replace(polled.settings, tables=(polled.table,))
+    deliver_three(polled, confirm=lambda changes: [change.ack.confirm() for change in changes])
+    polled.commit(upsert(polled.other, 1, "before"))
+    polled.settings = both
+    with closing(polled.capture().live()) as stream:
+        polled.commit(upsert(polled.other, 2, "after"))
+        check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.other, 2, "after")], "what was there is for a snapshot")
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------------------
+
+
+def test_table_without_key_or_with_a_column_that_may_be_null_is_refused(shared_database: Database, tmp_path: Path) -> None:
+    with idle(PollingHarness(shared_database, tmp_path)) as polled:
+        polled.ruled(cursor="note")
+        with pytest.raises(UnsupportedTableError, match="may be NULL"):
+            polled.capture().live()
+        polled.ruled(cursor="nowhere")
+        with pytest.raises(UnsupportedTableError, match="has no column 'nowhere'"):
+            polled.capture().live()
+        polled.ruled(cursor="xmin")
+        shared_database.execute(f"ALTER TABLE {polled.table} DROP CONSTRAINT {polled.table.name}_pkey")
+        with pytest.raises(TableWithoutKeyError):
+            polled.capture().live()
+        shared_database.execute(f"DROP TABLE {polled.table}")
+        with pytest.raises(NoTablesError):
+            polled.capture().live()
+        assert not polled.settings.spool.exists()
