@@ -1,0 +1,62 @@
+"""Keys of two looks, compared side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.capture import known_keys
+from penstock.capture.known_keys import KeyTexts, KnownKeys
+from penstock.position import Position
+
+KEYS = st.sets(st.integers(-40, 40), max_size=60)
+
+
+def in_order(keys: set[int], rows: int = 3) -> Iterator[KeyTexts]:
+    """Some rows at a time; several keys share a number."""
+    ordered = sorted(keys, key=lambda key: (key % 7, key))
+    for at in range(0, len(ordered), rows):
+        part = ordered[at : at + rows]
+        texts = [[str(key % 7) for key in part], [f"({key})" for key in part], [str(key) for key in part]]
+        yield [pa.array(column, pa.string()) for column in texts]
+
+
+def gone(known: KnownKeys, before: Position | None, keys: set[int]) -> list[int]:
+    return sorted(int(key) for texts in known.compare(1, before, in_order(keys)) for key in texts[2].to_pylist())
+
+
+@given(looks=st.lists(KEYS, min_size=1, max_size=5), rows=st.integers(1, 9))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_keys_that_are_gone_are_those_that_were_there(
+    looks: list[set[int]], rows: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_keys, "_BATCH_ROWS", rows)
+    known = KnownKeys(tmp_path_factory.mktemp("keys"))
+    before: Position | None = None
+    held: set[int] = set()
+    for number, keys in enumerate(looks, 1):
+        assert gone(known, before, keys) == (sorted(held - keys) if before is not None else [])
+        before, held = Position.of(number), keys
+        known.adopt(1, before)
+
+
+def test_what_is_not_adopted_changes_nothing(tmp_path: Path) -> None:
+    known = KnownKeys(tmp_path)
+    known.store(1, Position.of(5), in_order({1, 2}))
+    assert gone(known, Position.of(5), {2}) == [1]
+    assert gone(known, Position.of(5), {2}) == [1]
+    known.adopt(1, Position.of(6))
+    assert gone(known, Position.of(6), {2}) == []
+
+
+def test_files_of_other_looks_go_and_those_of_other_tables_stay(tmp_path: Path) -> None:
+    known = KnownKeys(tmp_path)
+    for oid, at in ((1, 5), (1, 6), (2, 5)):
+        known.store(oid, Position.of(at), in_order({1}))
+    known.keep_only({1: Position.of(6)})
+    assert [known.has(oid, Position.of(at)) for oid, at in ((1, 5), (1, 6), (2, 5))] == [False, True, True]
