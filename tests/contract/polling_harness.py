@@ -12,7 +12,8 @@ from pathlib import Path
 from typing_extensions import override
 
 from penstock.capture.polling import PollingCapture
-from penstock.capture.polling_settings import PollingRules, PollingSettings
+from penstock.capture.polling_rules import PollingRules
+from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.settings import CaptureLimits
 from penstock.contracts.capture import Event
 from penstock.position import Position

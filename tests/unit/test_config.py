@@ -37,15 +37,29 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
 
 
 def test_pipelines_that_share_a_slot_name_the_same_spool(tmp_path: Path) -> None:
-    shared = MINIMAL.replace('shop"}', 'shop", slot: all, publication: all, spool: ../spool, capture: separate}')
+    shared = MINIMAL.replace('shop"}', 'shop", slot: all, publication: all, spool: ../spool, process: separate}')
     config = _load(tmp_path, shared)
     assert config.spool == tmp_path / "../spool"
     settings = config.capture_settings(tables=[TableName("public", "orders")])
     assert (settings.slot, settings.spool, settings.is_separate) == ("all", config.spool, True)
     assert CaptureSettings.from_options(settings.to_options()) == settings
     assert not _load(tmp_path, MINIMAL).capture_settings().is_separate
-    own = _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: separate}'))
+    own = _load(tmp_path, MINIMAL.replace('shop"}', 'shop", process: separate}'))
     assert (config.owns_publication, own.owns_publication, _load(tmp_path, MINIMAL).owns_publication) == (False, False, True)
+
+
+def test_how_and_who_captures_are_two_things(tmp_path: Path) -> None:
+    assert _load(tmp_path, MINIMAL).polling_rules is None
+    polled = _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: polling, polling: {interval: 5 seconds, cursors: {public.a: at}}}'))
+    rules = polled.polling_rules
+    assert rules is not None
+    assert (rules.interval_seconds, rules.deletes, rules.resume) == (5.0, True, tmp_path / "state" / "polling")
+    assert [rules.cursor_of(TableName("public", name)) for name in "ab"] == ["at", "xmin"]
+    assert polled.capture_settings().polling == rules
+    with pytest.raises(ConfigError, match="write process: separate"):
+        _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: separate}'))
+    with pytest.raises(ConfigError, match="capture: is not polling"):
+        _load(tmp_path, MINIMAL.replace('shop"}', 'shop", polling: {}}'))
 
 
 def test_an_absolute_path_stays_as_it_is(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.capture.confirming import Confirm
+from penstock.capture.polling_rules import PollingRules
 from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.postgres.connection import SourceAddress
@@ -31,6 +32,7 @@ def test_settings_survive_the_way_through_options() -> None:
         max_retained_bytes=1 << 33,
         types=TypePolicy("string", "error"),
         message_prefixes=("penstock", 'a,"b"'),
+        polling=PollingRules(0.5, "updated_at", ((TableName("public", 'a "b"'), "xmin"),), True, Path("/state/polling")),
     )
     assert CaptureSettings.from_options(settings.to_options()) == settings
     folded = {name.lower(): value for name, value in settings.to_options().items()}

@@ -17,6 +17,7 @@ from penstock.capture.events import snapshot_events
 from penstock.capture.feeding import FeedCapture
 from penstock.capture.live import LiveChanges, register
 from penstock.capture.polling_feed import PollingFeed
+from penstock.capture.polling_rules import XMIN
 from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.polling_tables import find_tables, inspect_polled
 from penstock.contracts.capture import UNTRACKED, Change, ChangeCapture, ChangeStream, Commit
@@ -77,7 +78,7 @@ class PollingCapture(ChangeCapture):
         if not tables:
             return
         self._check_tables(tables)
-        settings = replace(self.settings, rules=replace(self.settings.rules, cursor="xmin", cursors=()))
+        settings = replace(self.settings, rules=replace(self.settings.rules, cursor=XMIN, cursors=()))
         with connect(settings.address, "penstock snapshot") as connection:
             found = find_tables(connection, tables)
             with hold_moment(connection, [table.name for table in found]) as moment:

@@ -47,7 +47,7 @@ _REWOUND_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class PollingFeed(ChangeFeed):
-    """The tables of the settings, and those that others have added since (`begin`)."""
+    """The tables of the settings; if these name none, all that were ever added, by whatever process."""
 
     settings: PollingSettings
 
@@ -74,6 +74,7 @@ class PollingFeed(ChangeFeed):
         if mark is None:
             position, state = self.begin(self.settings.tables)
             mark = Mark(position, state.to_text())
+            store.save_tables({oid: table_text(each) for oid, each in state.tables.items()})
             store.save_mark(mark)
             return mark
         with connect(self.settings.address) as connection:
@@ -166,11 +167,11 @@ class PollingSession(FeedSession):
                 yield from steps.finish()
 
     def _find(self) -> list[CatalogTable]:
-        """The tables of the settings, and those that were added; one that is gone is not asked any more."""
+        """One that is gone is not asked any more."""
         added = self._store.load_tables()
         for oid, text in added.items():
             self._states.setdefault(oid, parse_table(text))
-        return find_tables(self._connection, self._settings.tables, added)
+        return find_tables(self._connection, self._settings.tables, () if self._settings.tables else added)
 
     def _state_of(self, table: PolledTable) -> TableState:
         """One of which nothing is known, or which was asked in another way before, is asked for everything."""

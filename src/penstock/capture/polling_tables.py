@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from penstock.capture.known_keys import KnownKeys
-from penstock.capture.polling_settings import XMIN, PollingSettings
+from penstock.capture.polling_rules import XMIN
+from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.polling_state import TableState
 from penstock.postgres.catalog import CatalogTable, KeyFault, inspect_key_faults, inspect_schemas, inspect_tables
 from penstock.postgres.connection import Connection

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from penstock.capture.confirming import Confirm
+from penstock.capture.polling_rules import PollingRules
 from penstock.errors import ConfigError
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.slot import check_slot_name
@@ -63,6 +64,8 @@ class CaptureSettings:
     """Of the logical messages that are kept in the spool; all others are passed over."""
     is_separate: bool = False
     """Whether a process of its own captures into the spool, so that readers only follow it."""
+    polling: PollingRules | None = None
+    """How tables are asked, where there is no slot to follow: `slot` is then only a name, and `publication` nothing."""
 
     OPTION_NAMES: ClassVar[frozenset[str]]
     """What `from_options` reads, in lower case."""
@@ -79,7 +82,8 @@ class CaptureSettings:
             "confirm": self.confirm.value,
             "maxRetainedWal": "" if self.max_retained_bytes is None else str(self.max_retained_bytes),
             "messagePrefixes": json.dumps(self.message_prefixes),
-            "capture": "separate" if self.is_separate else "embedded",
+            "process": "separate" if self.is_separate else "embedded",
+            "polling": "" if self.polling is None else self.polling.to_text(),
         }
         if self.address.password is not None:
             options["password"] = self.address.password.reveal()
@@ -107,7 +111,8 @@ class CaptureSettings:
             Confirm(_choice("confirm", folded.get("confirm") or Confirm.APPLIED, [each.value for each in Confirm])),
             int(_number("maxRetainedWal", folded["maxretainedwal"], 0)) if folded.get("maxretainedwal") else None,
             tuple(json.loads(folded.get("messageprefixes") or "[]")),
-            _choice("capture", folded.get("capture") or "embedded", ("embedded", "separate")) == "separate",
+            _choice("process", folded.get("process") or "embedded", ("embedded", "separate")) == "separate",
+            PollingRules.parse(folded["polling"]) if folded.get("polling") else None,
         )
 
 

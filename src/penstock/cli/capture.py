@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from penstock.capture.spooling import SpoolCapture
+from penstock.capture.choosing import open_capture
 from penstock.cli.signals import on_signals
 from penstock.errors import SpoolLockedError
 from penstock.pipeline.capturing import forget_consumer, plan_capture
@@ -29,7 +29,7 @@ def run_capture(path: Path, console: Console) -> int:
     """Capture until a signal ends it; gives back the exit code."""
     config = load_config(path)
     settings = plan_capture(config)
-    capture = SpoolCapture(settings)
+    capture = open_capture(settings)
     ended_by: list[int] = []
     stopping = threading.Event()
 

@@ -50,7 +50,7 @@ def capture(
         str | None, typer.Option(metavar="CONSUMER", help="let go of what this pipeline has not released, and exit; it will not read again")
     ] = None,
 ) -> None:
-    """Read the slot into the spool, for the pipelines that name it with source.capture: separate, until stopped."""
+    """Read the slot into the spool, for the pipelines that name it with source.process: separate, until stopped."""
     from penstock.cli.capture import run_capture, run_forget
 
     console = Console(stderr=True)

@@ -25,10 +25,10 @@ def plan_capture(config: PipelineConfig) -> CaptureSettings:
     Tables of other pipelines, and tables that come later, are added to the publication by the pipelines that mirror them: who copies a
     table must know whether its changes were published before.
     """
-    if config.source.capture != "separate":
+    if config.source.process != "separate":
         raise ConfigError(
-            "source.capture is embedded: every run of this pipeline captures by itself",
-            hint="set source.capture: separate in every configuration that reads this slot, or leave the capture to `penstock run`",
+            "source.process is embedded: every run of this pipeline captures by itself",
+            hint="set source.process: separate in every configuration that reads this slot, or leave the capture to `penstock run`",
         )
     address = config.source.address()
     with connect(address, "penstock capture") as connection:

@@ -20,7 +20,7 @@ _LEAST_FREE_BYTES = 256 << 20
 
 
 def check_places(config: PipelineConfig) -> list[Step]:
-    capture = [_check_capture(config)] if config.source.capture == "separate" else []
+    capture = [_check_capture(config)] if config.source.process == "separate" else []
     return [_check_state(config), *capture, _check_sink(config), _check_java()]
 
 

@@ -29,7 +29,7 @@ class CaptureCompanion:
 
     @property
     def is_separate(self) -> bool:
-        return self._config.source.capture == "separate"
+        return self._config.source.process == "separate"
 
     def check(self) -> None:
         """Before anything starts: a separate capture must be one that fits, and an embedded one must be the only one."""
@@ -37,7 +37,7 @@ class CaptureCompanion:
         if self.is_separate:
             check_shared(config.spool, config.slot, config.publication, config.type_policy)
         elif (other := self._wait_for_end()) is not None:
-            hint = "stop it; or set source.capture: separate, if that is a `penstock capture` for several pipelines"
+            hint = "stop it; or set source.process: separate, if that is a `penstock capture` for several pipelines"
             raise SpoolLockedError(other.message, hint=hint)
 
     def trouble(self) -> str | None:

@@ -15,11 +15,13 @@ import yaml
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from penstock.capture.confirming import Confirm
+from penstock.capture.polling_rules import PollingRules
 from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.existing_policy import ExistingPolicy
 from penstock.pipeline.maintenance_config import MaintenanceConfig
+from penstock.pipeline.polling_config import PollingConfig
 from penstock.pipeline.references import EnvReference, FileReference, Model
 from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.routes import Route, check_routes
@@ -58,9 +60,14 @@ class SourceConfig(Model):
     failover: bool = Field(
         False, description="have standbys keep a copy of the slot, so that it survives a promotion; Postgres 17 and later"
     )
-    capture: Literal["embedded", "separate"] = Field(
+    capture: Literal["wal", "polling"] = Field(
+        "wal",
+        description="how changes are learned of: from the server's log, by logical replication; or by asking the tables again and again",
+    )
+    polling: PollingConfig | None = None
+    process: Literal["embedded", "separate"] = Field(
         "embedded",
-        description="who reads the slot: the run itself, or `penstock capture`, a process of its own behind which several pipelines read",
+        description="who captures: the run itself, or `penstock capture`, a process of its own behind which several pipelines read",
     )
     spool: Path | None = Field(
         None, description="where captured changes are kept; default: in the state directory. Pipelines that share a slot name the same one"
@@ -70,6 +77,19 @@ class SourceConfig(Model):
         description="have an event trigger of the database tell what becomes of columns, so that fewer tables have to be copied anew",
     )
     tls: TlsConfig | None = None
+
+    @field_validator("capture", mode="before")
+    @classmethod
+    def _says_how(cls, value: Any) -> Any:
+        if value in ("embedded", "separate"):
+            raise ValueError(f"who captures is said by process now: write process: {value}")
+        return value
+
+    @model_validator(mode="after")
+    def _is_polled(self) -> SourceConfig:
+        if self.polling is not None and self.capture != "polling":
+            raise ValueError("polling: says how tables are asked, and capture: is not polling")
+        return self
 
     @field_validator("slot")
     @classmethod
@@ -229,7 +249,12 @@ class PipelineConfig(Model):
     @property
     def owns_publication(self) -> bool:
         """Whether tables may be taken out of it: others may read a publication that is named, or a spool that is captured for several."""
-        return self.source.publication is None and self.source.capture == "embedded"
+        return self.source.publication is None and self.source.process == "embedded"
+
+    @property
+    def polling_rules(self) -> PollingRules | None:
+        """None where changes come from the log."""
+        return (self.source.polling or PollingConfig()).rules(self.state) if self.source.capture == "polling" else None
 
     @property
     def type_policy(self) -> TypePolicy:
@@ -328,7 +353,8 @@ class PipelineConfig(Model):
             confirm=self.confirm,
             max_retained_bytes=self.max_retained_wal,
             message_prefixes=(PREFIX,) if self.source.event_trigger else (),
-            is_separate=self.source.capture == "separate",
+            is_separate=self.source.process == "separate",
+            polling=self.polling_rules,
         )
 
 

@@ -183,7 +183,7 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
         is_locked(config.spool),
         tuple(inspect_consumers(config.spool)),
         load_all_progress(config.sink.root, config.pipeline),
-        missing_capture(config.spool) if config.source.capture == "separate" else None,
+        missing_capture(config.spool) if config.source.process == "separate" else None,
         LetterStore(config.sink.root, config.pipeline).open_counts,
     )
 

@@ -50,7 +50,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("publication", "name", "", "the publication; by default it has the slot's name"),
     Option("spool", "directory", "", "where changes wait for Spark; all executors must reach it. By default in the user's state directory"),
     Option("consumer", "text", "", "who reads the spool; by default named after the tables. Queries that share a spool need one each"),
-    Option("capture", "choice", "embedded", "`separate` if `penstock capture` fills the spool, so that the query only follows it"),
+    Option("process", "choice", "embedded", "`separate` if `penstock capture` fills the spool, so that the query only follows it"),
     Option("columns", "list", "", "`spark.read` only: the columns to read; by default all"),
     Option("maxRowsPerBatch", "count", str(_ADMISSION.rows), "the most rows of one batch, in whole segments of the spool"),
     Option("maxBytesPerBatch", "count", str(_ADMISSION.bytes), "the most bytes of one batch, of the spool or of the table's heap"),
@@ -157,6 +157,8 @@ def _hint(name: str) -> str:
 
 
 def _unknown(name: str) -> ConfigError:
+    if name.lower() == "capture":
+        return ConfigError("who captures is said by the option 'process' now", hint='.option("process", "separate"), or leave it out')
     near = [_BY_NAME[each].name for each in difflib.get_close_matches(name.lower(), _BY_NAME, n=3)]
     hint = f"did you mean {' or '.join(near)}?" if near else "docs/reference/source-options.md lists all there are"
     return ConfigError(f"there is no option {name!r}", hint=hint)

@@ -21,9 +21,10 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
+from penstock.capture.choosing import open_capture
 from penstock.capture.following import SpoolFollower
 from penstock.capture.settings import CaptureSettings
-from penstock.capture.spooling import SpoolCapture
+from penstock.capture.thread import CaptureThread
 from penstock.errors import ConnectionLostError
 from penstock.position import Position
 from penstock.postgres.connection import connect
@@ -48,7 +49,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         # Called twice, once only to be pickled: nothing may be opened here.
         self._options = {name.lower(): value for name, value in options.items()}
         self._admission = Admission.from_options(options)
-        self._capture: SpoolCapture | SpoolFollower | None = None
+        self._capture: CaptureThread | SpoolFollower | None = None
         self._spool: SpoolReader | None = None
         self._planned: Position | None = None
         self._goal: Position | None = None
@@ -146,12 +147,12 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
 
     # the capture ----------------------------------------------------------------------------------------------------------------
 
-    def _running(self, finished: Position) -> tuple[SpoolCapture | SpoolFollower, SpoolReader]:
+    def _running(self, finished: Position) -> tuple[CaptureThread | SpoolFollower, SpoolReader]:
         if self._capture is None or self._spool is None:
             settings = CaptureSettings.from_options(self._options)
             self._prepare(settings, finished)
             self._spool = SpoolReader(settings.spool)
-            self._capture = SpoolFollower(settings) if settings.is_separate else SpoolCapture(settings)
+            self._capture = SpoolFollower(settings) if settings.is_separate else open_capture(settings)
             _end_on_sigterm()
             # Whatever way this process takes out, the capture sends its last confirmation first: its thread is a daemon.
             atexit.register(self._capture.stop)

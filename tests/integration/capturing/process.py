@@ -77,7 +77,7 @@ class SharedSlot:
         self._processes: list[CaptureProcess] = []
 
     def document(self, pipeline: str, tables: list[str], **source: Any) -> dict[str, Any]:
-        shared = {"slot": self.slot, "publication": self.slot, "spool": "spool", "capture": "separate"}
+        shared = {"slot": self.slot, "publication": self.slot, "spool": "spool", "process": "separate"}
         return {
             "pipeline": pipeline,
             "source": {"dsn": self.database.dsn, **shared, **source},

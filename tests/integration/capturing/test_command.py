@@ -94,7 +94,7 @@ def test_a_second_capture_of_the_spool_ends_and_names_the_first(shared: SharedSl
     monkeypatch.setattr(companion, "_END_SECONDS", 0.1)
     with pytest.raises(SpoolLockedError, match=f"process {first.pid} writes to the spool") as raised:
         embedded.check()
-    assert "source.capture: separate" in (raised.value.hint or "")
+    assert "source.process: separate" in (raised.value.hint or "")
     other = shared.start(shared.config("other", ["public.a"], spool="spool_other"))
     wait_for(lambda: "PEN-1202" in other.log.read_text(), "a slot that is taken", other.log.read_text)
 
