@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from penstock.errors import EpochMissedError, PipelineBusyError
+from penstock.errors import ConfigError, EpochMissedError, PipelineBusyError
 from penstock.lag import OpenTransaction
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
@@ -50,6 +50,11 @@ class Meeting:
 @contextmanager
 def meet(spark: SparkSession, config: PipelineConfig, tell: Tell) -> Iterator[Meeting]:
     """Hold a snapshot of the source for the length of the block; the pipeline has been, or is, at the same position."""
+    if config.polling_rules is not None:
+        raise ConfigError(
+            "source and target cannot be brought to one position while changes are learned of by polling",
+            hint="compare them while nobody writes to the source",
+        )
     address = config.source.address()
     for _ in range(_ATTEMPTS):
         with ExitStack() as held:

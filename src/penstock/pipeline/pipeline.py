@@ -21,7 +21,6 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.capture.provision import ensure_capture, inspect_coverage
 from penstock.errors import CaptureFailedError, PenstockError, PrivilegeError, Recovery
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
@@ -35,13 +34,14 @@ from penstock.pipeline.following import Follower
 from penstock.pipeline.gone import keep_gone
 from penstock.pipeline.letter_box import LetterBox
 from penstock.pipeline.letter_store import LetterStore
-from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
+from penstock.pipeline.membership import load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import change_orders, load_orders, with_orders
 from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.roster import Roster
 from penstock.pipeline.schema_policy import SchemaRule
 from penstock.pipeline.shadows import Shadows
+from penstock.pipeline.sides import begins_at, check_fit, side_of
 from penstock.pipeline.sightings import Look
 from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.snapshot import SnapshotCoordinator
@@ -50,9 +50,9 @@ from penstock.pipeline.snapshot_executors import SparkSnapshotExecutors
 from penstock.pipeline.snapshot_progress import load_all_progress
 from penstock.pipeline.snapshot_state import SnapshotStore
 from penstock.pipeline.spark_queries import SparkQueries
-from penstock.pipeline.standing import check_log, check_origin, over_holes
+from penstock.pipeline.standing import over_holes
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Tables, check_selected, fail_blocked, fail_unpublished, inspect_pipeline, pause_ordered, select_tables
+from penstock.pipeline.tables import Tables, check_selected, inspect_pipeline, pause_ordered, select_tables
 from penstock.pipeline.transforming import transforming
 from penstock.pipeline.upkeep import Jobs, TableUpkeep
 from penstock.position import Position
@@ -60,9 +60,8 @@ from penstock.postgres.attributes import CatalogShape, inspect_shape
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import connect
 from penstock.postgres.ddl_trigger import ensure_trigger
-from penstock.postgres.publication import inspect_memberships
-from penstock.postgres.slot import check_server, current_position, inspect_server, inspect_slot
-from penstock.postgres.timeline import SystemIdentity, identify_system
+from penstock.postgres.slot import current_position
+from penstock.postgres.timeline import SystemIdentity
 from penstock.schema import TableName
 from penstock.sinks.base import SHADOWS, Sink
 from penstock.sinks.executors import SparkExecutors
@@ -176,7 +175,7 @@ class Pipeline:
     def _attempt(self, goal: Position | None) -> RunResult:
         """From looking around to the end of the stream."""
         self._capture.check()
-        system = identify_system(self._address)
+        system = side_of(self._config).identify()
         self._sink.drop_shadows()
         shutil.rmtree(self._shadow_root, ignore_errors=True)
         follower = Follower(self._rule, self._inspect)
@@ -208,33 +207,21 @@ class Pipeline:
     def _prepare(self, applier: EpochApplier, system: SystemIdentity) -> Tables:
         """Everything that can be wrong is found here, before the first row."""
         config, last = self._config, applier.last
+        side = side_of(config)
         with connect(self._address) as connection:
-            check_server(inspect_server(connection))
+            check_fit(config, connection)
             selection = select_tables(connection, config)
             tables = inspect_pipeline(selection, self._sink, last, config.schema_rule, config.existing_policy)
             keep_gone(connection, tables, self._sink, last, with_orders(config))
             pause_ordered(tables, load_orders(config.state))
-            slot = inspect_slot(connection, config.slot)
-            check_origin(self._address, config, tables, last, system=system, slot=slot)
+            side.check_origin(connection, tables, last, system)
             check_selected(selection, self._address.describe())
         for name in tables.returned:
             self._sink.disown(name)
         if config.source.event_trigger:
             self._ensure_trigger()
         if tables.capturable:
-            fail_blocked(tables, inspect_coverage(self._address, config.publication, tables.capturable))
-            _, added = ensure_capture(
-                self._address,
-                config.slot,
-                config.publication,
-                tables.capturable,
-                failover=config.source.failover,
-                on_wait=self._tell_wait,
-            )
-            fail_unpublished(tables, added, self._sink.describe)
-            self._check_membership(tables)
-            with connect(self._address) as connection:
-                check_log(connection, config, tables, self._sink.describe)
+            side.ensure(tables, self._sink.describe, is_alone=True, on_wait=self._tell_wait)
         take_over(tables, self._sink, config.state)
         await_copies(tables, self._sink, load_orders(config.state))
         for name, status in tables.statuses.items():
@@ -259,18 +246,11 @@ class Pipeline:
         begun = {name: progress.fence for name, progress in found.items() if name in waiting}
         if begun:
             with connect(self._address) as connection:
-                gone = over_holes(connection, self._config, begun)
+                gone = over_holes(begins_at(self._config, connection), self._config, begun)
             for name in gone:
                 self._unfinished.forget(name)
                 del begun[name]
         return begun
-
-    def _check_membership(self, tables: Tables) -> None:
-        """A table that left the publication and came back looks as if it had always been there."""
-        with connect(self._address) as connection:
-            found = inspect_memberships(connection, self._config.publication, tables.owners)
-        recorded = load_memberships(self._config.state)
-        save_memberships(self._config.state, fail_rejoined(tables, recorded, found, self._sink.describe))
 
     def _renewed(self, name: TableName, is_done: bool) -> None:
         act = self._acts.pop(name, {})
@@ -326,6 +306,7 @@ class Pipeline:
             self._trouble = reason
 
     def _copies(self, sink: Sink, door: Door, unfinished: SnapshotStore, letters: CopyLetters | None) -> BackgroundSnapshots:
+        side = side_of(self._config)
         coordinator = SnapshotCoordinator(
             SparkSnapshotExecutors(self._spark),
             self._address,
@@ -333,10 +314,11 @@ class Pipeline:
             self._observer,
             self._config.snapshot_chunk_bytes,
             self._config.type_policy,
-            self._config.publication,
+            side.publication,
             store=unfinished,
             spool=self._config.spool,
-            slot=self._config.slot,
+            slot=side.slot,
+            export=side.export,
             max_hold_seconds=self._config.max_snapshot_hold_seconds,
             on_wait=self._tell_wait,
             letters=letters,

@@ -19,8 +19,8 @@ class PollingConfig(Model):
     interval: str = Field("1 second", description="how long to pause between two looks at the tables")
     cursor: str = Field(
         XMIN,
-        description="the column that goes up with every change of a row, by which tables are asked; `xmin`, which needs no such column: every "
-        "look then reads the whole table",
+        description="the column that goes up with every change of a row, by which tables are asked; `xmin`, which needs no such column: "
+        "every look then reads the whole table",
     )
     cursors: dict[str, str] = Field(default_factory=dict, description="the same for single tables: `{public.orders: updated_at}`")
     deletes: bool = Field(True, description="find rows that are gone, by comparing all keys of a table at every look")

@@ -12,25 +12,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from penstock.capture.provision import ensure_capture, inspect_coverage
 from penstock.errors import MembersDifferError, PenstockError, Recovery
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.background import BackgroundSnapshots
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.existing import await_copies, take_over
 from penstock.pipeline.gone import why_gone
-from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import TableOrders, change_orders, load_orders
 from penstock.pipeline.parts import load_parts, moved_parts, save_parts
+from penstock.pipeline.sides import side_of
 from penstock.pipeline.sightings import Look
-from penstock.pipeline.standing import check_log
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Selection, Tables, fail_blocked, fail_unpublished, inspect_pipeline, select_tables
+from penstock.pipeline.tables import Selection, Tables, inspect_pipeline, select_tables
 from penstock.postgres.attributes import Parts, inspect_parts
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import connect
-from penstock.postgres.publication import drop_table, inspect_memberships
 from penstock.postgres.slot import nudge
 from penstock.schema import TableName
 from penstock.sinks.base import Sink
@@ -171,10 +168,7 @@ class Roster:
         self.sink.disown(name)
         sources = set(self._sources.pop(name, (name,)))
         needed = {source for each in self._sources.values() for source in each}  # a table may go from one that leaves into another
-        if self.config.owns_publication:
-            with connect(self.config.source.address()) as connection:
-                for source in sources - needed:
-                    drop_table(connection, self.config.publication, source)
+        side_of(self.config).leave(sources - needed)
         self._leaving.discard(name)
         _log.info("table removed", extra={"table": str(name)})
         self.observer.table_left(name)
@@ -184,17 +178,9 @@ class Roster:
         tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_rule, config.existing_policy)
         for name in tables.returned:
             self.sink.disown(name)
-        address = config.source.address()
         try:
             if tables.capturable:
-                fail_blocked(tables, inspect_coverage(address, config.publication, tables.capturable))
-                _, added = ensure_capture(address, config.slot, config.publication, tables.capturable, failover=config.source.failover)
-                fail_unpublished(tables, added, self.sink.describe)
-                with connect(address) as connection:
-                    found = inspect_memberships(connection, config.publication, tables.owners)
-                    check_log(connection, config, tables, self.sink.describe, is_alone=False)
-                recorded = load_memberships(config.state)
-                save_memberships(config.state, {**recorded, **fail_rejoined(tables, recorded, found, self.sink.describe)})
+                side_of(config).ensure(tables, self.sink.describe, is_alone=False)
         except PenstockError as error:
             if error.recovery is not Recovery.OPERATOR:
                 raise
@@ -249,11 +235,7 @@ class Roster:
 
     def _renew(self, table: CatalogTable) -> None:
         """What is wrong with a table may be that it is not published; its copy would be stale from the first moment."""
-        config, address = self.config, self.config.source.address()
-        sources = [source.name for source in table.sources]
-        ensure_capture(address, config.slot, config.publication, sources, failover=config.source.failover)
-        with connect(address) as connection:
-            self.renew(table, inspect_memberships(connection, config.publication, sources))
+        self.renew(table, side_of(self.config).renew([source.name for source in table.sources]))
 
     def _resume(self, name: TableName, status: TableStatus) -> None:
         """A table that was paused before it was copied is as new."""

@@ -21,11 +21,12 @@ from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot_copy import CopyLetters, CopyPlaces, TableCopy
 from penstock.pipeline.snapshot_executors import SnapshotExecutors
-from penstock.pipeline.snapshot_round import RoundEvents, RoundSource, SnapshotRound
+from penstock.pipeline.snapshot_round import Export, RoundEvents, RoundSource, SnapshotRound
 from penstock.pipeline.snapshot_state import SnapshotStore
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import SourceAddress
+from penstock.postgres.exported import export_snapshot
 from penstock.postgres.health import log_wait
 from penstock.postgres.slot import OnWait
 from penstock.postgres.types.policy import TypePolicy
@@ -50,6 +51,8 @@ class SnapshotCoordinator:
     publication: str | None = None
     store: SnapshotStore = field(kw_only=True)
     spool: Path = field(kw_only=True)
+    export: Export = field(default=export_snapshot, kw_only=True)
+    """Takes the snapshots, each with its fence."""
     slot: str | None = field(default=None, kw_only=True)
     """Whose log the changes after the fences come from. It is looked at now and then: without it the copying is pointless."""
     max_hold_seconds: float | None = field(default=None, kw_only=True)
@@ -70,7 +73,7 @@ class SnapshotCoordinator:
         """
         lanes = max(1, min(self.executors.parallelism, _MOST_LANES))
         places = self._places(lanes, is_stopping)
-        source = RoundSource(self.address, self.slot, self.on_wait, self.max_hold_seconds)
+        source = RoundSource(self.address, self.slot, self.on_wait, self.max_hold_seconds, self.export)
         events = RoundEvents(self.observer, on_fence, on_finished, is_stopping)
         failures: dict[TableName, PenstockError] = {}
         waiting = [TableCopy(table, places) for table in tables]

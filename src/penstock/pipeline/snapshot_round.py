@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from pyspark import InheritableThread
@@ -46,6 +47,10 @@ _WATCH_SECONDS = 5.0
 _EVERYBODYS = (CaptureFailedError, SlotLostError)
 
 
+Export = Callable[[SourceAddress, OnWait], AbstractContextManager[ExportedSnapshot]]
+"""Holds a snapshot for the length of the block, and says as of which position it is exact."""
+
+
 @dataclass(frozen=True, slots=True)
 class RoundSource:
     """Where the snapshot comes from, and how long it may be held."""
@@ -54,6 +59,7 @@ class RoundSource:
     slot: str | None
     on_wait: OnWait
     hold_seconds: float | None
+    export: Export = export_snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +99,7 @@ class SnapshotRound:
             sizes = inspect_sizes(connection, [source.oid for copy in self._copies for source in copy.table.sources])
         threads: list[threading.Thread] = []
         try:
-            with export_snapshot(self._source.address, self._tell_wait) as exported:
+            with self._source.export(self._source.address, self._tell_wait) as exported:
                 schedule = Schedule(
                     [(copy, sum(sizes.get(source.oid, 0) for source in copy.table.sources)) for copy in self._copies],
                     is_stopping=self._events.is_stopping,

@@ -48,16 +48,15 @@ def check_log(
     fail_over_holes(tables, ground, slot.confirmed, config.slot, describe, is_alone=is_alone)
 
 
-def over_holes(connection: Connection, config: PipelineConfig, held: Mapping[TableName, Position]) -> list[TableName]:
-    """The tables after whose position something is gone from slot and spool."""
-    slot = inspect_slot(connection, config.slot)
+def over_holes(begin: Position, config: PipelineConfig, held: Mapping[TableName, Position]) -> list[TableName]:
+    """The tables after whose position something is gone from the spool, and from the source, which gives what comes after `begin`."""
     reader = SpoolReader(config.spool)
     start, end = reader.start, reader.end
     ground = (start, end) if start is not None and end is not None else None
     gone = []
     for name, position in held.items():
         try:
-            check_continuity(position, ground, slot.confirmed if slot is not None else Position.ZERO, config.slot)
+            check_continuity(position, ground, begin, config.slot)
         except PositionGapError:
             gone.append(name)
     return gone

@@ -31,6 +31,7 @@ class PipelineStatus:
 
     pipeline: str
     slot_name: str
+    """Empty if there is none, since changes are not learned of from the log."""
     epoch: Epoch | None
     capture: CaptureStatus | None
     spool_bytes: int
@@ -84,7 +85,7 @@ class PipelineStatus:
         """What an operator should look at before it becomes an error."""
         capture = self.capture
         gone = []
-        if self.epoch is not None and self.slot is None and self.source_error is None:
+        if self.epoch is not None and self.slot is None and self.slot_name and self.source_error is None:
             gone = [f"slot {self.slot_name} is gone, and the targets hold only what committed up to {self.epoch.position}: {COPY_ANEW}"]
         gone += [f"{self.missing.message}: {self.missing.hint}"] if self.missing is not None else []
         gone += [_away(each) for each in self.consumers if each.age_seconds > _AWAY_SECONDS and len(self.consumers) > 1]
@@ -171,7 +172,7 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
         source_error = str(error)
     return PipelineStatus(
         config.pipeline,
-        config.slot,
+        config.slot if config.polling_rules is None else "",
         EpochLog(config.sink.root, config.pipeline).last(),
         load_status(config.spool),
         spool_bytes(reader),

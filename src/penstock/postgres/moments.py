@@ -20,9 +20,10 @@ from penstock.position import Position
 from penstock.postgres.chunks import reading
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.exported import ExportedSnapshot
+from penstock.postgres.health import log_wait
 from penstock.postgres.outline import lock_patience
 from penstock.postgres.queries import query
-from penstock.postgres.slot import nudge
+from penstock.postgres.slot import OnWait, nudge
 from penstock.postgres.timeline import SystemIdentity
 from penstock.schema import TableName
 
@@ -56,8 +57,8 @@ def hold_moment(connection: Connection, tables: Sequence[TableName] = ()) -> Ite
 
 
 @contextmanager
-def export_moment(address: SourceAddress) -> Iterator[ExportedSnapshot]:
-    """Hold a snapshot for others to read under, for the length of the block; its fence is a moment. Nothing is waited for."""
+def export_moment(address: SourceAddress, _on_wait: OnWait = log_wait) -> Iterator[ExportedSnapshot]:
+    """As `export_snapshot`, without a slot: the fence is a moment. Nothing is waited for, so nobody is told."""
     with connect(address, "penstock snapshot") as connection, connect(address) as other, _begun(connection):
         moment = _inspect_moment(connection)
         row: Any = connection.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()

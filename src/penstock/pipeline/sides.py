@@ -1,0 +1,229 @@
+"""What a pipeline asks of its source beside the changes themselves, which depends on how these are learned of.
+
+Is it the source that the targets were filled from, are all tables captured, is everything there that the targets lack, and as of which
+place in the log is a snapshot exact: `WalSide` answers by slot and publication, `PollingSide` by where polling goes on.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+from typing_extensions import override
+
+from penstock.capture.choosing import polling_settings
+from penstock.capture.polling_feed import PollingFeed
+from penstock.capture.polling_settings import PollingSettings
+from penstock.capture.polling_state import PollingState
+from penstock.capture.polling_tables import find_tables
+from penstock.capture.provision import ensure_capture, inspect_coverage
+from penstock.errors import SlotMissingError, SystemChangedError
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.epochs import Epoch
+from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
+from penstock.pipeline.snapshot_round import Export
+from penstock.pipeline.standing import check_log, check_origin
+from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
+from penstock.position import Position
+from penstock.postgres.connection import Connection, connect
+from penstock.postgres.exported import export_snapshot
+from penstock.postgres.health import log_wait
+from penstock.postgres.moments import export_moment, inspect_system
+from penstock.postgres.publication import drop_table, inspect_memberships
+from penstock.postgres.slot import COPY_ANEW, OnWait, check_server, inspect_server, inspect_slot
+from penstock.postgres.timeline import SystemIdentity, identify_system
+from penstock.schema import TableName
+from penstock.spool.reader import SpoolReader
+
+Describe = Callable[[TableName], str]
+
+
+class CaptureSide(ABC):
+    """For one configuration, as it is by then."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self._config = config
+        self._address = config.source.address()
+
+    @property
+    def slot(self) -> str | None:
+        """Without which copying a table is pointless; None if there is no such thing."""
+        return None
+
+    @property
+    def publication(self) -> str | None:
+        return None
+
+    @property
+    @abstractmethod
+    def export(self) -> Export:
+        """How a snapshot is taken, and the position at which it is exact."""
+
+    @abstractmethod
+    def identify(self) -> SystemIdentity:
+        """Which server this is."""
+
+    @abstractmethod
+    def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
+        """Raise unless the server is fit, and the one that the targets were filled from."""
+
+    @abstractmethod
+    def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
+        """See to it that the tables' changes arrive; those of which some are missing fail. `is_alone`: there are no others that go on."""
+
+    @abstractmethod
+    def renew(self, tables: Sequence[TableName]) -> Mapping[TableName, str]:
+        """See to it before tables are copied anew; gives by which act each is captured now."""
+
+    @abstractmethod
+    def leave(self, tables: Collection[TableName]) -> None:
+        """These are no longer needed by this pipeline."""
+
+
+class WalSide(CaptureSide):
+    """Slot and publication."""
+
+    @property
+    @override
+    def slot(self) -> str:
+        return self._config.slot
+
+    @property
+    @override
+    def publication(self) -> str:
+        return self._config.publication
+
+    @property
+    @override
+    def export(self) -> Export:
+        return export_snapshot
+
+    @override
+    def identify(self) -> SystemIdentity:
+        return identify_system(self._address)
+
+    @override
+    def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
+        slot = inspect_slot(connection, self._config.slot)
+        check_origin(self._address, self._config, tables, last, system=system, slot=slot)
+
+    @override
+    def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
+        config = self._config
+        fail_blocked(tables, inspect_coverage(self._address, config.publication, tables.capturable))
+        _, added = ensure_capture(
+            self._address, config.slot, config.publication, tables.capturable, failover=config.source.failover, on_wait=on_wait
+        )
+        fail_unpublished(tables, added, describe)
+        with connect(self._address) as connection:
+            found = inspect_memberships(connection, config.publication, tables.owners)
+            recorded = load_memberships(config.state)
+            # A table that left the publication and came back looks as if it had always been there.
+            joined = fail_rejoined(tables, recorded, found, describe)
+            save_memberships(config.state, joined if is_alone else {**recorded, **joined})
+            check_log(connection, config, tables, describe, is_alone=is_alone)
+
+    @override
+    def renew(self, tables: Sequence[TableName]) -> Mapping[TableName, str]:
+        config = self._config
+        ensure_capture(self._address, config.slot, config.publication, tables, failover=config.source.failover)
+        with connect(self._address) as connection:
+            return inspect_memberships(connection, config.publication, tables)
+
+    @override
+    def leave(self, tables: Collection[TableName]) -> None:
+        if self._config.owns_publication:
+            with connect(self._address) as connection:
+                for table in tables:
+                    drop_table(connection, self._config.publication, table)
+
+
+class PollingSide(CaptureSide):
+    """Where polling goes on, in the state directory or in the source."""
+
+    def __init__(self, config: PipelineConfig, settings: PollingSettings) -> None:
+        super().__init__(config)
+        self._settings = settings
+
+    @property
+    @override
+    def export(self) -> Export:
+        return export_moment
+
+    @override
+    def identify(self) -> SystemIdentity:
+        with connect(self._address) as connection:
+            return inspect_system(connection)
+
+    @override
+    def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
+        """Another timeline is no matter: tables are read anew then."""
+        before = SystemIdentity.parse(last.system) if last is not None else system
+        if before.identifier != system.identifier:
+            raise SystemChangedError(
+                f"the server is database system {system.identifier}, and everything so far came from {before.identifier}",
+                hint=f"point source.dsn back at the old system, or {COPY_ANEW}",
+            )
+
+    @override
+    def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
+        mark = self._settings.resume.load_mark()
+        if mark is None and tables.filled:
+            raise SlotMissingError(
+                "where polling is to go on is lost: what changed since the targets were last updated cannot be told any more",
+                hint=f"restore {self._settings.rules.resume or 'penstock.polling in the source'}, or remove {self._config.sink.root} and "
+                f"{self._config.state}, and run again to copy the tables anew",
+            )
+        added = self._begin(tables.capturable)
+        if mark is not None:
+            fail_unpublished(tables, added, describe)
+            reader = SpoolReader(self._config.spool)
+            start, end = reader.start, reader.end
+            ground = (start, end) if start is not None and end is not None else None
+            fail_over_holes(tables, ground, mark.position, self._settings.name, describe, is_alone=is_alone)
+
+    @override
+    def renew(self, tables: Sequence[TableName]) -> Mapping[TableName, str]:
+        self._begin(tables)
+        return {}
+
+    @override
+    def leave(self, tables: Collection[TableName]) -> None:
+        """They go on being asked, and nobody reads what that brings; a table that comes back has missed nothing."""
+
+    def _begin(self, tables: Sequence[TableName]) -> list[TableName]:
+        """Have these asked from now on; gives those that were not."""
+        settings = replace(self._settings, tables=tuple(tables))
+        store, feed = settings.resume, PollingFeed(settings)
+        mark = store.load_mark()
+        if mark is None:
+            feed.ensure()
+            return list(tables)
+        with connect(self._address) as connection:
+            found = find_tables(connection, tables)
+        known = {*PollingState.parse(mark.state).tables, *store.load_tables()}
+        added = [table.name for table in found if table.oid not in known]
+        feed.add(added)
+        return added
+
+
+def side_of(config: PipelineConfig) -> CaptureSide:
+    polling = polling_settings(config.capture_settings())
+    return WalSide(config) if polling is None else PollingSide(config, polling)
+
+
+def check_fit(config: PipelineConfig, connection: Connection) -> None:
+    """Raise unless the server has what the capture needs, whatever tables there are."""
+    if config.polling_rules is None:
+        check_server(inspect_server(connection))
+
+
+def begins_at(config: PipelineConfig, connection: Connection) -> Position:
+    """After which position the source can still give everything; zero if nothing has begun."""
+    polling = polling_settings(config.capture_settings())
+    if polling is None:
+        slot = inspect_slot(connection, config.slot)
+        return slot.confirmed if slot is not None else Position.ZERO
+    mark = polling.resume.load_mark()
+    return mark.position if mark is not None else Position.ZERO
