@@ -11,7 +11,7 @@ transactions can no longer be told apart. If also the keys are gone that the tab
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -41,8 +41,6 @@ _log = logging.getLogger(__name__)
 
 _MOST_SEEN = 2_000_000
 """Names of row versions in memory, of a table. With more, some rows come again with every look until older transactions have ended."""
-_REWOUND_BYTES = 1 << 16
-"""By so much a position may be ahead of the log: two looks at one place of it have two positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class PollingFeed(ChangeFeed):
             with hold_moment(connection, [table.name for table in found]) as moment:
                 polled = inspect_polled(connection, settings, found)
                 states = {table.schema.oid: begin_table(connection, table, moment, keys) for table in polled}
-        return moment.position, PollingState(str(system), states)
+        return moment.position, PollingState(str(system), moment.position, states)
 
     @override
     def open(self, mark: Mark) -> FeedSession:
@@ -120,7 +118,9 @@ class PollingSession(FeedSession):
             self._connection: Connection = self._stack.enter_context(connect(settings.address, "penstock polling"))
             with source_errors(f"asking {settings.address.describe()}"):
                 self._system = inspect_system(self._connection)
-            self._states = _continued(dict(state.tables), SystemIdentity.parse(state.system), self._system)
+            is_same = _is_same_timeline(SystemIdentity.parse(state.system), self._system)
+            self._states = dict(state.tables) if is_same else _read_anew(state.tables)
+            self._reached = state.reached if is_same else Position.ZERO
         except BaseException:
             self._stack.close()
             raise
@@ -154,7 +154,7 @@ class PollingSession(FeedSession):
             now = inspect_open(connection)
             safe = self._safe.look(now)
             with hold_moment(connection, [table.name for table in found]) as moment:
-                check_not_rewound(Position.of(max(0, last.value - _REWOUND_BYTES)), moment.position)
+                check_not_rewound(self._reached, moment.position)
                 position = max(moment.position, Position.of(last.value + 1))
                 steps = LookSteps(position, moment.taken_at)
                 states = dict(self._states)
@@ -162,8 +162,9 @@ class PollingSession(FeedSession):
                     asked = _Asked(table, self._state_of(table), moment, position)
                     following = self._following(asked, now, safe)
                     states[table.schema.oid] = yield from self._ask(asked, following, steps)
-                self._states = states
-                self._mark = Mark(position if steps.rows else max(moment.position, last), PollingState(str(self._system), states).to_text())
+                self._states, self._reached = states, moment.position
+                state = PollingState(str(self._system), moment.position, states)
+                self._mark = Mark(position if steps.rows else max(moment.position, last), state.to_text())
                 yield from steps.finish()
 
     def _find(self) -> list[CatalogTable]:
@@ -195,6 +196,9 @@ class PollingSession(FeedSession):
         """What is new in one table; its state after that."""
         table, state = asked.table, asked.state
         rows_before = steps.rows
+        if table.schema.oid not in self._states:
+            # Dropped and made anew under the same name: the rows that it had went with it.
+            yield from steps.truncate(table.schema)
         if self._settings.rules.deletes:
             if state.keys is not None and not self._keys.has(table.schema.oid, state.keys):
                 _log.warning("keys are lost, table is read anew", extra={"table": str(table.schema.name)})
@@ -271,14 +275,16 @@ def _again(first: list[pa.StringArray] | None, rest: Iterator[list[pa.StringArra
         yield from rest
 
 
-def _continued(tables: dict[int, TableState], before: SystemIdentity, now: SystemIdentity) -> dict[int, TableState]:
-    """After a promotion or a restore, what was read before may be of transactions that the server has lost: everything is read again."""
+def _is_same_timeline(before: SystemIdentity, now: SystemIdentity) -> bool:
     if now.identifier != before.identifier:
         raise SystemChangedError(
             f"the server is database system {now.identifier}, and everything so far came from {before.identifier}",
             hint=f"point the address back at the old system, or {COPY_ANEW}",
         )
-    if now.timeline == before.timeline:
-        return tables
-    _log.warning("the server is on another timeline, tables are read anew", extra={"timeline": now.timeline, "before": before.timeline})
+    return now.timeline == before.timeline
+
+
+def _read_anew(tables: Mapping[int, TableState]) -> dict[int, TableState]:
+    """After a promotion or a restore, what was read before may be of transactions that the server has lost."""
+    _log.warning("the server is on another timeline, tables are read anew", extra={"tables": len(tables)})
     return {oid: replace(state, window=EVERYTHING, seen=NONE_SEEN) for oid, state in tables.items()}

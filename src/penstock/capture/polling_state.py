@@ -36,17 +36,21 @@ class PollingState:
     """`system` is whose it is: on another timeline the same transaction numbers stand for other transactions."""
 
     system: str
+    reached: Position
+    """Where the server's log was."""
     tables: Mapping[int, TableState] = field(default_factory=dict)
     """By OID."""
 
     def to_text(self) -> str:
-        return json.dumps({"system": self.system, "tables": {str(oid): _document(state) for oid, state in self.tables.items()}})
+        tables = {str(oid): _document(state) for oid, state in self.tables.items()}
+        return json.dumps({"system": self.system, "reached": str(self.reached), "tables": tables})
 
     @classmethod
     def parse(cls, text: str) -> PollingState:
         try:
             document = json.loads(text)
-            return cls(str(document["system"]), {int(oid): _parse(state) for oid, state in document["tables"].items()})
+            tables = {int(oid): _parse(state) for oid, state in document["tables"].items()}
+            return cls(str(document["system"]), Position.parse(document["reached"]), tables)
         except (KeyError, TypeError, ValueError) as error:
             raise SpoolCorruptError(
                 "what polling is to go on from cannot be read", hint="restore it from a copy, or copy the tables anew"

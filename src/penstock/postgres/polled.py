@@ -118,12 +118,13 @@ def read_versions(connection: Connection, table: PolledTable, window: Window, mo
 def inspect_highest(connection: Connection, table: PolledTable) -> str | None:
     """The highest value of the cursor, as text; of a time, not more than now. None if there is no row."""
     assert table.cursor is not None
-    highest = sql.SQL("max(t.{})").format(sql.Identifier(table.cursor.name))
-    if table.cursor.type_name in _TIMES:
-        highest = sql.SQL("least({}, now())").format(highest)
+    column = sql.SQL("t.{}").format(sql.Identifier(table.cursor.name))
+    shown = sql.SQL("least({}, now())").format(column) if table.cursor.type_name in _TIMES else column
+    # Not by max, which some types lack that have an order.
+    statement = sql.SQL("SELECT ({})::text FROM {} ORDER BY {} DESC LIMIT 1").format(shown, _rows(table), column)
     with reading(table.schema.name):
-        row: Any = connection.execute(sql.SQL("SELECT ({})::text FROM {}").format(highest, _rows(table))).fetchone()
-    return None if row[0] is None else str(row[0])
+        row: Any = connection.execute(statement).fetchone()
+    return None if row is None else str(row[0])
 
 
 def read_keys_in_order(connection: Connection, table: PolledTable) -> Iterator[list[pa.StringArray]]:
