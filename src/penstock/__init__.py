@@ -13,6 +13,9 @@ from penstock.position import Lsn, Position
 from penstock.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
+    from penstock.capture.polling import PollingCapture
+    from penstock.capture.polling_rules import PollingRules
+    from penstock.capture.polling_settings import PollingSettings
     from penstock.capture.records.buffer import RecordBuffer
     from penstock.capture.records.building import RecordBuilder
     from penstock.capture.records.snapshotter import CaptureSnapshotter
@@ -38,6 +41,9 @@ __all__ = [
     "Delete",
     "Lsn",
     "PenstockError",
+    "PollingCapture",
+    "PollingRules",
+    "PollingSettings",
     "Position",
     "PostgresConnector",
     "PostgresRecordSource",
@@ -68,6 +74,9 @@ _ELSEWHERE = {
     "CaptureSettings": "penstock.capture.settings",
     "CaptureSnapshotter": "penstock.capture.records.snapshotter",
     "ConsistentTables": "penstock.pipeline.consistent",
+    "PollingCapture": "penstock.capture.polling",
+    "PollingRules": "penstock.capture.polling_rules",
+    "PollingSettings": "penstock.capture.polling_settings",
     "PostgresConnector": "penstock.connectors.postgres",
     "PostgresRecordSource": "penstock.capture.records.source",
     "RecordBuffer": "penstock.capture.records.buffer",

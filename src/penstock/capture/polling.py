@@ -83,7 +83,7 @@ class PollingCapture(ChangeCapture):
             found = find_tables(connection, tables)
             with hold_moment(connection, [table.name for table in found]) as moment:
                 commit = Commit(moment.position)
-                for table in inspect_polled(connection, settings, found):
+                for table in inspect_polled(connection, settings, found).checked():
                     for block in read_window(connection, table, EVERYTHING, EVERYTHING, moment):
                         rows = decode_rows(block.texts, table.schema)
                         check_values(rows, table.schema, refuse_inexact=settings.types.refuses_inexact)

@@ -95,7 +95,7 @@ class PollingFeed(ChangeFeed):
             system = inspect_system(connection)
             found = find_tables(connection, tables)
             with hold_moment(connection, [table.name for table in found]) as moment:
-                polled = inspect_polled(connection, settings, found)
+                polled = inspect_polled(connection, settings, found).checked()
                 states = {table.schema.oid: begin_table(connection, table, moment, keys) for table in polled}
         return moment.position, PollingState(str(system), moment.position, states)
 
@@ -126,6 +126,7 @@ class PollingSession(FeedSession):
             raise
         self._safe = SafeLooks()
         self._tables: dict[int, _ColumnWatch] = {}
+        self._told: set[TableName] = set()
 
     @property
     @override
@@ -158,7 +159,7 @@ class PollingSession(FeedSession):
                 position = max(moment.position, Position.of(last.value + 1))
                 steps = LookSteps(position, moment.taken_at)
                 states = dict(self._states)
-                for table in inspect_polled(connection, self._settings, found):
+                for table in self._inspect(found):
                     asked = _Asked(table, self._state_of(table), moment, position)
                     following = self._following(asked, now, safe)
                     states[table.schema.oid] = yield from self._ask(asked, following, steps)
@@ -173,6 +174,17 @@ class PollingSession(FeedSession):
         for oid, text in added.items():
             self._states.setdefault(oid, parse_table(text))
         return find_tables(self._connection, self._settings.tables, () if self._settings.tables else added)
+
+    def _inspect(self, found: list[CatalogTable]) -> list[PolledTable]:
+        """Of tables that others added, one that cannot be asked any more does not stop the rest; who added it sees that it has changed."""
+        polled = inspect_polled(self._connection, self._settings, found)
+        if self._settings.tables:
+            return polled.checked()
+        for name, error in polled.refused.items():
+            if name not in self._told:
+                self._told.add(name)
+                _log.warning("table cannot be asked any more", extra={"table": str(name), "code": error.code, "reason": error.message})
+        return polled.tables
 
     def _state_of(self, table: PolledTable) -> TableState:
         """One of which nothing is known, or which was asked in another way before, is asked for everything."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.capture.known_keys import KnownKeys
 from penstock.capture.polling_rules import XMIN
 from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.polling_state import TableState
+from penstock.errors import PenstockError, TableError
 from penstock.postgres.catalog import CatalogTable, KeyFault, inspect_key_faults, inspect_schemas, inspect_tables
 from penstock.postgres.connection import Connection
 from penstock.postgres.moments import Moment
-from penstock.postgres.polled import PolledTable, Window, inspect_cursors, inspect_highest, read_keys_in_order, read_versions
+from penstock.postgres.polled import PolledTable, Window, check_cursor, inspect_cursors, inspect_highest, read_keys_in_order, read_versions
 from penstock.postgres.queries import query
 from penstock.schema import TableName
 
@@ -24,18 +26,40 @@ def find_tables(connection: Connection, names: Collection[TableName], oids: Coll
     return [table for table in inspect_tables(connection) if table.name in names or table.oid in oids]
 
 
-def inspect_polled(connection: Connection, settings: PollingSettings, tables: Sequence[CatalogTable]) -> list[PolledTable]:
-    """Their shapes now, and what they are asked by. Raises if one of them cannot be."""
+@dataclass(frozen=True, slots=True)
+class PolledTables:
+    """Tables that can be asked, and why others cannot."""
+
+    tables: list[PolledTable]
+    refused: dict[TableName, PenstockError]
+
+    def checked(self) -> list[PolledTable]:
+        """Raise the first reason why one of them cannot be asked."""
+        for error in self.refused.values():
+            raise error
+        return self.tables
+
+
+def inspect_polled(connection: Connection, settings: PollingSettings, tables: Sequence[CatalogTable]) -> PolledTables:
+    """Their shapes now, and what they are asked by."""
+    oids = [table.oid for table in tables]
     schemas = inspect_schemas(connection, tables, settings.types)
     faults = inspect_key_faults(connection, schemas.values())
-    for name, schema in schemas.items():
-        if not schema.key:
-            raise faults.get(name, KeyFault.MISSING).error(name)
-    wanted = {table.oid: (table.name, settings.rules.cursor_of(table.name)) for table in tables}
-    cursors = inspect_cursors(connection, {oid: (name, column) for oid, (name, column) in wanted.items() if column != XMIN})
-    rows: list[Any] = connection.execute(query("polling", "partitioned"), {"oids": list(wanted)}).fetchall()
+    cursors = inspect_cursors(connection, oids)
+    rows: list[Any] = connection.execute(query("polling", "partitioned"), {"oids": oids}).fetchall()
     partitioned = {oid for (oid,) in rows}
-    return [PolledTable(schemas[table.name], table.oid in partitioned, cursors.get(table.oid)) for table in tables]
+    found = PolledTables([], {})
+    for table in tables:
+        schema, column = schemas[table.name], settings.rules.cursor_of(table.name)
+        try:
+            if not schema.key:
+                raise faults.get(table.name, KeyFault.MISSING).error(table.name)
+            cursor = None if column == XMIN else check_cursor(table.name, column, cursors.get((table.oid, column)))
+        except TableError as error:
+            found.refused[table.name] = error
+        else:
+            found.tables.append(PolledTable(schema, table.oid in partitioned, cursor))
+    return found
 
 
 def begin_table(connection: Connection, table: PolledTable, moment: Moment, keys: KnownKeys | None) -> TableState:

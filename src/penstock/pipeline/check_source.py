@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from penstock.capture.blockers import outside_kind, reading_blockers
+from penstock.capture.choosing import polling_settings
+from penstock.capture.polling_tables import inspect_polled
 from penstock.capture.provision import plan_coverage
 from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError
 from penstock.lag import OpenTransaction
@@ -22,6 +24,7 @@ from penstock.postgres.connection import Connection, SourceAddress, connect, con
 from penstock.postgres.ddl_trigger import ensure_trigger
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
 from penstock.postgres.limits import Limits, check_room, check_version, inspect_limits
+from penstock.postgres.moments import export_moment
 from penstock.postgres.privileges import Role, inspect_role, inspect_unreadable
 from penstock.postgres.slot import check_failover, check_server, check_slot, inspect_server, inspect_slot
 from penstock.schema import TableName
@@ -63,6 +66,8 @@ class _SourceCheck:
 
     def run(self) -> list[Step]:
         with ExitStack() as stack:
+            if self._config.polling_rules is not None:
+                return self._run_polling(stack)
             return [
                 self._try("server", self._server),
                 self._try("replication", self._replication),
@@ -72,6 +77,29 @@ class _SourceCheck:
                 self._try("reading", self._with_selection(self._reading)),
                 self._try("continuity", self._with_selection(self._continuity)),
             ]
+
+    def _run_polling(self, stack: ExitStack) -> list[Step]:
+        return [
+            self._try("server", self._version),
+            self._try("tables", self._tables),
+            self._try("polling", self._with_selection(lambda step, selection: self._polling(step, selection, stack))),
+            self._try("reading", self._with_selection(self._reading)),
+        ]
+
+    def _version(self, step: Step) -> None:
+        limits = inspect_limits(self._connection)
+        step.detail = f"Postgres {limits.version}"
+        check_version(limits.version_number)
+
+    def _polling(self, step: Step, selection: Selection, stack: ExitStack) -> None:
+        """Whether the tables can be asked, and a snapshot such as every copy needs, which lasts as long as `stack`."""
+        settings = polling_settings(self._config.capture_settings())
+        assert settings is not None
+        polled = inspect_polled(self._connection, settings, selection.sources)
+        step.detail = f"{len(polled.tables):,} tables, every {settings.rules.interval_seconds:g} s"
+        for name, error in polled.refused.items():
+            step.problem(error, name)
+        self._snapshot = stack.enter_context(export_moment(self._address))
 
     def _try(self, name: str, action: Callable[[Step], None]) -> Step:
         """Whatever stops one step, a view that may not be read too, the others are still tried."""

@@ -16,18 +16,18 @@ from penstock.capture.choosing import polling_settings
 from penstock.capture.polling_feed import PollingFeed
 from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.polling_state import PollingState
-from penstock.capture.polling_tables import find_tables
+from penstock.capture.polling_tables import find_tables, inspect_polled
 from penstock.capture.provision import ensure_capture, inspect_coverage
 from penstock.errors import SlotMissingError, SystemChangedError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
-from penstock.pipeline.snapshot_round import Export
 from penstock.pipeline.standing import check_log, check_origin
+from penstock.pipeline.states import TableStatus
 from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
 from penstock.position import Position
 from penstock.postgres.connection import Connection, connect
-from penstock.postgres.exported import export_snapshot
+from penstock.postgres.exported import Export, export_snapshot
 from penstock.postgres.health import log_wait
 from penstock.postgres.moments import export_moment, inspect_system
 from penstock.postgres.publication import drop_table, inspect_memberships
@@ -175,6 +175,7 @@ class PollingSide(CaptureSide):
                 hint=f"restore {self._settings.rules.resume or 'penstock.polling in the source'}, or remove {self._config.sink.root} and "
                 f"{self._config.state}, and run again to copy the tables anew",
             )
+        self._fail_unfit(tables)
         added = self._begin(tables.capturable)
         if mark is not None:
             fail_unpublished(tables, added, describe)
@@ -191,6 +192,17 @@ class PollingSide(CaptureSide):
     @override
     def leave(self, tables: Collection[TableName]) -> None:
         """They go on being asked, and nobody reads what that brings; a table that comes back has missed nothing."""
+
+    def _fail_unfit(self, tables: Tables) -> None:
+        """Tables that cannot be asked. If that is so for all of them, nothing starts."""
+        with connect(self._address) as connection:
+            refused = inspect_polled(connection, self._settings, find_tables(connection, tables.capturable)).refused
+        if refused.keys() >= set(tables.capturable):
+            raise next(iter(refused.values()))
+        owners = tables.owners
+        for source, error in refused.items():
+            name = owners.get(source, source)
+            tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)
 
     def _begin(self, tables: Sequence[TableName]) -> list[TableName]:
         """Have these asked from now on; gives those that were not."""

@@ -21,12 +21,12 @@ from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshot_copy import CopyLetters, CopyPlaces, TableCopy
 from penstock.pipeline.snapshot_executors import SnapshotExecutors
-from penstock.pipeline.snapshot_round import Export, RoundEvents, RoundSource, SnapshotRound
+from penstock.pipeline.snapshot_round import RoundEvents, RoundSource, SnapshotRound
 from penstock.pipeline.snapshot_state import SnapshotStore
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import SourceAddress
-from penstock.postgres.exported import export_snapshot
+from penstock.postgres.exported import Export, export_snapshot
 from penstock.postgres.health import log_wait
 from penstock.postgres.slot import OnWait
 from penstock.postgres.types.policy import TypePolicy

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from pyspark import InheritableThread
@@ -30,7 +29,7 @@ from penstock.pipeline.snapshot_copy import TableCopy
 from penstock.pipeline.snapshot_schedule import Schedule, Step, Turn
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.exported import ExportedSnapshot, export_snapshot
+from penstock.postgres.exported import Export, ExportedSnapshot, export_snapshot
 from penstock.postgres.outline import inspect_sizes
 from penstock.postgres.slot import OnWait, check_slot, inspect_server, inspect_slot
 from penstock.schema import TableName
@@ -45,10 +44,6 @@ _WATCH_SECONDS = 5.0
 
 # What is not the fault of the table that met it: the pipeline as a whole has to answer for it.
 _EVERYBODYS = (CaptureFailedError, SlotLostError)
-
-
-Export = Callable[[SourceAddress, OnWait], AbstractContextManager[ExportedSnapshot]]
-"""Holds a snapshot for the length of the block, and says as of which position it is exact."""
 
 
 @dataclass(frozen=True, slots=True)

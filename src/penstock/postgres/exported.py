@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from psycopg import sql
 
@@ -52,6 +52,10 @@ def export_snapshot(address: SourceAddress, on_wait: OnWait = log_wait) -> Itera
 
         _, consistent, name, _ = replication_command(connection, command, "exporting a snapshot", on_wait=tell)
         yield ExportedSnapshot(name, Position.parse(consistent))
+
+
+Export: TypeAlias = Callable[[SourceAddress, OnWait], AbstractContextManager[ExportedSnapshot]]
+"""A way of holding a snapshot that has a fence."""
 
 
 @dataclass(frozen=True, slots=True)

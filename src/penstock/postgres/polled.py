@@ -14,9 +14,9 @@ are told from new ones without a look at their values.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -138,14 +138,18 @@ def read_keys_in_order(connection: Connection, table: PolledTable) -> Iterator[l
         yield from read_texts(connection, statement.as_string(), 2 + len(keys))
 
 
-def inspect_cursors(connection: Connection, wanted: dict[int, tuple[TableName, str]]) -> dict[int, CursorColumn]:
-    """By OID, the columns that tables are to be asked by. Raises if one of them cannot be."""
-    rows: list[Any] = connection.execute(query("polling", "cursor_columns"), {"oids": list(wanted)}).fetchall() if wanted else []
-    known = {(oid, name): (type_name, is_filled, is_ordered) for oid, name, type_name, is_filled, is_ordered in rows}
-    return {oid: _cursor(table, column, known.get((oid, column))) for oid, (table, column) in wanted.items()}
+CursorFacts: TypeAlias = tuple[str, bool, bool]
+"""Of a column: its type as SQL writes it, whether it is never NULL, whether its values have an order."""
 
 
-def _cursor(table: TableName, column: str, found: tuple[str, bool, bool] | None) -> CursorColumn:
+def inspect_cursors(connection: Connection, oids: Sequence[int]) -> dict[tuple[int, str], CursorFacts]:
+    """Of all columns of these tables, by OID and name."""
+    rows: list[Any] = connection.execute(query("polling", "cursor_columns"), {"oids": list(oids)}).fetchall()
+    return {(oid, name): (type_name, is_filled, is_ordered) for oid, name, type_name, is_filled, is_ordered in rows}
+
+
+def check_cursor(table: TableName, column: str, found: CursorFacts | None) -> CursorColumn:
+    """Raise the error that names why a table cannot be asked by this column, if there is a reason."""
     if found is None:
         raise UnsupportedTableError(f"table {table} has no column {column!r} to be asked by", hint="name one of its columns, or xmin")
     type_name, is_filled, is_ordered = found
