@@ -127,6 +127,7 @@ class PollingSession(FeedSession):
         self._safe = SafeLooks()
         self._tables: dict[int, _ColumnWatch] = {}
         self._told: set[TableName] = set()
+        self._learn_added()
 
     @property
     @override
@@ -169,11 +170,15 @@ class PollingSession(FeedSession):
                 yield from steps.finish()
 
     def _find(self) -> list[CatalogTable]:
-        """One that is gone is not asked any more."""
+        """One that is gone is not asked any more. Those that others add come in at any time, those of the settings do not."""
+        names = self._settings.tables
+        return find_tables(self._connection, names, () if names else self._learn_added())
+
+    def _learn_added(self) -> dict[int, str]:
         added = self._store.load_tables()
         for oid, text in added.items():
             self._states.setdefault(oid, parse_table(text))
-        return find_tables(self._connection, self._settings.tables, () if self._settings.tables else added)
+        return added
 
     def _inspect(self, found: list[CatalogTable]) -> list[PolledTable]:
         """Of tables that others added, one that cannot be asked any more does not stop the rest; who added it sees that it has changed."""

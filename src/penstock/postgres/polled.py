@@ -95,10 +95,10 @@ def read_window(connection: Connection, table: PolledTable, window: Window, foll
     columns = sql.SQL(", ").join([sql.SQL("t.{}").format(sql.Identifier(name)) for name in table.schema.column_names])
     statement = sql.SQL("SELECT {version}, {again}, {columns} FROM {rows} WHERE {wanted}").format(
         version=_VERSION,
-        again=_condition(table, following, moment),
+        again=window_condition(table, following, moment),
         columns=columns,
         rows=_rows(table),
-        wanted=_condition(table, window, moment),
+        wanted=window_condition(table, window, moment),
     )
     with reading(table.schema.name):
         for texts in read_texts(connection, statement.as_string(), 2 + len(table.schema.columns)):
@@ -108,7 +108,7 @@ def read_window(connection: Connection, table: PolledTable, window: Window, foll
 def read_versions(connection: Connection, table: PolledTable, window: Window, moment: Moment, most: int) -> pa.StringArray:
     """The names of the row versions in a window, of so many at most."""
     statement = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT {}").format(
-        _VERSION, _rows(table), _condition(table, window, moment), sql.Literal(most)
+        _VERSION, _rows(table), window_condition(table, window, moment), sql.Literal(most)
     )
     with reading(table.schema.name):
         blocks = [texts[0] for texts in read_texts(connection, statement.as_string(), 1)]
@@ -171,7 +171,8 @@ def _rows(table: PolledTable) -> sql.Composed:
     return sql.SQL("{}{} AS t").format(sql.SQL("" if table.is_partitioned else "ONLY "), name)
 
 
-def _condition(table: PolledTable, window: Window, moment: Moment) -> sql.Composable:
+def window_condition(table: PolledTable, window: Window, moment: Moment) -> sql.Composable:
+    """On rows of `t`, whether they are in the window."""
     if table.cursor is None:
         return _written_since(window.horizon, moment)
     if window.low is None:
