@@ -319,6 +319,7 @@ class Pipeline:
             spool=self._config.spool,
             slot=side.slot,
             export=side.export,
+            is_by_looks=side.is_by_looks,
             max_hold_seconds=self._config.max_snapshot_hold_seconds,
             on_wait=self._tell_wait,
             letters=letters,

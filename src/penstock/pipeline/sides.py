@@ -56,6 +56,11 @@ class CaptureSide(ABC):
         return None
 
     @property
+    def is_by_looks(self) -> bool:
+        """Whether changes come by looks: what happened right before a place in the log is in the first look after it."""
+        return False
+
+    @property
     @abstractmethod
     def export(self) -> Export:
         """How a snapshot is taken, and the position at which it is exact."""
@@ -145,6 +150,11 @@ class PollingSide(CaptureSide):
     def __init__(self, config: PipelineConfig, settings: PollingSettings) -> None:
         super().__init__(config)
         self._settings = settings
+
+    @property
+    @override
+    def is_by_looks(self) -> bool:
+        return True
 
     @property
     @override

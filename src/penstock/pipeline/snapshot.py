@@ -59,6 +59,8 @@ class SnapshotCoordinator:
     on_wait: OnWait = field(default=log_wait, kw_only=True)
     letters: CopyLetters | None = field(default=None, kw_only=True)
     """Takes rows that are refused; without it they stop their table."""
+    is_by_looks: bool = field(default=False, kw_only=True)
+    """Whether changes come by looks, each with all that happened since the one before."""
 
     def copy(
         self,
@@ -103,6 +105,7 @@ class SnapshotCoordinator:
             self.publication,
             is_stopping,
             self.letters,
+            self.is_by_looks,
         )
 
 

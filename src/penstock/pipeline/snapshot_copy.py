@@ -58,6 +58,8 @@ class CopyPlaces:
     publication: str | None
     is_stopping: Callable[[], bool]
     letters: CopyLetters | None = None
+    is_by_looks: bool = False
+    """Whether changes come by looks, each with all that happened since the one before."""
 
 
 class CopyLetters(Protocol):
@@ -156,7 +158,7 @@ class TableCopy:
         """Read what changed between the fences again, as it is now; False if the run is to end before."""
         places, outline = self._places, self.plan.outline
         first = min(record.fence for record in self._records.values())
-        slices = changed_between(places.spool, outline, first, exported.fence, places.is_stopping)
+        slices = changed_between(places.spool, outline, first, exported.fence, places.is_stopping, is_by_looks=places.is_by_looks)
         if slices is None:
             return False
         self._fence, self._changed, self._reread = exported.fence, None, ()

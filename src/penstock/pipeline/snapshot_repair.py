@@ -45,13 +45,17 @@ def is_repairable(schema: TableSchema) -> bool:
 
 
 def changed_between(
-    spool: Path, outline: TableOutline, start: Position, end: Position, is_stopping: Callable[[], bool]
+    spool: Path, outline: TableOutline, start: Position, end: Position, is_stopping: Callable[[], bool], *, is_by_looks: bool = False
 ) -> list[FileSlice] | None:
     """Where the spool has what changed in `(start, end]`; waits until it has all of that. None if the run is to end before.
+
+    By looks, what happened right before `end` comes with the look after it: then that one is waited for, and is part of it. Some keys more
+    are read again, and do no harm.
 
     `TableRewrittenError` if that is not to be had, or if the rows cannot be told by their keys alone: the table is to be read anew.
     """
     reader = SpoolReader(spool)
+    end = Position.of(end.value + 1) if is_by_looks else end
     while (reached := wait_for_end(reader, end, timeout_seconds=_WAIT_SECONDS)) is None or reached < end:
         if is_stopping():
             return None
@@ -62,11 +66,15 @@ def changed_between(
                 hint="raise max_spool_bytes, and copy the table anew",
             )
     try:
-        found = reader.read(start, end)
+        found = reader.read(start, _end_of_look(reader, end) if is_by_looks else end)
     except SpoolGapError as error:
         words = f"the spool no longer has what changed in {outline.schema.name} since {start}; its snapshot starts again"
         raise TableRewrittenError(words) from error
     return _slices(found, outline)
+
+
+def _end_of_look(reader: SpoolReader, position: Position) -> Position:
+    return min(segment.end for segment in reader.segments() if segment.end >= position)
 
 
 def _slices(found: SpoolRange, outline: TableOutline) -> list[FileSlice]:
