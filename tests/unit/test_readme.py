@@ -69,3 +69,12 @@ def test_every_file_that_the_architecture_names_exists() -> None:
         assert (ROOT / name).exists(), name
     for name in set(re.findall(r"`(test_\w+)`", text)):
         assert any(f"def {name}(" in path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")), name
+
+
+def test_configuration_in_the_guide_to_captures_is_valid(tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "guides" / "captures.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    (tmp_path / "shop.yaml").write_text(block, encoding="utf-8")
+    rules = load_config(tmp_path / "shop.yaml").polling_rules
+    assert rules is not None
+    assert [rules.cursor_of(TableName("public", name)) for name in ("orders", "countries")] == ["updated_at", "xmin"]
