@@ -1,4 +1,4 @@
-"""Random transactions, open side by side, under a `PollingCapture` that is restarted again and again: in the end its reader has the table."""
+"""Random transactions, open side by side, under a `PollingCapture` that is restarted again and again: its reader ends with the table."""
 
 from __future__ import annotations
 
