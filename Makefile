@@ -89,6 +89,10 @@ bench-apply: install ## From the WAL through Spark into Delta and Iceberg, besid
 bench-large: install ## Memory of a capture while one transaction brings 10 million rows; five minutes
 	$(BIN)/python -m benchmarks.large_transaction
 
+.PHONY: bench-captures
+bench-captures: install ## Latency and load of the log and of polling; two minutes
+	$(BIN)/python -m benchmarks.captures
+
 .PHONY: bench-idle
 bench-idle: install ## What a capture costs that has nothing to do; a minute
 	$(BIN)/python -m benchmarks.idle

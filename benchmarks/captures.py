@@ -1,0 +1,138 @@
+"""The ways of learning of changes, beside each other: `python -m benchmarks.captures`.
+
+Each follows one table of many rows while single rows are updated at a steady rate. Latency is from the commit to the change in the hands of
+a Python program; load is what all processes of the server use of a core, less what the updates alone use.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.cpu import TreeCpu
+from benchmarks.results import machine, save, versions
+from benchmarks.source import BenchSource
+from penstock import (
+    CaptureSettings,
+    ChangeCapture,
+    PollingCapture,
+    PollingRules,
+    PollingSettings,
+    SourceAddress,
+    TableName,
+    Upsert,
+    WalCapture,
+)
+
+_TABLE = TableName("public", "followed")
+_CREATE = """
+CREATE TABLE public.followed (id bigint PRIMARY KEY, note text, sent double precision, version bigint NOT NULL);
+INSERT INTO public.followed SELECT n, repeat('x', 100), 0, n FROM generate_series(1, {rows}) n;
+CREATE INDEX ON public.followed (version);
+CREATE SEQUENCE public.versions;
+SELECT setval('public.versions', {rows});
+"""
+_UPDATE = "UPDATE public.followed SET version = nextval('public.versions'), sent = extract(epoch FROM clock_timestamp()) WHERE id = %s"
+
+Make = Callable[[str, Path], ChangeCapture]
+
+
+def _wal(dsn: str, directory: Path) -> ChangeCapture:
+    settings = CaptureSettings(SourceAddress.parse(dsn), "followed", "followed", directory / "spool")
+    return WalCapture(settings).with_publication_management({_TABLE}, manage=True)
+
+
+def _polling(cursor: str, *, deletes: bool) -> Make:
+    def make(dsn: str, directory: Path) -> ChangeCapture:
+        rules = PollingRules(1.0, cursor, deletes=deletes, resume=directory / "resume")
+        return PollingCapture(PollingSettings(SourceAddress.parse(dsn), "followed", directory / "spool", (_TABLE,), rules))
+
+    return make
+
+
+CAPTURES: dict[str, Make] = {
+    "wal": _wal,
+    "polling by xmin": _polling("xmin", deletes=False),
+    "polling by xmin, deletes too": _polling("xmin", deletes=True),
+    "polling by a column": _polling("version", deletes=False),
+    "polling by a column, deletes too": _polling("version", deletes=True),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.captures", description="Latency and load of the captures.")
+    parser.add_argument("--rows", type=int, default=200_000, help="of the table (default 200,000)")
+    parser.add_argument("--rate", type=int, default=50, help="updates a second (default 50)")
+    parser.add_argument("--seconds", type=int, default=20, help="for each capture (default 20)")
+    parser.add_argument("--no-save", dest="save", action="store_false", help="keep no file of the results")
+    arguments = parser.parse_args()
+    console = Console()
+    title = f"{arguments.rows:,} rows, {arguments.rate} updates a second, polling once a second"
+    table = Table("capture", "latency p50", "p99", "load on the server", title=title, title_justify="left")
+    figures: dict[str, object] = {"machine": machine(), **{name: getattr(arguments, name) for name in ("rows", "rate", "seconds")}}
+    with BenchSource() as source:
+        figures["versions"] = versions(source.version)
+        with psycopg.connect(source.dsn, autocommit=True) as connection:
+            connection.execute(_CREATE.format(rows=arguments.rows).encode())
+        with TreeCpu(source.server.pid) as alone, _updates(source.dsn, arguments.rate):
+            time.sleep(arguments.seconds)
+        for name, make in CAPTURES.items():
+            with console.status(name):
+                latencies, cpu_seconds = _measure(source, make, arguments.rate, arguments.seconds)
+            p50, p99 = (statistics.quantiles(latencies, n=100)[at] for at in (49, 98))
+            share = max(0.0, cpu_seconds - alone.seconds) / arguments.seconds
+            table.add_row(name, f"{p50 * 1000:,.0f} ms", f"{p99 * 1000:,.0f} ms", f"{share:.1%} of a core")
+            figures[name] = {"p50_seconds": p50, "p99_seconds": p99, "server_cpu_share": share}
+    console.print(table)
+    if arguments.save:
+        console.print(f"saved as benchmarks/results/{save('captures', figures).name}")
+
+
+def _measure(source: BenchSource, make: Make, rate: int, seconds: int) -> tuple[list[float], float]:
+    latencies: list[float] = []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory, closing(make(source.dsn, Path(directory)).live()) as stream:
+        with TreeCpu(source.server.pid) as server, _updates(source.dsn, rate):
+            deadline = time.monotonic() + seconds
+            for change in stream:
+                if isinstance(change.event, Upsert):
+                    sent = change.event.row["sent"]
+                    assert isinstance(sent, float)
+                    latencies.append(time.time() - sent)
+                change.ack.confirm()
+                if time.monotonic() >= deadline:
+                    break
+        return latencies, server.seconds
+
+
+@contextmanager
+def _updates(dsn: str, rate: int) -> Iterator[None]:
+    over = Event()
+
+    def update() -> None:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            number = 0
+            while not over.wait(1 / rate):
+                number += 1
+                connection.execute(_UPDATE, [1 + number % 10_000])
+
+    thread = Thread(target=update, name="bench-updates", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()
