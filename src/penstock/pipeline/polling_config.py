@@ -16,16 +16,17 @@ from penstock.schema import TableName
 class PollingConfig(Model):
     """How tables are asked what has changed, with `capture: polling`."""
 
-    interval: str = Field("1 second", description="how long to pause between two looks at the tables")
+    interval: str = Field(default="1 second", description="how long to pause between two looks at the tables")
     cursor: str = Field(
-        XMIN,
+        default=XMIN,
         description="the column that goes up with every change of a row, by which tables are asked; `xmin`, which needs no such column: "
         "every look then reads the whole table",
     )
     cursors: dict[str, str] = Field(default_factory=dict, description="the same for single tables: `{public.orders: updated_at}`")
-    deletes: bool = Field(True, description="find rows that are gone, by comparing all keys of a table at every look")
+    deletes: bool = Field(default=True, description="find rows that are gone, by comparing all keys of a table at every look")
     resume: Literal["state", "source"] = Field(
-        "state", description="where it is kept from where to go on: in the state directory, or in the table penstock.polling of the source"
+        default="state",
+        description="where it is kept from where to go on: in the state directory, or in the table penstock.polling of the source",
     )
 
     _durations = field_validator("interval")(checked_duration)
