@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.postgres.open_transactions import FirstOnes, OpenNow, SafeLooks
 
-OPERATIONS = st.lists(st.sampled_from(["begin", "begin", "commit", "commit", "roll back", "prepare", "list", "see"]), max_size=60)
+EVENTS = st.lists(st.tuples(st.sampled_from(["begin", "begin", "commit", "commit", "roll back", "prepare"]), st.integers(0, 5)), max_size=4)
+LOOKS = st.lists(st.tuples(EVENTS, EVENTS), min_size=2, max_size=7)
+"""For each look: what happens before it lists the open transactions, and between that and its snapshot."""
 
 
 class Source:
@@ -30,6 +32,10 @@ class Source:
     def now(self) -> OpenNow:
         return OpenNow(frozenset(self.open), bool(self.prepared))
 
+    def do_all(self, events: list[tuple[str, int]]) -> None:
+        for operation, choice in events:
+            self.do(operation, choice)
+
     def do(self, operation: str, choice: int) -> None:
         self.clock += 1
         held = self.prepared if operation == "commit" and self.prepared and choice % 2 else self.open
@@ -45,21 +51,17 @@ class Source:
                 self.prepared[name] = self.open.pop(name)
 
 
-@given(OPERATIONS, st.lists(st.integers(0, 10), min_size=60, max_size=60))
-def test_nothing_below_the_next_looks_begin_appears_later(operations: list[str], choices: list[int]) -> None:
+@settings(max_examples=500)
+@given(LOOKS)
+def test_nothing_below_the_next_looks_begin_appears_later(looks: list[tuple[list[tuple[str, int]], list[tuple[str, int]]]]) -> None:
     source, safe = Source(), SafeLooks()
     highest: dict[int, int | None] = {0: None}
-    found: int | None = None
-    for operation, choice in zip(operations, choices, strict=False):
-        if operation == "list" and found is None:
-            found = safe.look(source.now())
-        elif operation == "see" and found is not None:
-            low = highest[found]
-            highest[safe.looks] = source.highest
-            found = None
-            assert low is None or all(value >= low for value in source.unseen), f"{source.unseen} may still appear, below {low}"
-        else:
-            source.do(operation, choice)
+    for before, between in looks:
+        source.do_all(before)
+        low = highest[safe.look(source.now())]
+        source.do_all(between)
+        highest[safe.looks] = source.highest
+        assert low is None or all(value >= low for value in source.unseen), f"{source.unseen} may still appear, below {low}"
 
 
 def test_quiet_source_is_followed_and_a_long_transaction_holds_it() -> None:
@@ -70,14 +72,14 @@ def test_quiet_source_is_followed_and_a_long_transaction_holds_it() -> None:
     assert safe.look(OpenNow()) == 8
 
 
-@given(OPERATIONS, st.lists(st.integers(0, 10), min_size=60, max_size=60))
-def test_first_ones_are_gone_only_when_all_have_ended(operations: list[str], choices: list[int]) -> None:
+@settings(max_examples=500)
+@given(LOOKS)
+def test_first_ones_are_gone_only_when_all_have_ended(looks: list[tuple[list[tuple[str, int]], list[tuple[str, int]]]]) -> None:
     source, first = Source(), FirstOnes()
     left: set[int] | None = None
-    for operation, choice in zip(operations, choices, strict=False):
-        if operation in ("list", "see"):
-            left = set(source.unseen) if left is None else left
-            if first.look(source.now()):
-                assert not left & set(source.unseen)
-        else:
-            source.do(operation, choice)
+    for before, between in looks:
+        source.do_all(before)
+        left = set(source.unseen) if left is None else left
+        if first.look(source.now()):
+            assert not left & set(source.unseen)
+        source.do_all(between)
