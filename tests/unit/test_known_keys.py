@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,9 @@ from hypothesis import strategies as st
 from penstock.capture import known_keys
 from penstock.capture.known_keys import KeyTexts, KnownKeys
 from penstock.position import Position
+from penstock.schema import Column, TableName, TableSchema
 
+TABLE = TableSchema(1, TableName("public", "t"), (Column("id", pa.int64(), 20), Column("code", pa.int64(), 20)), ("id",))
 KEYS = st.sets(st.integers(-40, 40), max_size=60)
 
 
@@ -27,7 +30,7 @@ def in_order(keys: set[int], rows: int = 3) -> Iterator[KeyTexts]:
 
 
 def gone(known: KnownKeys, before: Position | None, keys: set[int]) -> list[int]:
-    return sorted(int(key) for texts in known.compare(1, before, in_order(keys)) for key in texts[2].to_pylist())
+    return sorted(int(key) for texts in known.compare(TABLE, before, in_order(keys)) for key in texts[2].to_pylist())
 
 
 @given(looks=st.lists(KEYS, min_size=1, max_size=5), rows=st.integers(1, 9))
@@ -47,7 +50,7 @@ def test_keys_that_are_gone_are_those_that_were_there(
 
 def test_what_is_not_adopted_changes_nothing(tmp_path: Path) -> None:
     known = KnownKeys(tmp_path)
-    known.store(1, Position.of(5), in_order({1, 2}))
+    known.store(TABLE, Position.of(5), in_order({1, 2}))
     assert gone(known, Position.of(5), {2}) == [1]
     assert gone(known, Position.of(5), {2}) == [1]
     known.adopt(1, Position.of(6))
@@ -57,6 +60,18 @@ def test_what_is_not_adopted_changes_nothing(tmp_path: Path) -> None:
 def test_files_of_other_looks_go_and_those_of_other_tables_stay(tmp_path: Path) -> None:
     known = KnownKeys(tmp_path)
     for oid, at in ((1, 5), (1, 6), (2, 5)):
-        known.store(oid, Position.of(at), in_order({1}))
+        known.store(replace(TABLE, oid=oid), Position.of(at), in_order({1}))
     known.keep_only({1: Position.of(6)})
-    assert [known.has(oid, Position.of(at)) for oid, at in ((1, 5), (1, 6), (2, 5))] == [False, True, True]
+    assert [known.has(replace(TABLE, oid=oid), Position.of(at)) for oid, at in ((1, 5), (1, 6), (2, 5))] == [False, True, True]
+
+
+def test_keys_of_another_column_or_type_are_as_good_as_lost(tmp_path: Path) -> None:
+    """Compared with each other they would all be gone, and be deletes of rows that have the same text in another column."""
+    known = KnownKeys(tmp_path)
+    known.store(TABLE, Position.of(5), in_order({1}))
+    assert known.has(TABLE, Position.of(5))
+    assert not known.has(TABLE.with_key(["code"]), Position.of(5))
+    other = replace(TABLE, columns=(Column("id", pa.string(), 25), TABLE.columns[1]))
+    assert not known.has(other, Position.of(5))
+    (tmp_path / next(path.name for path in tmp_path.iterdir())).write_bytes(b"PAR1")
+    assert not known.has(TABLE, Position.of(5)), "nor are those that cannot be read"

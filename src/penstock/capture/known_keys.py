@@ -2,7 +2,7 @@
 
 A file for each table, sorted by a number that the server makes of the key: so two looks are compared side by side, some thousand keys at a
 time, however many there are. It is named after the look that it is of, as the mark is that goes with it; the one before stays until that
-mark is durable.
+mark is durable. Its columns are named after those of the key: keys of another kind are not comparable, and as good as lost.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 
 from penstock.errors import SpoolError
 from penstock.position import Position
+from penstock.schema import TableSchema
 from penstock.spool import storage
 
 _FILE = re.compile(r"(\d+)-([0-9A-F]{16})\.parquet")
@@ -32,21 +33,26 @@ class KnownKeys:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def has(self, oid: int, position: Position) -> bool:
-        return self._path(oid, position).exists()
+    def has(self, table: TableSchema, position: Position) -> bool:
+        """Whether the keys of that look are there, and are such as the table has now."""
+        path = self._path(table.oid, position)
+        try:
+            return path.exists() and pq.read_schema(path).names == _names(table)
+        except (OSError, pa.ArrowException):
+            return False
 
-    def store(self, oid: int, position: Position, keys: Iterator[KeyTexts]) -> None:
+    def store(self, table: TableSchema, position: Position, keys: Iterator[KeyTexts]) -> None:
         """Keep all of these, durably."""
-        for _ in self.compare(oid, None, keys):
+        for _ in self.compare(table, None, keys):
             pass
-        self.adopt(oid, position)
+        self.adopt(table.oid, position)
 
-    def compare(self, oid: int, before: Position | None, keys: Iterator[KeyTexts]) -> Iterator[KeyTexts]:
+    def compare(self, table: TableSchema, before: Position | None, keys: Iterator[KeyTexts]) -> Iterator[KeyTexts]:
         """Give out the keys of the look at `before` that are not among `keys`. These are kept for `adopt`, once this is at its end."""
-        new = _Kept(keys, self._new(oid))
+        new = _Kept(keys, self._new(table.oid), _names(table))
         try:
             if before is not None:
-                with pq.ParquetFile(self._path(oid, before)) as file:
+                with pq.ParquetFile(self._path(table.oid, before)) as file:
                     for batch in filter(len, file.iter_batches(_BATCH_ROWS)):
                         gone = batch.filter(pc.invert(pc.is_in(batch.column(1), new.upto(batch.column(0)[-1].as_py()))))
                         if gone.num_rows:
@@ -77,6 +83,11 @@ class KnownKeys:
         return self._directory / f"{oid}-{position.value:016X}.parquet"
 
 
+def _names(table: TableSchema) -> list[str]:
+    types = {column.name: column.type_oid for column in table.columns}
+    return ["number", "whole", *(f"{name} {types[name]}" for name in table.key)]
+
+
 def _of(match: re.Match[str]) -> Position:
     return Position.of(int(match[2], 16))
 
@@ -84,9 +95,10 @@ def _of(match: re.Match[str]) -> Position:
 class _Kept:
     """Keys as they come: written to a file, and held for as long as the other side has not passed them."""
 
-    def __init__(self, keys: Iterator[KeyTexts], path: Path) -> None:
+    def __init__(self, keys: Iterator[KeyTexts], path: Path, names: list[str]) -> None:
         self._keys = keys
         self._path = path
+        self._schema = pa.schema([pa.field(name, pa.string() if at else pa.int64()) for at, name in enumerate(names)])
         self._writer: pq.ParquetWriter | None = None
         self._numbers = pa.array([], pa.int64())
         self._wholes = pa.array([], pa.string())
@@ -107,7 +119,7 @@ class _Kept:
             self._read()
             self._numbers, self._wholes = self._numbers[:0], self._wholes[:0]
         if self._writer is None:
-            self._open(0)
+            self._open()
         self.close()
         storage.sync_file(self._path)
 
@@ -122,14 +134,12 @@ class _Kept:
             self._is_over = True
             return
         numbers = texts[0].cast(pa.int64())
-        writer = self._writer or self._open(len(texts) - 2)
-        writer.write_batch(pa.RecordBatch.from_arrays([numbers, *texts[1:]], schema=writer.schema))
+        writer = self._writer or self._open()
+        writer.write_batch(pa.RecordBatch.from_arrays([numbers, *texts[1:]], schema=self._schema))
         self._numbers = pa.concat_arrays([self._numbers, numbers])
         self._wholes = pa.concat_arrays([self._wholes, texts[1]])
 
-    def _open(self, width: int) -> pq.ParquetWriter:
+    def _open(self) -> pq.ParquetWriter:
         storage.make_directory(self._path.parent)
-        columns = [pa.field(f"k{at}", pa.string()) for at in range(width)]
-        schema = pa.schema([pa.field("number", pa.int64()), pa.field("whole", pa.string()), *columns])
-        self._writer = pq.ParquetWriter(self._path, schema)
+        self._writer = pq.ParquetWriter(self._path, self._schema)
         return self._writer

@@ -30,7 +30,7 @@ from penstock.errors import SystemChangedError
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, connect, source_errors
-from penstock.postgres.moments import Moment, hold_moment, inspect_system
+from penstock.postgres.moments import Moment, ensure_flushed, hold_moment, hold_name, inspect_system, let_go
 from penstock.postgres.open_transactions import FirstOnes, OpenNow, SafeLooks, inspect_open
 from penstock.postgres.polled import EVERYTHING, PolledTable, Window, inspect_highest, read_keys_in_order, read_window
 from penstock.postgres.slot import COPY_ANEW
@@ -71,10 +71,10 @@ class PollingFeed(ChangeFeed):
         mark = store.load_mark()
         if mark is None:
             position, state = self.begin(self.settings.tables)
-            mark = Mark(position, state.to_text())
             store.save_tables({oid: table_text(each) for oid, each in state.tables.items()})
-            store.save_mark(mark)
-            return mark
+            store.begin_mark(Mark(position, state.to_text()))
+            mark = store.load_mark()
+            assert mark is not None
         with connect(self.settings.address) as connection:
             found = find_tables(connection, self.settings.tables)
         known = {*PollingState.parse(mark.state).tables, *store.load_tables()}
@@ -97,6 +97,7 @@ class PollingFeed(ChangeFeed):
             with hold_moment(connection, [table.name for table in found]) as moment:
                 polled = inspect_polled(connection, settings, found).checked()
                 states = {table.schema.oid: begin_table(connection, table, moment, keys) for table in polled}
+            ensure_flushed(connection, moment.position)
         return moment.position, PollingState(str(system), moment.position, states)
 
     @override
@@ -118,6 +119,7 @@ class PollingSession(FeedSession):
             self._connection: Connection = self._stack.enter_context(connect(settings.address, "penstock polling"))
             with source_errors(f"asking {settings.address.describe()}"):
                 self._system = inspect_system(self._connection)
+                hold_name(self._connection, settings.name)
             is_same = _is_same_timeline(SystemIdentity.parse(state.system), self._system)
             self._states = dict(state.tables) if is_same else _read_anew(state.tables)
             self._reached = state.reached if is_same else Position.ZERO
@@ -125,7 +127,7 @@ class PollingSession(FeedSession):
             self._stack.close()
             raise
         self._safe = SafeLooks()
-        self._tables: dict[int, _ColumnWatch] = {}
+        self._columns: dict[tuple[int, str], _ColumnWatch] = {}
         self._told: set[TableName] = set()
         self._learn_added()
 
@@ -141,6 +143,7 @@ class PollingSession(FeedSession):
 
     @override
     def close(self) -> None:
+        let_go(self._connection)
         self._stack.close()
 
     @override
@@ -164,10 +167,11 @@ class PollingSession(FeedSession):
                     asked = _Asked(table, self._state_of(table), moment, position)
                     following = self._following(asked, now, safe)
                     states[table.schema.oid] = yield from self._ask(asked, following, steps)
-                self._states, self._reached = states, moment.position
-                state = PollingState(str(self._system), moment.position, states)
-                self._mark = Mark(position if steps.rows else max(moment.position, last), state.to_text())
-                yield from steps.finish()
+            ensure_flushed(connection, moment.position)
+            self._states, self._reached = states, moment.position
+            state = PollingState(str(self._system), moment.position, states)
+            self._mark = Mark(position if steps.rows else max(moment.position, last), state.to_text())
+            yield from steps.finish()
 
     def _find(self) -> list[CatalogTable]:
         """One that is gone is not asked any more. Those that others add come in at any time, those of the settings do not."""
@@ -203,7 +207,7 @@ class PollingSession(FeedSession):
         table, window = asked.table, asked.state.window
         if table.cursor is None:
             return Window(horizon=asked.moment.xmin)
-        watch = self._tables.setdefault(table.schema.oid, _ColumnWatch(window.low, self._safe.looks - 1))
+        watch = self._columns.setdefault((table.schema.oid, table.how), _ColumnWatch(window.low, self._safe.looks - 1))
         are_gone = watch.first.look(now)
         low = watch.low(safe)
         watch.learn(self._safe.looks, inspect_highest(self._connection, table))
@@ -217,8 +221,8 @@ class PollingSession(FeedSession):
             # Dropped and made anew under the same name: the rows that it had went with it.
             yield from steps.truncate(table.schema)
         if self._settings.rules.deletes:
-            if state.keys is not None and not self._keys.has(table.schema.oid, state.keys):
-                _log.warning("keys are lost, table is read anew", extra={"table": str(table.schema.name)})
+            if state.keys is not None and not self._keys.has(table.schema, state.keys):
+                _log.warning("keys are lost or of another kind, table is read anew", extra={"table": str(table.schema.name)})
                 yield from steps.truncate(table.schema)
                 state = replace(state, window=EVERYTHING, seen=NONE_SEEN, keys=None)
             yield from self._compare(asked, state.keys, steps)
@@ -246,7 +250,7 @@ class PollingSession(FeedSession):
         schema = asked.table.schema
         now = read_keys_in_order(self._connection, asked.table)
         first = next(now, None)
-        gone = self._keys.compare(schema.oid, before, _again(first, now))
+        gone = self._keys.compare(schema, before, _again(first, now))
         places = {name: 2 + at for at, name in enumerate(schema.key)}
         is_told = False
         for texts in gone:

@@ -1,7 +1,7 @@
 """Where a polling capture keeps what it must not forget: the mark that was confirmed last, and where each table began.
 
 In a table of the source, or in a file. Two things, because two may write: the capture moves the mark; whoever adds a table writes down
-where that one begins, before it is copied.
+where that one begins, before it is copied. What has begun, begins nowhere else, however many begin it at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.postgres.resume_table import ResumeTable
 from penstock.spool import storage
 
 _MARK = "resume.json"
-_TABLES = "tables.json"
+_TABLES = "tables"
 
 
 class ResumeStore(ABC):
@@ -33,6 +33,10 @@ class ResumeStore(ABC):
         """None if nothing has begun yet."""
 
     @abstractmethod
+    def begin_mark(self, mark: Mark) -> None:
+        """Unless there is one, which others may have made by now."""
+
+    @abstractmethod
     def save_mark(self, mark: Mark) -> None: ...
 
     @abstractmethod
@@ -41,7 +45,7 @@ class ResumeStore(ABC):
 
     @abstractmethod
     def save_tables(self, tables: Mapping[int, str]) -> None:
-        """Add these."""
+        """Add these; those that are there begin where they began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +60,23 @@ class FileResume(ResumeStore):
         return None if document is None else Mark(Position.parse(document["position"]), document["state"])
 
     @override
+    def begin_mark(self, mark: Mark) -> None:
+        storage.create_bytes(self.directory / _MARK, _marked(mark))
+
+    @override
     def save_mark(self, mark: Mark) -> None:
-        self._store(_MARK, {"position": str(mark.position), "state": mark.state})
+        storage.replace_bytes(self.directory / _MARK, _marked(mark))
 
     @override
     def load_tables(self) -> dict[int, str]:
-        return {int(oid): state for oid, state in (self._load(_TABLES) or {}).items()}
+        names = [name for name in storage.list_files(self.directory / _TABLES) if name.isdecimal()]
+        found = {int(name): storage.read_bytes(self.directory / _TABLES / name) for name in names}
+        return {oid: state.decode() for oid, state in found.items() if state is not None}
 
     @override
     def save_tables(self, tables: Mapping[int, str]) -> None:
-        known = {**self.load_tables(), **tables}
-        self._store(_TABLES, {str(oid): state for oid, state in known.items()})
+        for oid, state in tables.items():
+            storage.create_bytes(self.directory / _TABLES / str(oid), state.encode())
 
     def _load(self, name: str) -> dict[str, str] | None:
         data = storage.read_bytes(self.directory / name)
@@ -77,8 +87,9 @@ class FileResume(ResumeStore):
                 f"{self.directory / name} does not say where to go on", hint="restore the file, or copy the tables anew"
             ) from error
 
-    def _store(self, name: str, document: Mapping[str, str]) -> None:
-        storage.replace_bytes(self.directory / name, json.dumps(document).encode())
+
+def _marked(mark: Mark) -> bytes:
+    return json.dumps({"position": str(mark.position), "state": mark.state}).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +104,11 @@ class SourceResume(ResumeStore):
         with connect(self.address) as connection:
             found = ResumeTable(connection, self.name).load_mark()
         return None if found is None else Mark(*found)
+
+    @override
+    def begin_mark(self, mark: Mark) -> None:
+        with connect(self.address) as connection:
+            ResumeTable(connection, self.name).begin_mark(mark.position, mark.state)
 
     @override
     def save_mark(self, mark: Mark) -> None:

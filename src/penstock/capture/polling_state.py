@@ -70,7 +70,7 @@ def _document(state: TableState) -> dict[str, object]:
         "how": state.how,
         "low": state.window.low,
         "horizon": state.window.horizon,
-        "seen": state.seen.to_pylist() if len(state.seen) <= _MOST_KEPT else [],
+        "seen": state.seen.slice(0, _MOST_KEPT).to_pylist(),
         "keys": None if state.keys is None else str(state.keys),
     }
 

@@ -10,7 +10,7 @@ from penstock.capture.known_keys import KnownKeys
 from penstock.capture.polling_rules import XMIN
 from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.polling_state import TableState
-from penstock.errors import PenstockError, TableError
+from penstock.errors import PenstockError, TableError, TableRewrittenError
 from penstock.postgres.catalog import CatalogTable, KeyFault, inspect_key_faults, inspect_schemas, inspect_tables
 from penstock.postgres.connection import Connection
 from penstock.postgres.moments import Moment
@@ -46,8 +46,7 @@ def inspect_polled(connection: Connection, settings: PollingSettings, tables: Se
     schemas = inspect_schemas(connection, tables, settings.types)
     faults = inspect_key_faults(connection, schemas.values())
     cursors = inspect_cursors(connection, oids)
-    rows: list[Any] = connection.execute(query("polling", "partitioned"), {"oids": oids}).fetchall()
-    partitioned = {oid for (oid,) in rows}
+    partitioned = _inspect_partitioned(connection, tables)
     found = PolledTables([], {})
     for table in tables:
         schema, column = schemas[table.name], settings.rules.cursor_of(table.name)
@@ -62,6 +61,16 @@ def inspect_polled(connection: Connection, settings: PollingSettings, tables: Se
     return found
 
 
+def _inspect_partitioned(connection: Connection, tables: Sequence[CatalogTable]) -> set[int]:
+    """Which of them have partitions. They were found before they were locked, and may have given their names to others in between."""
+    rows: list[Any] = connection.execute(query("polling", "tables"), {"oids": [table.oid for table in tables]}).fetchall()
+    names = {oid: TableName(schema, name) for oid, schema, name, _ in rows}
+    for table in tables:
+        if names.get(table.oid) != table.name:
+            raise TableRewrittenError(f"table {table.name} was renamed or dropped while it was being looked at")
+    return {oid for oid, _, _, is_partitioned in rows if is_partitioned}
+
+
 def begin_table(connection: Connection, table: PolledTable, moment: Moment, keys: KnownKeys | None) -> TableState:
     """Where a table begins: whatever this moment does not see will be given out, and little else.
 
@@ -72,5 +81,5 @@ def begin_table(connection: Connection, table: PolledTable, moment: Moment, keys
     window = Window(low, moment.xmin)
     seen = read_versions(connection, table, window, moment, _MOST_SEEN)
     if keys is not None:
-        keys.store(table.schema.oid, moment.position, read_keys_in_order(connection, table))
+        keys.store(table.schema, moment.position, read_keys_in_order(connection, table))
     return TableState(table.how, window, seen, moment.position if keys is not None else None)

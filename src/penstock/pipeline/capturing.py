@@ -22,8 +22,6 @@ ALIVE_SECONDS = 30.0
 def plan_capture(config: PipelineConfig) -> CaptureSettings:
     """What `penstock capture` runs. Publication and slot are created for the tables of this configuration if no capture ever ran.
 
-    By polling, it asks the tables that pipelines have added.
-
     Tables of other pipelines, and tables that come later, are added to the publication by the pipelines that mirror them: who copies a
     table must know whether its changes were published before.
     """
@@ -33,8 +31,6 @@ def plan_capture(config: PipelineConfig) -> CaptureSettings:
             hint="set source.process: separate in every configuration that reads this slot, or leave the capture to `penstock run`",
         )
     address = config.source.address()
-    if config.polling_rules is not None:
-        return config.capture_settings()
     with connect(address, "penstock capture") as connection:
         selection = select_tables(connection, config, asks_spark=False)
         check_selected(selection, address.describe())

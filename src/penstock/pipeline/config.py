@@ -89,6 +89,8 @@ class SourceConfig(Model):
     def _is_polled(self) -> SourceConfig:
         if self.polling is not None and self.capture != "polling":
             raise ValueError("polling: says how tables are asked, and capture: is not polling")
+        if self.capture == "polling" and self.process == "separate":
+            raise ValueError("capture: polling is done by the run itself: remove process: separate")
         of_slots = sorted({"slot", "publication", "failover", "event_trigger"} & self.model_fields_set)
         if self.capture == "polling" and of_slots:
             raise ValueError(f"{of_slots[0]} is of no use with capture: polling, which needs neither slot nor publication: remove it")

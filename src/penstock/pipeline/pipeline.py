@@ -60,7 +60,6 @@ from penstock.postgres.attributes import CatalogShape, inspect_shape
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import connect
 from penstock.postgres.ddl_trigger import ensure_trigger
-from penstock.postgres.slot import current_position
 from penstock.postgres.timeline import SystemIdentity
 from penstock.schema import TableName
 from penstock.sinks.base import SHADOWS, Sink
@@ -155,7 +154,7 @@ class Pipeline:
                 try:
                     if once and goal is None:
                         with connect(self._address) as connection:
-                            goal = current_position(connection)
+                            goal = side_of(self._config).goal(connection)
                     return self._attempt(goal)
                 except PenstockError as error:
                     never_connected = once and goal is None

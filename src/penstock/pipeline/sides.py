@@ -29,9 +29,9 @@ from penstock.position import Position
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.exported import Export, export_snapshot
 from penstock.postgres.health import log_wait
-from penstock.postgres.moments import export_moment, inspect_system
+from penstock.postgres.moments import export_moment, flush_log, inspect_system
 from penstock.postgres.publication import drop_table, inspect_memberships
-from penstock.postgres.slot import COPY_ANEW, OnWait, check_server, inspect_server, inspect_slot
+from penstock.postgres.slot import COPY_ANEW, OnWait, check_server, current_position, inspect_server, inspect_slot
 from penstock.postgres.timeline import SystemIdentity, identify_system
 from penstock.schema import TableName
 from penstock.spool.reader import SpoolReader
@@ -59,6 +59,10 @@ class CaptureSide(ABC):
     def is_by_looks(self) -> bool:
         """Whether changes come by looks: what happened right before a place in the log is in the first look after it."""
         return False
+
+    def goal(self, connection: Connection) -> Position:
+        """Where a run has to come to that is to bring everything that has committed by now."""
+        return current_position(connection)
 
     @property
     @abstractmethod
@@ -160,6 +164,12 @@ class PollingSide(CaptureSide):
     @override
     def export(self) -> Export:
         return export_moment
+
+    @override
+    def goal(self, connection: Connection) -> Position:
+        """Beyond every look so far: the last may have missed what was about to become visible."""
+        flush_log(connection)
+        return current_position(connection)
 
     @override
     def identify(self) -> SystemIdentity:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, LiteralString, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,7 +33,12 @@ from penstock.schema import TableName, TableSchema
 _MOST_TRANSACTIONS = (1 << 31) - (1 << 20)
 """By how many a row's number may lie back for its age to be told."""
 
-_TIMES = frozenset({"timestamp with time zone"})
+_SHOWN: dict[str, LiteralString] = {
+    "timestamp with time zone": "least({column}, now()) - interval '5 seconds'",
+    "timestamp without time zone": "{column} - interval '5 seconds'",
+}
+"""What counts as the highest value of a time: not more than now, and some seconds less. A transaction has its time a moment before others
+can know of it, and clocks are set back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +121,10 @@ def read_versions(connection: Connection, table: PolledTable, window: Window, mo
 
 
 def inspect_highest(connection: Connection, table: PolledTable) -> str | None:
-    """The highest value of the cursor, as text; of a time, not more than now. None if there is no row."""
+    """The highest value of the cursor, as text; of a time, a little less. None if there is no row."""
     assert table.cursor is not None
     column = sql.SQL("t.{}").format(sql.Identifier(table.cursor.name))
-    shown = sql.SQL("least({}, now())").format(column) if table.cursor.type_name in _TIMES else column
+    shown = sql.SQL(_SHOWN.get(table.cursor.type_name, "{column}")).format(column=column)
     # Not by max, which some types lack that have an order.
     statement = sql.SQL("SELECT ({})::text FROM {} ORDER BY {} DESC LIMIT 1").format(shown, _rows(table), column)
     with reading(table.schema.name):
@@ -188,4 +193,5 @@ def _written_since(horizon: int | None, moment: Moment) -> sql.Composable:
     if horizon is None or not 0 <= moment.xmax - horizon < _MOST_TRANSACTIONS:
         return sql.SQL("true")
     number = sql.Literal(str(horizon & 0xFFFF_FFFF))
-    return sql.SQL("age(t.xmin) <= age({}::xid)").format(number)
+    # A row that was written too long ago seems to be of the future: it is frozen, and keeps the number that it had.
+    return sql.SQL("age(t.xmin) BETWEEN 0 AND age({}::xid)").format(number)

@@ -26,9 +26,15 @@ class ResumeTable:
         row: Any = self._connection.execute(query("polling", "load_resume"), {"name": self._name}).fetchone() if self._is_there else None
         return None if row is None else (Position.parse(row[0]), row[1])
 
+    def begin_mark(self, position: Position, state: str) -> None:
+        self._put("begin_resume", position, state)
+
     def save_mark(self, position: Position, state: str) -> None:
+        self._put("save_resume", position, state)
+
+    def _put(self, statement: str, position: Position, state: str) -> None:
         self._ensure()
-        self._connection.execute(query("polling", "save_resume"), {"name": self._name, "position": str(position), "state": state})
+        self._connection.execute(query("polling", statement), {"name": self._name, "position": str(position), "state": state})
 
     def load_tables(self) -> dict[int, str]:
         rows: Any = self._connection.execute(query("polling", "load_polled"), {"name": self._name}).fetchall() if self._is_there else []

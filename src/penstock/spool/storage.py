@@ -118,6 +118,21 @@ def replace_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
         sync_directory(path.parent)
 
 
+def create_bytes(path: Path, data: bytes) -> bool:
+    """Make the file `path` with this content, durably, if there is none; False if there is, whoever made it."""
+    make_directory(path.parent)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    write_bytes(temporary, data)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        remove_file(temporary)
+    sync_directory(path.parent)
+    return True
+
+
 def touch(path: Path) -> None:
     """Make a file as new as now, if it is there."""
     with suppress(FileNotFoundError):

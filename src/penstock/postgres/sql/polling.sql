@@ -2,23 +2,38 @@
 
 -- name: moment
 -- The place in the log is read after the statement's snapshot was taken: all that the snapshot shows had committed by then.
-SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
-            ELSE pg_catalog.pg_current_wal_insert_lsn() END::text,
+SELECT pg_catalog.pg_current_wal_insert_lsn()::text,
        pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint,
        pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint,
        pg_catalog.clock_timestamp()
 
 -- name: position
-SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
-            ELSE pg_catalog.pg_current_wal_insert_lsn() END::text
+SELECT pg_catalog.pg_current_wal_insert_lsn()::text
+
+-- name: is_flushed
+SELECT pg_catalog.pg_current_wal_flush_lsn() >= %(position)s::pg_catalog.pg_lsn
+
+-- name: flush
+-- In a transaction of its own, whose commit takes the whole log before it to the disk.
+SELECT pg_catalog.set_config('synchronous_commit', 'local', true),
+       pg_catalog.pg_logical_emit_message(true, 'penstock.nudge', '')
 
 -- name: system
 -- Without a replication connection, to which a role may have no right. A standby does not name the file that it is at.
 SELECT s.system_identifier::text,
-       CASE WHEN pg_catalog.pg_is_in_recovery() THEN c.timeline_id::text
-            ELSE pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8) END,
-       pg_catalog.pg_is_in_recovery()
-FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c
+       CASE WHEN NOT pg_catalog.pg_is_in_recovery()
+            THEN pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8) END
+FROM pg_catalog.pg_control_system() s
+
+-- name: hold_name
+-- For the length of the session, of which a server that lost its client is rid in a minute.
+SELECT pg_catalog.pg_try_advisory_lock(8099000, pg_catalog.hashtext(%(name)s)),
+       pg_catalog.set_config('tcp_keepalives_idle', '30', false),
+       pg_catalog.set_config('tcp_keepalives_interval', '10', false),
+       pg_catalog.set_config('tcp_keepalives_count', '3', false)
+
+-- name: let_go
+SELECT pg_catalog.pg_advisory_unlock_all()
 
 -- name: lock_moment
 SELECT pg_catalog.pg_advisory_lock(8099000947049456491)
@@ -47,8 +62,10 @@ FROM pg_catalog.pg_attribute a
 JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 
--- name: partitioned
-SELECT c.oid FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[]) AND c.relkind = 'p'
+-- name: tables
+SELECT c.oid, n.nspname::text, c.relname::text, c.relkind = 'p'
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.oid = ANY (%(oids)s::oid[])
 
 -- name: create_resume
 CREATE SCHEMA IF NOT EXISTS penstock;
@@ -71,6 +88,9 @@ SELECT pg_catalog.to_regclass('penstock.polling') IS NOT NULL AND pg_catalog.to_
 -- name: load_resume
 SELECT position::text, state FROM penstock.polling WHERE name = %(name)s
 
+-- name: begin_resume
+INSERT INTO penstock.polling (name, position, state) VALUES (%(name)s, %(position)s::pg_lsn, %(state)s) ON CONFLICT (name) DO NOTHING
+
 -- name: save_resume
 INSERT INTO penstock.polling (name, position, state) VALUES (%(name)s, %(position)s::pg_lsn, %(state)s)
 ON CONFLICT (name) DO UPDATE SET position = excluded.position, state = excluded.state, confirmed_at = now()
@@ -80,4 +100,4 @@ SELECT oid::bigint, state FROM penstock.polled_tables WHERE name = %(name)s
 
 -- name: save_polled
 INSERT INTO penstock.polled_tables (name, oid, state) VALUES (%(name)s, %(oid)s, %(state)s)
-ON CONFLICT (name, oid) DO UPDATE SET state = excluded.state
+ON CONFLICT (name, oid) DO NOTHING
