@@ -6,17 +6,21 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from penstock.contracts.capture import Change, ChangeStream, Delete, Event, Truncate
-from penstock.errors import NoTablesError, TableWithoutKeyError, UnsupportedTableError
+from penstock.capture.polling import PollingCapture
+from penstock.contracts.capture import Change, ChangeStream, Delete, Event, Truncate, Upsert
+from penstock.errors import NoTablesError, PrivilegeError, TableWithoutKeyError, UnsupportedTableError
+from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
+from penstock.spool.status import load_status
 from penstock.testing.capture_conformance import check_next, delete, deliver_three, upsert
-from penstock.testing.streams import check_same_set, seen, seen_event, take, take_until
+from penstock.testing.streams import check_same_set, seen, seen_event, take, take_until, wait_for
 from tests.contract.polling_harness import CursorHarness, PollingHarness, idle
 from tests.fix_postgres import Database
 
@@ -189,6 +193,79 @@ def test_table_that_is_added_later_begins_then(polled: PollingHarness) -> None:
     with closing(polled.capture().live()) as stream:
         polled.commit(upsert(polled.other, 2, "after"))
         check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.other, 2, "after")], "what was there is for a snapshot")
+
+
+def test_key_of_other_columns_brings_the_rows_anew(polled: PollingHarness) -> None:
+    """The keys of before would all be gone, and be taken for those of other rows."""
+    table = polled.table
+    with closing(polled.capture().live()) as stream:
+        for each in range(3):
+            polled.commit(upsert(table, each, str(each + 1)))
+        take(stream, 3, polled.deadline_seconds)
+        polled.database.execute(
+            f"ALTER TABLE {table} DROP CONSTRAINT {table.name}_pkey, ADD PRIMARY KEY (note)",
+        )
+        polled.await_look()
+        polled.commit(upsert(polled.other, 999, "mark"))
+        found = take(stream, 5, polled.deadline_seconds)
+    assert [type(change.event) for change in found if change.event.table == table] == [Truncate, Upsert, Upsert, Upsert]
+    assert {change.event.key["note"] for change in found[1:4] if isinstance(change.event, Upsert)} == {"1", "2", "3"}
+
+
+# --- neighbours -----------------------------------------------------------------------------------------------------------------
+
+
+def test_look_that_has_to_wait_for_a_table_holds_no_other(polled: PollingHarness) -> None:
+    """Or whoever alters both, in another order, would be ended as the victim of a deadlock."""
+    trying = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'penstock polling' AND query ~ 'LOCK TABLE.*b\"' AND query_start > %s"
+    with closing(polled.capture().live()) as stream, transaction(polled) as altering:
+        altering.execute(f"LOCK TABLE {polled.other} IN ACCESS EXCLUSIVE MODE".encode())
+        ((now,),) = polled.database.query("SELECT clock_timestamp()")
+        wait_for(
+            lambda: polled.database.query(trying, now) != [], "a look that does not get the table", lambda: now, polled.deadline_seconds
+        )
+        altering.execute("SET lock_timeout = '20s'")
+        altering.execute(f"LOCK TABLE {polled.table} IN ACCESS EXCLUSIVE MODE".encode())
+        altering.execute("COMMIT")
+        polled.commit(upsert(polled.table, 1, "after"))
+        check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "after")], "the look was only late")
+
+
+def test_two_do_not_poll_under_one_name(polled: PollingHarness, tmp_path: Path) -> None:
+    with closing(polled.capture().live()) as stream:
+        polled.commit(upsert(polled.table, 1, "x"))
+        take(stream, 1, polled.deadline_seconds)
+        other = replace(polled.settings, spool=tmp_path / "other")
+        with closing(PollingCapture(other).live()):
+            code = partial(failure_code, other.spool)
+            wait_for(lambda: code() == "PEN-1202", "one that waits", code, polled.deadline_seconds)
+    polled.settings = other
+    with closing(polled.capture().live()) as stream:
+        polled.commit(upsert(polled.table, 2, "y"))
+        assert seen_event(upsert(polled.table, 2, "y")) in {seen(change) for change in until(polled, stream)}
+
+
+def failure_code(spool: Path) -> str | None:
+    status = load_status(spool)
+    return status.failure.code if status is not None and status.failure is not None else None
+
+
+def test_role_that_may_only_read_can_poll(shared_database: Database, tmp_path: Path) -> None:
+    with idle(PollingHarness(shared_database, tmp_path)) as polled:
+        role = f"reader_{polled.table.name}"
+        shared_database.execute(f"CREATE ROLE {role} LOGIN; GRANT SELECT ON {polled.table}, {polled.other} TO {role}")
+        address = SourceAddress.parse(shared_database.dsn.replace("postgres@", f"{role}@"))
+        polled.settings = replace(polled.settings, address=address)
+        try:
+            with closing(polled.capture().live()) as stream:
+                polled.commit(upsert(polled.table, 1, "x"))
+                check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "x")], "with SELECT, and nothing else")
+            polled.ruled(resume=None)
+            with pytest.raises(PrivilegeError, match="may not make the tables") as refused:
+                polled.capture().live()
+            assert "GRANT SELECT, INSERT, UPDATE" in str(refused.value.hint)
+        finally:
+            shared_database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------------------

@@ -60,6 +60,8 @@ def test_how_and_who_captures_are_two_things(tmp_path: Path) -> None:
         _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: separate}'))
     with pytest.raises(ConfigError, match="capture: is not polling"):
         _load(tmp_path, MINIMAL.replace('shop"}', 'shop", polling: {}}'))
+    with pytest.raises(ConfigError, match="is done by the run itself"):
+        _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: polling, process: separate}'))
 
 
 def test_an_absolute_path_stays_as_it_is(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from penstock.errors import LockWaitError, ServerUnfitError, SlotBusyError
+from penstock.errors import LockWaitError, SlotBusyError, StandbyError
 from penstock.position import Position
 from penstock.postgres.chunks import reading
 from penstock.postgres.connection import Connection, SourceAddress, connect
@@ -131,8 +131,10 @@ def inspect_system(connection: Connection) -> SystemIdentity:
     row: Any = connection.execute(query("polling", "system")).fetchone()
     identifier, timeline = row
     if timeline is None:
-        # It does not know which transactions are open on its primary, and a look could not go back far enough.
-        raise ServerUnfitError("the server is a standby, whose tables cannot be polled", hint="point the address at its primary")
+        raise StandbyError(
+            "the server is a standby, which does not tell what is open on its primary",
+            hint="point source.dsn at the primary; of several hosts, target_session_attrs=read-write in the dsn finds it",
+        )
     return SystemIdentity(identifier, int(timeline, 16))
 
 

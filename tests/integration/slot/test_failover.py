@@ -18,7 +18,8 @@ import pytest
 
 from penstock.errors import PenstockError, SlotFailoverError, StandbyError, TimelineChangedError
 from penstock.position import Position
-from penstock.postgres.connection import SourceAddress
+from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.moments import inspect_system
 from penstock.spool.consumers import release
 from penstock.spool.identity import ensure_identity, load_identity
 from penstock.testing.embedded import EmbeddedPostgres
@@ -41,6 +42,8 @@ class Cluster:
     plain: Source
     on_standby: PenstockError
     """What a capture from the standby ended with, before the promotion."""
+    polled: PenstockError
+    """The same, of one who would poll its tables."""
     switch: Position
 
 
@@ -94,6 +97,7 @@ def promoted(primary: EmbeddedPostgres, standby: EmbeddedPostgres, directory: Pa
     kept.insert(21, 30)  # left for after the promotion
     wait_for(lambda: replayed(standby) >= kept.position, "a standby that is level", lambda: replayed(standby))
     on_standby = plain.failure(SourceAddress.parse(standby.dsn("plain")))
+    polled = refusal_to_poll(standby)
     standby.stop()
     ahead.capture_all(11, 20)  # the standby will never have these
     for source in sources:
@@ -105,7 +109,7 @@ def promoted(primary: EmbeddedPostgres, standby: EmbeddedPostgres, directory: Pa
         source.database = Database(source.database.name, standby.dsn(source.database.name))
         source.address = SourceAddress.parse(source.database.dsn)
     ((switch,),) = run(standby, "SELECT split_part(pg_read_file('pg_wal/00000002.history'), E'\\t', 2)")
-    return Cluster(kept, ahead, plain, on_standby, Position.parse(str(switch)))
+    return Cluster(kept, ahead, plain, on_standby, polled, Position.parse(str(switch)))
 
 
 SLOTS = "SELECT slot_name, temporary, synced, invalidation_reason, confirmed_flush_lsn::text FROM pg_replication_slots"
@@ -121,6 +125,12 @@ def is_synced(primary: EmbeddedPostgres, standby: EmbeddedPostgres, source: Sour
     source.wait_idle()
     run(standby, "SELECT pg_sync_replication_slots()")
     return (source.slot, False, True) in {row[:3] for row in run(standby, SLOTS)}
+
+
+def refusal_to_poll(standby: EmbeddedPostgres) -> PenstockError:
+    with connect(SourceAddress.parse(standby.dsn("plain"))) as connection, pytest.raises(PenstockError) as refused:
+        inspect_system(connection)
+    return refused.value
 
 
 def replayed(standby: EmbeddedPostgres) -> Position:
@@ -221,6 +231,10 @@ def test_L11_a_standby_is_not_captured_from(cluster: Cluster) -> None:
         "PEN-1215: the server is a standby, on which neither a publication nor a slot's promise can be relied on\n"
         "  fix: point source.dsn at the primary; of several hosts, target_session_attrs=read-write in the dsn finds it"
     )
+
+
+def test_standby_is_not_polled_since_it_does_not_know_what_is_open_on_its_primary(cluster: Cluster) -> None:
+    assert type(cluster.polled) is StandbyError
 
 
 # --- the option ------------------------------------------------------------------------------------------------------------------
