@@ -263,7 +263,7 @@ def test_role_that_may_only_read_can_poll(shared_database: Database, tmp_path: P
             polled.ruled(resume=None)
             with pytest.raises(PrivilegeError, match="may not make the tables") as refused:
                 polled.capture().live()
-            assert "GRANT SELECT, INSERT, UPDATE" in str(refused.value.hint)
+            assert "GRANT SELECT, INSERT, UPDATE, DELETE" in str(refused.value.hint)
         finally:
             shared_database.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
 

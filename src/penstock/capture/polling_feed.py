@@ -11,7 +11,7 @@ transactions can no longer be told apart. If also the keys are gone that the tab
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ from penstock.capture.continuity import check_not_rewound
 from penstock.capture.feeds import ChangeFeed, FeedSession, Mark
 from penstock.capture.known_keys import KnownKeys
 from penstock.capture.polling_settings import PollingSettings
-from penstock.capture.polling_state import NONE_SEEN, PollingState, TableState, parse_table, table_text
+from penstock.capture.polling_state import NONE_SEEN, PollingState, TableState, parse_begin
 from penstock.capture.polling_tables import begin_table, find_tables, inspect_polled
 from penstock.capture.steps import LookSteps
 from penstock.change import ChangeType, LogStep
@@ -32,7 +32,7 @@ from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, connect, source_errors
 from penstock.postgres.moments import Moment, ensure_flushed, hold_moment, hold_name, inspect_system, let_go
 from penstock.postgres.open_transactions import FirstOnes, OpenNow, SafeLooks, inspect_open
-from penstock.postgres.polled import EVERYTHING, PolledTable, Window, inspect_highest, read_keys_in_order, read_window
+from penstock.postgres.polled import PolledTable, Window, inspect_highest, read_keys_in_order, read_window
 from penstock.postgres.slot import COPY_ANEW
 from penstock.postgres.timeline import SystemIdentity
 from penstock.schema import TableName
@@ -71,23 +71,26 @@ class PollingFeed(ChangeFeed):
         mark = store.load_mark()
         if mark is None:
             position, state = self.begin(self.settings.tables)
-            store.save_tables({oid: table_text(each) for oid, each in state.tables.items()})
+            store.save_tables(state.to_texts())
             store.begin_mark(Mark(position, state.to_text()))
             mark = store.load_mark()
             assert mark is not None
-        with connect(self.settings.address) as connection:
-            found = find_tables(connection, self.settings.tables)
-        known = {*PollingState.parse(mark.state).tables, *store.load_tables()}
-        self.add([table.name for table in found if table.oid not in known])
+        self.add(self.settings.tables)
         return mark
 
-    def add(self, tables: list[TableName]) -> None:
-        """Have further tables asked from now on: what commits after this returns will be given out."""
-        if tables:
-            _, state = self.begin(tuple(tables))
-            self.settings.resume.save_tables({oid: table_text(each) for oid, each in state.tables.items()})
+    def add(self, tables: Sequence[TableName]) -> list[TableName]:
+        """Have these asked from now on: what commits after this returns will be given out. Gives those that were not asked before."""
+        store = self.settings.resume
+        with connect(self.settings.address) as connection:
+            found = find_tables(connection, tables)
+        known = store.load_tables()
+        added = [table.name for table in found if table.oid not in known]
+        if added:
+            _, state = self.begin(added)
+            store.save_tables(state.to_texts())
+        return added
 
-    def begin(self, tables: tuple[TableName, ...]) -> tuple[Position, PollingState]:
+    def begin(self, tables: Sequence[TableName]) -> tuple[Position, PollingState]:
         """Where tables begin that are looked at now for the first time."""
         settings = self.settings
         keys = KnownKeys(settings.keys) if settings.rules.deletes else None
@@ -123,13 +126,13 @@ class PollingSession(FeedSession):
             is_same = _is_same_timeline(SystemIdentity.parse(state.system), self._system)
             self._states = dict(state.tables) if is_same else _read_anew(state.tables)
             self._reached = state.reached if is_same else Position.ZERO
+            self._learn_added()
         except BaseException:
             self._stack.close()
             raise
         self._safe = SafeLooks()
         self._columns: dict[tuple[int, str], _ColumnWatch] = {}
         self._told: set[TableName] = set()
-        self._learn_added()
 
     @property
     @override
@@ -162,7 +165,7 @@ class PollingSession(FeedSession):
                 check_not_rewound(self._reached, moment.position)
                 position = max(moment.position, Position.of(last.value + 1))
                 steps = LookSteps(position, moment.taken_at)
-                states = dict(self._states)
+                states = {oid: state for oid, state in self._states.items() if self._is_asked(oid)}
                 for table in self._inspect(found):
                     asked = _Asked(table, self._state_of(table), moment, position)
                     following = self._following(asked, now, safe)
@@ -176,13 +179,18 @@ class PollingSession(FeedSession):
     def _find(self) -> list[CatalogTable]:
         """One that is gone is not asked any more. Those that others add come in at any time, those of the settings do not."""
         names = self._settings.tables
-        return find_tables(self._connection, names, () if names else self._learn_added())
+        if not names:
+            self._learn_added()
+        return find_tables(self._connection, names, () if names else self._added)
 
-    def _learn_added(self) -> dict[int, str]:
-        added = self._store.load_tables()
-        for oid, text in added.items():
-            self._states.setdefault(oid, parse_table(text))
-        return added
+    def _learn_added(self) -> None:
+        self._added = self._store.load_tables()
+        for oid, text in self._added.items():
+            self._states.setdefault(oid, parse_begin(text, str(self._system)))
+
+    def _is_asked(self, oid: int) -> bool:
+        """Where one went on that is no longer asked means nothing when it comes back."""
+        return bool(self._settings.tables) or oid in self._added
 
     def _inspect(self, found: list[CatalogTable]) -> list[PolledTable]:
         """Of tables that others added, one that cannot be asked any more does not stop the rest; who added it sees that it has changed."""
@@ -224,7 +232,7 @@ class PollingSession(FeedSession):
             if state.keys is not None and not self._keys.has(table.schema, state.keys):
                 _log.warning("keys are lost or of another kind, table is read anew", extra={"table": str(table.schema.name)})
                 yield from steps.truncate(table.schema)
-                state = replace(state, window=EVERYTHING, seen=NONE_SEEN, keys=None)
+                state = replace(state.anew(), keys=None)
             yield from self._compare(asked, state.keys, steps)
         seen = yield from self._upserts(replace(asked, state=state), following, steps)
         keys = state.keys if self._settings.rules.deletes else None
@@ -308,4 +316,4 @@ def _is_same_timeline(before: SystemIdentity, now: SystemIdentity) -> bool:
 def _read_anew(tables: Mapping[int, TableState]) -> dict[int, TableState]:
     """After a promotion or a restore, what was read before may be of transactions that the server has lost."""
     _log.warning("the server is on another timeline, tables are read anew", extra={"tables": len(tables)})
-    return {oid: replace(state, window=EVERYTHING, seen=NONE_SEEN) for oid, state in tables.items()}
+    return {oid: state.anew() for oid, state in tables.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,11 +41,15 @@ class ResumeStore(ABC):
 
     @abstractmethod
     def load_tables(self) -> dict[int, str]:
-        """By OID, in the capture's words, where tables begin that came later than the mark."""
+        """By OID, in the capture's words, where tables begin: all that are asked."""
 
     @abstractmethod
     def save_tables(self, tables: Mapping[int, str]) -> None:
         """Add these; those that are there begin where they began."""
+
+    @abstractmethod
+    def remove_tables(self, oids: Collection[int]) -> None:
+        """These are not asked any more. One that is added again begins then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,11 @@ class FileResume(ResumeStore):
     def save_tables(self, tables: Mapping[int, str]) -> None:
         for oid, state in tables.items():
             storage.create_bytes(self.directory / _TABLES / str(oid), state.encode())
+
+    @override
+    def remove_tables(self, oids: Collection[int]) -> None:
+        for oid in oids:
+            storage.remove_file(self.directory / _TABLES / str(oid))
 
     def _load(self, name: str) -> dict[str, str] | None:
         data = storage.read_bytes(self.directory / name)
@@ -124,3 +133,8 @@ class SourceResume(ResumeStore):
     def save_tables(self, tables: Mapping[int, str]) -> None:
         with connect(self.address) as connection:
             ResumeTable(connection, self.name).save_tables(tables)
+
+    @override
+    def remove_tables(self, oids: Collection[int]) -> None:
+        with connect(self.address) as connection:
+            ResumeTable(connection, self.name).remove_tables(oids)

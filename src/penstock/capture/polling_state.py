@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -29,6 +29,10 @@ class TableState:
     """The versions of rows in that window that have been given out."""
     keys: Position | None = None
     """Of the look whose keys are known; None if none are."""
+
+    def anew(self) -> TableState:
+        """To be read in full."""
+        return replace(self, window=EVERYTHING, seen=NONE_SEEN)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,13 +60,15 @@ class PollingState:
                 "what polling is to go on from cannot be read", hint="restore it from a copy, or copy the tables anew"
             ) from error
 
+    def to_texts(self) -> dict[int, str]:
+        """Each table by itself, for tables that begin."""
+        return {oid: json.dumps({"system": self.system, **_document(state)}) for oid, state in self.tables.items()}
 
-def table_text(state: TableState) -> str:
-    return json.dumps(_document(state))
 
-
-def parse_table(text: str) -> TableState:
-    return _parse(json.loads(text))
+def parse_begin(text: str, system: str) -> TableState:
+    """Where a table begins, or all of it if that was on another timeline."""
+    document = json.loads(text)
+    return _parse(document) if document["system"] == system else _parse(document).anew()
 
 
 def _document(state: TableState) -> dict[str, object]:

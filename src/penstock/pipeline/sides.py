@@ -15,7 +15,6 @@ from typing_extensions import override
 from penstock.capture.choosing import polling_settings
 from penstock.capture.polling_feed import PollingFeed
 from penstock.capture.polling_settings import PollingSettings
-from penstock.capture.polling_state import PollingState
 from penstock.capture.polling_tables import find_tables, inspect_polled
 from penstock.capture.provision import ensure_capture, inspect_coverage
 from penstock.errors import SlotMissingError, SystemChangedError
@@ -211,7 +210,9 @@ class PollingSide(CaptureSide):
 
     @override
     def leave(self, tables: Collection[TableName]) -> None:
-        """They go on being asked, and nobody reads what that brings; a table that comes back has missed nothing."""
+        with connect(self._address) as connection:
+            found = find_tables(connection, tables)
+        self._settings.resume.remove_tables([table.oid for table in found])
 
     def _fail_unfit(self, tables: Tables) -> None:
         """Tables that cannot be asked. If that is so for all of them, nothing starts."""
@@ -226,18 +227,11 @@ class PollingSide(CaptureSide):
 
     def _begin(self, tables: Sequence[TableName]) -> list[TableName]:
         """Have these asked from now on; gives those that were not."""
-        settings = replace(self._settings, tables=tuple(tables))
-        store, feed = settings.resume, PollingFeed(settings)
-        mark = store.load_mark()
-        if mark is None:
-            feed.ensure()
-            return list(tables)
-        with connect(self._address) as connection:
-            found = find_tables(connection, tables)
-        known = {*PollingState.parse(mark.state).tables, *store.load_tables()}
-        added = [table.name for table in found if table.oid not in known]
-        feed.add(added)
-        return added
+        feed = PollingFeed(replace(self._settings, tables=tuple(tables)))
+        if self._settings.resume.load_mark() is not None:
+            return feed.add(tables)
+        feed.ensure()
+        return list(tables)
 
 
 def side_of(config: PipelineConfig) -> CaptureSide:

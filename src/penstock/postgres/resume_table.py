@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import psycopg
@@ -46,6 +46,9 @@ class ResumeTable:
             for oid, state in tables.items():
                 self._connection.execute(query("polling", "save_polled"), {"name": self._name, "oid": oid, "state": state})
 
+    def remove_tables(self, oids: Collection[int]) -> None:
+        self._connection.execute(query("polling", "remove_polled"), {"name": self._name, "oids": list(oids)})
+
     @property
     def _is_there(self) -> bool:
         row: Any = self._connection.execute(query("polling", "has_resume")).fetchone()
@@ -61,5 +64,5 @@ class ResumeTable:
             raise PrivilegeError(
                 "the role may not make the tables in which polling keeps where it goes on",
                 hint=f"have them made: {statements} GRANT USAGE ON SCHEMA penstock TO …; "
-                "GRANT SELECT, INSERT, UPDATE ON penstock.polling, penstock.polled_tables TO …; or keep it in a file instead",
+                "GRANT SELECT, INSERT, UPDATE, DELETE ON penstock.polling, penstock.polled_tables TO …; or keep it in a file instead",
             ) from error

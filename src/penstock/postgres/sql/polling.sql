@@ -101,3 +101,6 @@ SELECT oid::bigint, state FROM penstock.polled_tables WHERE name = %(name)s
 -- name: save_polled
 INSERT INTO penstock.polled_tables (name, oid, state) VALUES (%(name)s, %(oid)s, %(state)s)
 ON CONFLICT (name, oid) DO NOTHING
+
+-- name: remove_polled
+DELETE FROM penstock.polled_tables WHERE name = %(name)s AND oid = ANY (%(oids)s::oid[])
