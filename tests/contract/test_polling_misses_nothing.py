@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -23,6 +24,8 @@ from penstock.testing.capture_conformance import check_next, delete, deliver_thr
 from penstock.testing.streams import check_same_set, seen, seen_event, take, take_until, wait_for
 from tests.contract.polling_harness import CursorHarness, PollingHarness, idle
 from tests.fix_postgres import Database
+
+_marks = itertools.count(1)
 
 
 @pytest.fixture(params=[PollingHarness, CursorHarness], ids=["xmin", "column"])
@@ -46,7 +49,7 @@ def put(connection: psycopg.Connection[tuple[Any, ...]], table: TableName, key: 
 
 def until(polled: PollingHarness, stream: ChangeStream) -> list[Change]:
     """What comes before a mark that is committed now."""
-    mark = upsert(polled.other, 999, "mark")
+    mark = upsert(polled.other, 999, f"mark {next(_marks)}")
     polled.commit(mark)
     return take_until(stream, mark, polled.deadline_seconds)[:-1]
 
