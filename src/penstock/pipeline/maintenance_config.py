@@ -19,7 +19,7 @@ class MaintenanceConfig(Model):
     compact_after: int = Field(
         default=64,
         ge=0,
-        description="a table with so many small files (Delta), or files of equality deletes (Iceberg), has them written anew, as have "
+        description="a table with so many small files, or files of equality deletes (Iceberg), has them written anew, as have "
         "files that lost most of their rows; 0: that is left to others",
     )
     checkpoint_after: int = Field(

@@ -10,16 +10,15 @@ costs more with each delete, until it is rewritten (`iceberg_maintenance.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from py4j.protocol import Py4JJavaError
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
 from penstock.change import ChangeCounts
-from penstock.errors import SinkError, SinkRefusedError, TableRewrittenError, TargetRewoundError
+from penstock.errors import SinkError, TableRewrittenError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
@@ -27,8 +26,8 @@ from penstock.sinks.directories import folds_case
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors, SparkExecutors
 from penstock.sinks.fitting import check_changes
-from penstock.sinks.iceberg_catalog import IcebergCatalog, LoadedTable, NewFile, TableChange, TableMovedError
-from penstock.sinks.iceberg_checks import check_begun, check_columns
+from penstock.sinks.iceberg_catalog import IcebergCatalog, LoadedTable, NewFile, TableChange, TableMovedError, first_line
+from penstock.sinks.iceberg_checks import check_adoptable, check_begun, check_columns
 from penstock.sinks.iceberg_definition import (
     IcebergPlace,
     definition,
@@ -43,13 +42,8 @@ from penstock.sinks.iceberg_evolution import evolve_table, past_of
 from penstock.sinks.iceberg_maintenance import Maintainer, Maintenance
 from penstock.sinks.iceberg_names import IS_DELETED, check_names
 from penstock.sinks.iceberg_reader import EpochTarget, LakeReader
-from penstock.sinks.iceberg_state import (
-    POSITION,
-    find_applied,
-    find_version,
-    identity_properties,
-    owned_target,
-)
+from penstock.sinks.iceberg_shadows import by_spark, commented, drop_below, put_in_place
+from penstock.sinks.iceberg_state import find_applied, find_version, identity_properties, owned_target
 from penstock.sinks.iceberg_targets import identifier
 from penstock.sinks.layout import DELETED, Layout, Mode
 from penstock.sinks.names import quoted
@@ -77,7 +71,7 @@ class IcebergSink(Sink):
         self._mode_of = mode_of
         self._catalog = IcebergCatalog(spark, place.catalog, place.warehouse)
         self._executors = executors or SparkExecutors(spark)
-        self._reader = LakeReader(spark, place.catalog)
+        self._reader = LakeReader(spark, place.catalog, self._executors)
         self._writer = EpochWriter(self._reader, self._executors, place.warehouse / "penstock_scratch" / pipeline)
         self._reached: dict[TableName, Position] = {}
         self._maintainers: dict[TableName, Maintainer] = {}
@@ -120,8 +114,12 @@ class IcebergSink(Sink):
         return rows if self._mode_of(table) is not Mode.SOFT_DELETE else rows.withColumnRenamed(IS_DELETED, DELETED)
 
     def _target(self, table: TableName, loaded: LoadedTable) -> Target:
+        """What is another's is refused as such, whatever else is wrong with it."""
         applied = find_applied(loaded.ancestors(), loaded.properties)
-        return owned_target(table, self.describe(table), self._pipeline, loaded.properties, applied)
+        target = owned_target(table, self.describe(table), self._pipeline, loaded.properties, applied)
+        if loaded.problem is not None:
+            raise loaded.problem
+        return target
 
     def _loaded(self, table: TableName) -> LoadedTable:
         loaded = self._catalog.load(self.identifier(table))
@@ -139,13 +137,15 @@ class IcebergSink(Sink):
 
     @override
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
-        self.load_target(schema.name)  # what is another's is refused
+        former = self._catalog.load(self.identifier(schema.name))
+        if former is not None:
+            self._target(schema.name, former)  # what is another's is refused
         self._place.warehouse.mkdir(parents=True, exist_ok=True)
         layout = layout_of(schema, self._mode_of(schema.name))
         check_names(layout, self.describe(schema.name))
-        properties = table_properties(self._place, self._pipeline, layout, schema.oid, Origin.of(schema))
+        identity = identity_properties(self._pipeline, layout, schema.oid, Origin.of(schema))
         # A replaced table has no current snapshot, and so no position.
-        self._define(schema.name, definition(layout, properties))
+        self._define(schema.name, definition(layout, table_properties(self._place, former, identity)))
         self._remember(schema.name, None)
         loaded = self._loaded(schema.name)
         loaded.directory.mkdir(parents=True, exist_ok=True)
@@ -153,18 +153,12 @@ class IcebergSink(Sink):
         return snapshot_place(loaded, layout, fence)
 
     def _define(self, table: TableName, definition: str) -> None:
-        try:
-            levels = self.identifier(table)[:-1]
+        levels = self.identifier(table)[:-1]
+        with by_spark(f"creating {self.describe(table)}", "look at the message; dropping the table copies it anew"):
             for depth in range(len(levels)):
                 namespace = ".".join(quoted(part) for part in (self._place.catalog, *levels[: depth + 1]))
                 self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
             self._spark.sql(f"CREATE OR REPLACE TABLE {self.sql_name(table)} {definition}")
-        except AnalysisException as error:
-            raise SinkRefusedError(
-                f"creating {self.describe(table)}: {_first_line(error)}", hint="look at the message; dropping the table copies it anew"
-            ) from error
-        except (PySparkException, Py4JJavaError) as error:
-            raise SinkError(f"creating {self.describe(table)}: {_first_line(error)}") from error
 
     @override
     def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
@@ -200,7 +194,7 @@ class IcebergSink(Sink):
         loaded = self._loaded(schema.name)
         layout = target_layout(self._target(schema.name, loaded))
         place = replace(snapshot_place(loaded, layout, fence), prefix=f"epoch-{fence.value:016X}")
-        change = self._writer.repair(EpochTarget(self.sql_name(schema.name), layout, place), changed)
+        change = self._writer.repair(EpochTarget(self.sql_name(schema.name), layout, place, loaded=loaded), changed)
         self._commit(loaded, change, fence)
         self._remember(schema.name, fence)
 
@@ -246,7 +240,7 @@ class IcebergSink(Sink):
 
     def _advance(self, target: Target, loaded: LoadedTable, changes: TableChanges, end: Position) -> None:
         layout, prefix, evolution, change = target_layout(target), f"epoch-{end.value:016X}", changes.evolution, TableChange()
-        writes = EpochTarget(self.sql_name(target.table), layout, files_place(loaded, prefix))
+        writes = EpochTarget(self.sql_name(target.table), layout, files_place(loaded, prefix), loaded=loaded)
         if evolution is not None:
             loaded = self._evolved(loaded, evolution, target.mode)
             layout = Layout(evolution.columns, evolution.key, target.mode)
@@ -292,7 +286,7 @@ class IcebergSink(Sink):
     def maintain(self, table: TableName) -> None:
         maintainer = self._maintainers.setdefault(table, Maintainer(self._spark, self._place.maintenance))
         loaded = self._catalog.load(self.identifier(table))
-        if loaded is not None and maintainer.is_due(loaded):
+        if loaded is not None and loaded.problem is None and maintainer.is_due(loaded):
             maintainer.keep(loaded)
 
     def _checked_position(self, target: Target, found: Target | None) -> Position:
@@ -316,6 +310,18 @@ class IcebergSink(Sink):
         self._remember(table, None)
 
     @override
+    def adopt(self, schema: TableSchema) -> bool:
+        layout, place = layout_of(schema, self._mode_of(schema.name)), self.describe(schema.name)
+        loaded = self._loaded(schema.name)
+        check_names(layout, place)
+        check_adoptable(loaded, layout, place)
+        # A commit of ours on top: whatever position another pipeline has written down there, it is not this one's.
+        properties = identity_properties(self._pipeline, layout, schema.oid, None)
+        self._commit(loaded, TableChange(properties=properties), Position.ZERO)
+        self._remember(schema.name, None)
+        return True
+
+    @override
     def disown(self, table: TableName) -> None:
         loaded = self._catalog.load(self.identifier(table))
         if loaded is not None and self._target(table, loaded).applied is not None:
@@ -324,22 +330,18 @@ class IcebergSink(Sink):
 
     @override
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
-        found = shadow.load_target(table)
-        if not isinstance(shadow, IcebergSink) or found is None or self.load_target(table) is None:
+        found, former = shadow.load_target(table), self._catalog.load(self.identifier(table))
+        if not isinstance(shadow, IcebergSink) or found is None or former is None:
             raise TargetRewoundError(
                 f"{self.describe(table)} is gone, so nothing can take its place", hint="restart the pipeline to copy the table anew"
             )
+        self._target(table, former)
         rows = shadow.read(table)
         rows = rows if found.mode is not Mode.SOFT_DELETE else rows.withColumnRenamed(DELETED, IS_DELETED)
-        writer = rows.writeTo(self.sql_name(table)).using("iceberg")
-        for name, value in table_properties(self._place, self._pipeline, target_layout(found), found.source_oid, found.origin).items():
-            writer = writer.tableProperty(name, value)
-        try:
-            writer.option(f"snapshot-property.{POSITION}", str(position)).createOrReplace()
-        except AnalysisException as error:
-            raise SinkRefusedError(f"replacing {self.describe(table)}: {_first_line(error)}", hint="look at the message") from error
-        except (PySparkException, Py4JJavaError) as error:
-            raise SinkError(f"replacing {self.describe(table)}: {_first_line(error)}") from error
+        identity = identity_properties(self._pipeline, target_layout(found), found.source_oid, found.origin)
+        properties = table_properties(self._place, former, identity)
+        with by_spark(f"replacing {self.describe(table)}"):
+            put_in_place(commented(rows, self._catalog.comments(former)), self.sql_name(table), properties, position)
         after = self.load_target(table)
         if after is None or after.applied != position:
             raise SinkError(f"{self.describe(table)} is not at {position}, though Iceberg reported no error")
@@ -353,34 +355,13 @@ class IcebergSink(Sink):
     @override
     def drop_shadows(self) -> None:
         try:
-            _drop_below(self._spark, (self._place.catalog, *self._shadows()))
+            drop_below(self._spark, (self._place.catalog, *self._shadows()))
         except (PySparkException, Py4JJavaError) as error:
-            raise SinkError(f"shadows of former runs cannot be dropped: {_first_line(error)}") from error
+            raise SinkError(f"shadows of former runs cannot be dropped: {first_line(error)}") from error
 
     def _shadows(self) -> tuple[str, ...]:
         return (*self._place.namespace, SHADOWS, self._pipeline)
 
 
-def _drop_below(spark: SparkSession, namespace: Sequence[str]) -> None:
-    """Drop a namespace with all that is in it, if it is there. What is in its directory besides tables stays, and then it does too."""
-    name = ".".join(map(quoted, namespace))
-    try:
-        inner = [str(row[0]) for row in spark.sql(f"SHOW NAMESPACES IN {name}").collect()]
-        tables = [str(row["tableName"]) for row in spark.sql(f"SHOW TABLES IN {name}").collect()]
-    except AnalysisException:  # it is not there
-        return
-    for table in tables:
-        spark.sql(f"DROP TABLE IF EXISTS {name}.{quoted(table)} PURGE")
-    for each in inner:
-        _drop_below(spark, (*namespace, each.rpartition(".")[2].strip("`")))
-    with suppress(PySparkException):
-        spark.sql(f"DROP NAMESPACE {name}")
-
-
 def _moved(loaded: LoadedTable) -> SinkError:
     return SinkError(f"the table at {loaded.location} was changed by somebody else meanwhile; it is tried again")
-
-
-def _first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

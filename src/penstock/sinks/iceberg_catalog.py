@@ -73,8 +73,11 @@ class LoadedTable:
     """Those of ours."""
     delete_files: int | None = None
     """How many the current snapshot has; None if there is no snapshot."""
+    data_files: int = 0
     transaction: Any = None
     """With what is to be changed about the columns, if anything; `schema` reckons with that."""
+    problem: SinkRefusedError | None = None
+    """Why it cannot be written to as it is, whoever it belongs to; then `schema` may lack columns."""
 
     @property
     def format_version(self) -> int:
@@ -130,23 +133,29 @@ class IcebergCatalog:
                 return None
             raise SinkError(f"the Iceberg table {'.'.join(identifier)} cannot be loaded: {first_line(error)}") from error
         base = table.operations().current()
-        if base.spec().isPartitioned():
-            # An equality delete reaches the files of its own partition alone: rows in all others would stay.
-            raise SinkRefusedError(
-                f"the Iceberg table {'.'.join(identifier)} has been given partitions, and would keep rows that are to go",
-                hint="ALTER TABLE … DROP PARTITION FIELD …, or drop the table to have it copied anew",
-            )
         snapshot = base.currentSnapshot()
         # Each value by itself: to walk through a map of Java's takes several calls an entry.
         found = base.properties()
         properties = {name: str(value) for name in PROPERTIES if (value := found.get(name)) is not None}
-        mode = Mode(properties.get(MODE, Mode.MIRROR.value))
+        schema, problem = self._columns(base, Mode(properties.get(MODE, Mode.MIRROR.value)), ".".join(identifier))
+        if snapshot is None:
+            return LoadedTable(table, base, base.location(), schema, properties, problem=problem)
+        deletes, files = (int(snapshot.summary().get(f"total-{kind}-files") or 0) for kind in ("delete", "data"))
+        return LoadedTable(table, base, base.location(), schema, properties, deletes, files, problem=problem)
+
+    def _columns(self, base: Any, mode: Mode, name: str) -> tuple[pa.Schema, SinkRefusedError | None]:
+        """Those of its files, and what is wrong with the table."""
         try:
             schema = self.columns(base.schema(), mode)
         except ValueError as error:
-            raise SinkRefusedError(f"the Iceberg table {'.'.join(identifier)} was altered: {error}", hint="drop the table") from error
-        deletes = None if snapshot is None else int(snapshot.summary().get("total-delete-files") or 0)
-        return LoadedTable(table, base, base.location(), schema, properties, deletes)
+            return pa.schema([]), SinkRefusedError(f"the Iceberg table {name} was altered: {error}", hint="drop the table")
+        if not base.spec().isPartitioned():
+            return schema, None
+        # An equality delete reaches the files of its own partition alone: rows in all others would stay.
+        return schema, SinkRefusedError(
+            f"the Iceberg table {name} has been given partitions, and would keep rows that are to go",
+            hint="ALTER TABLE … DROP PARTITION FIELD …, or drop the table to have it copied anew",
+        )
 
     def drop(self, identifier: Sequence[str]) -> None:
         with failing(f"dropping {'.'.join(identifier)}"):
@@ -155,6 +164,11 @@ class IcebergCatalog:
     def columns(self, java_schema: Any, mode: Mode) -> pa.Schema:
         """`ValueError` for what none of our tables has."""
         return own_names(parse_columns(json.loads(self._iceberg.SchemaParser.toJson(java_schema))), mode)
+
+    def comments(self, loaded: LoadedTable) -> dict[str, str]:
+        """What is said of its columns, by their names in the table."""
+        document = json.loads(self._iceberg.SchemaParser.toJson(loaded.base.schema()))
+        return {each["name"]: each["doc"] for each in document["fields"] if each.get("doc")}
 
     def java_type(self, arrow_type: pa.DataType) -> Any:
         document = {"type": "struct", "fields": [{"id": 1, "name": "c", "required": False, "type": type_document(arrow_type)}]}

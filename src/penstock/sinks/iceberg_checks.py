@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from penstock.errors import SchemaChangedError
+from penstock.errors import SchemaChangedError, TargetForeignError
 from penstock.sinks.base import Target
 from penstock.sinks.iceberg_catalog import LoadedTable
 from penstock.sinks.iceberg_definition import target_layout
+from penstock.sinks.iceberg_names import stored_name
+from penstock.sinks.iceberg_schema import stored_type
+from penstock.sinks.layout import Layout
 
 
 def check_begun(target: Target, found: Target, place: str) -> None:
@@ -25,3 +28,18 @@ def check_columns(target: Target, loaded: LoadedTable, place: str) -> None:
             f"{place} has no column {lacking[0]} any more",
             hint=f"give the column its name again, or drop {place} and run again to copy the table anew",
         )
+
+
+def check_adoptable(loaded: LoadedTable, layout: Layout, place: str) -> None:
+    """Whatever the table has, a copy of the source must have too: nobody who reads it is to miss a column, or find another type."""
+    if loaded.problem is not None:
+        raise TargetForeignError(f"{place} cannot be adopted: {loaded.problem.message}", hint="set existing: replace")
+    wanted = {name: stored_type(field.type) for field in layout.schema for name in (field.name, stored_name(field.name, layout.mode))}
+    for field in loaded.schema:
+        if wanted.get(field.name) != field.type:
+            known = wanted.get(field.name)
+            why = "is none of the source's" if known is None else f"is {field.type}, and would become {known}"
+            raise TargetForeignError(
+                f"{place} cannot be adopted: its column {field.name!r} {why}",
+                hint="alter the column there, or set existing: replace",
+            )

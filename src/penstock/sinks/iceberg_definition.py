@@ -15,10 +15,8 @@ from penstock.sinks.base import SnapshotPlace, Target
 from penstock.sinks.iceberg_catalog import LoadedTable
 from penstock.sinks.iceberg_maintenance import KEPT_SNAPSHOTS, Maintenance
 from penstock.sinks.iceberg_names import stored_name
-from penstock.sinks.iceberg_state import identity_properties
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.names import quoted, sql_type, text_literal
-from penstock.sinks.origin import Origin
 
 _METADATA_VERSIONS = 100
 
@@ -49,10 +47,12 @@ def definition(layout: Layout, properties: Mapping[str, str]) -> str:
     return f"({', '.join(columns)}) USING iceberg TBLPROPERTIES ({', '.join(listed)})"
 
 
-def table_properties(place: IcebergPlace, pipeline: str, layout: Layout, source_oid: int, origin: Origin | None) -> dict[str, str]:
+def table_properties(place: IcebergPlace, former: LoadedTable | None, identity: Mapping[str, str]) -> dict[str, str]:
+    """`former`: the table whose place it takes, which may be of a later format, and never goes back."""
+    version = place.format_version if former is None else max(place.format_version, former.format_version)
     return {
-        **identity_properties(pipeline, layout, source_oid, origin),
-        "format-version": str(place.format_version),
+        **identity,
+        "format-version": str(version),
         "write.metadata.delete-after-commit.enabled": "true",
         "write.metadata.previous-versions-max": str(_METADATA_VERSIONS),
         # Whoever expires snapshots leaves those by which the position is known.

@@ -1,11 +1,11 @@
-"""Rows that an Iceberg table holds, read by Spark: those that an epoch needs to be worked out, or all, to be written anew."""
+"""Rows that an Iceberg table holds: those that an epoch needs to be worked out, or all, read by Spark to be written anew."""
 
 from __future__ import annotations
 
 import shutil
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from uuid import uuid4
@@ -21,14 +21,18 @@ from pyspark.sql import functions as F
 from penstock.errors import SinkError
 from penstock.sinks.base import SnapshotPlace
 from penstock.sinks.executors import Executors, error_of_ours
-from penstock.sinks.iceberg_catalog import NewFile, with_catalog
+from penstock.sinks.iceberg_catalog import LoadedTable, NewFile, with_catalog
 from penstock.sinks.iceberg_evolution import Past
 from penstock.sinks.iceberg_files import AnewTask, Stored, Wanted, write_anew
+from penstock.sinks.iceberg_lookup import FindTask, find_rows
 from penstock.sinks.iceberg_names import stored_name
+from penstock.sinks.iceberg_scan import plan_scan
+from penstock.sinks.iceberg_schema import field_ids
 from penstock.sinks.layout import CURRENT, Layout, Mode
 from penstock.sinks.names import quoted, sql_type
 
 _ROWS_A_FILE = 1_000_000
+_FILES_A_TASK = 32
 _FEW = 200
 """Iceberg looks into no longer list of values, to leave out files."""
 _SETTINGS = {
@@ -47,19 +51,25 @@ class EpochTarget:
     layout: Layout
     place: SnapshotPlace
     past: Past = field(default_factory=Past)
+    loaded: LoadedTable | None = None
+    """The table itself, as it was when it was looked at."""
 
 
 class LakeReader:
     """Used by several threads. It has one session of its own: each opens the catalog anew, with whatever connections that takes."""
 
-    def __init__(self, spark: SparkSession, catalog: str) -> None:
+    def __init__(self, spark: SparkSession, catalog: str, executors: Executors) -> None:
         self._spark = spark
+        self._executors = executors
         self._catalog = catalog
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
 
     def fetch(self, target: EpochTarget, wanted: Sequence[Wanted], directory: Path) -> Stored:
-        """Have the rows that are wanted written to files. They are looked for by a join with the keys, which are few."""
+        """Have the rows that are wanted written to files. If we cannot look for them ourselves, Spark does by a join with the keys."""
+        found = self._find(target, wanted, directory)
+        if found is not None:
+            return Stored(tuple(found), target.past.fills)
         try:
             rows = self._rows(target)
             if target.layout.mode is Mode.HISTORY and wanted[0].is_old:
@@ -72,6 +82,28 @@ class LakeReader:
         except (PySparkException, Py4JJavaError) as error:
             raise error_of_ours(error, SinkError) from error
         return Stored(tuple(sorted(map(str, directory.glob("*.parquet")))), target.past.fills)
+
+    def _find(self, target: EpochTarget, wanted: Sequence[Wanted], directory: Path) -> list[str] | None:
+        """None: all rows are wanted, or there are files of a kind that we do not write."""
+        files, columns = [each.keys for each in wanted if each.keys is not None], wanted[0].columns
+        schema = pa.schema([target.place.schema.field(name) for name in target.layout.schema.names])
+        if target.loaded is None or len(files) < len(wanted) or any(_has_inside(field.type) for field in schema):
+            return None
+        keys = pa.concat_tables([pq.read_table(file) for file in files])
+        names = {name: stored_name(target.past.names.get(name, name), target.layout.mode) for name in columns}
+        known = {names[name]: keys.column(at) for at, name in enumerate(columns) if name not in target.past.added}
+        plan = plan_scan(self._spark._jvm, target.loaded, known)  # noqa: SLF001
+        if plan is None:
+            return None
+        rows, deletes = plan
+        if not {number for file in deletes for number in file.columns} <= set(field_ids(schema, schema.names)):
+            return None
+        is_current = target.layout.mode is Mode.HISTORY and wanted[0].is_old
+        task = FindTask((), tuple(deletes), columns, tuple(files), schema, str(directory), is_current)
+        count = max(1, min(self._executors.parallelism, len(rows) // _FILES_A_TASK))
+        tasks = [replace(task, files=tuple(rows[at::count])) for at in range(count)]
+        found = self._executors.run(find_rows, tasks) if rows else []
+        return [each.path for each in found if each.path is not None] if all(each.is_known for each in found) else None
 
     def rewrite(self, target: EpochTarget, executors: Executors, scratch: Path) -> list[NewFile]:
         """Have all rows written to new files, as they are from then on. Spark's own do not number columns that are inside of others."""
@@ -118,6 +150,14 @@ class LakeReader:
                 for name, value in _SETTINGS.items():
                     self._session.conf.set(name, value)
             return self._session
+
+
+def _has_inside(kind: pa.DataType) -> bool:
+    """Whether there are names inside of a column, which files may spell in another way."""
+    inner = [kind.field(at).type for at in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        return _has_inside(kind.key_type) or _has_inside(kind.item_type)
+    return pa.types.is_struct(kind) or any(map(_has_inside, inner))
 
 
 def _within(column: Column, keys: pa.ChunkedArray) -> Column | None:

@@ -54,6 +54,11 @@ def _type(found: str | Mapping[str, Any]) -> pa.DataType:
     return pa.struct([_field(each["name"], each["type"], each["id"]) for each in found["fields"]])
 
 
+def stored_type(arrow_type: pa.DataType) -> pa.DataType:
+    """What a column of this type has in a table, but for the numbers inside of it."""
+    return _type(type_document(arrow_type))
+
+
 def type_document(arrow_type: pa.DataType, numbers: Iterator[int] | None = None) -> str | dict[str, Any]:
     """A type as Iceberg writes it in JSON; the numbers inside of it are nobody's yet. `ValueError` for what has none."""
     numbers = numbers or count(2)
@@ -83,6 +88,21 @@ def _inner(role: str, arrow_type: pa.DataType, numbers: Iterator[int]) -> dict[s
 
 def field_ids(columns: pa.Schema, names: Sequence[str]) -> list[int]:
     return [int(columns.field(name).metadata[FIELD_ID]) for name in names]
+
+
+def numbers_of(columns: pa.Schema) -> dict[int, int]:
+    """Where the columns of a file stand, by their numbers."""
+    return {int(field.metadata[FIELD_ID]): at for at, field in enumerate(columns) if FIELD_ID in (field.metadata or {})}
+
+
+def by_number(rows: pa.Table, columns: pa.Schema) -> pa.Table:
+    """Rows of a file under the names of today; null where it is older than a column."""
+    found = numbers_of(rows.schema)
+    arrays = [
+        _cast(rows.column(found[number]), field.type) if number in found else pa.nulls(rows.num_rows, field.type)
+        for number, field in zip(field_ids(columns, columns.names), columns, strict=True)
+    ]
+    return pa.table(arrays, schema=columns)
 
 
 def delete_columns(columns: pa.Schema, identity: Sequence[str]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from penstock.cli.run import run_pipeline
 from penstock.errors import SpoolFormatError
 from penstock.position import Position
-from penstock.sinks.base import TableChanges, Target
+from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.delta import DeltaSink
 from tests.fix_pipeline import Mirror, MirrorFactory, two_tables
 from tests.fix_postgres import Database
@@ -33,36 +33,41 @@ def test_K07_a_signal_in_the_middle_of_an_epoch_ends_the_run_in_order(
     two_tables(database)
     both = mirror()
     both.run_once()
-    apply = DeltaSink.apply
     for number, (sent, code) in enumerate([(signal.SIGTERM, 0), (signal.SIGINT, 130)]):
-        waiting: list[int] = [sent]
-
-        def signalled(self: DeltaSink, target: Target, changes: TableChanges, end: Position, waiting: list[int] = waiting) -> None:
-            if waiting:
-                os.kill(os.getpid(), waiting.pop())
-            apply(self, target, changes, end)
-
         for table in ("good", "bad"):
             database.execute(f"INSERT INTO {table} VALUES ({10 + number}, 'b')")
-        monkeypatch.setattr(DeltaSink, "apply", signalled)
-        with _own_handlers():
+        waiting = signalled_once(monkeypatch, DeltaSink, sent)
+        with own_handlers():
             assert run_pipeline(both.path, once=False, console=Console(quiet=True)) == code
         monkeypatch.undo()
         assert not waiting
-        wait_for(lambda: not _is_active(database, both), "the slot to be let go of", lambda: "it is taken", 60.0)
+        wait_for(lambda: not is_active(database, both), "the slot to be let go of", lambda: "it is taken", 60.0)
     both.run_once()
     both.assert_equal(*TABLES)
 
 
+def signalled_once(patch: pytest.MonkeyPatch, sink: type[Sink], sent: int) -> list[int]:
+    """The next epoch that is applied begins with this signal; what is given is empty from then on."""
+    apply, waiting = sink.apply, [sent]
+
+    def signalled(self: Sink, target: Target, changes: TableChanges, end: Position) -> None:
+        if waiting:
+            os.kill(os.getpid(), waiting.pop())
+        apply(self, target, changes, end)
+
+    patch.setattr(sink, "apply", signalled)
+    return waiting
+
+
 @contextmanager
-def _own_handlers() -> Iterator[None]:
+def own_handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
-def _is_active(database: Database, mirror: Mirror) -> bool:
+def is_active(database: Database, mirror: Mirror) -> bool:
     return bool(database.query("SELECT active FROM pg_replication_slots WHERE slot_name = %s", mirror.slot)[0][0])
 
 

@@ -194,6 +194,21 @@ def test_a_table_rewritten_and_its_snapshots_expired_still_knows_its_position(sp
     assert mirror.target().applied == Position.of(source.position)
 
 
+def test_small_files_of_rows_are_made_one_though_nothing_is_ever_deleted(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(spark, tmp_path, Maintenance(delete_files=4, keep_seconds=3600.0, expire_every=0))
+    source, mirror = lake.source, lake.mirror
+    counts = []
+    for key in range(100, 104):
+        source.insert(item(key))
+        source.commit()
+        mirror.follow()
+        lake.sink.maintain(NAME)
+        counts.append(lake.summaries[-1]["total-data-files"])
+    assert counts == ["2", "3", "1", "2"]
+    assert mirror.rows() == source.sorted_rows()
+    assert lake.again().load_target(NAME) == mirror.target()
+
+
 def test_deletes_that_no_file_is_read_with_do_not_stay_beside_files_that_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:
     lake = Lake(spark, tmp_path, Maintenance(delete_files=2, keep_seconds=3600.0, expire_every=0))
     source, mirror = lake.source, lake.mirror

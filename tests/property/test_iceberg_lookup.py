@@ -1,0 +1,77 @@
+"""Rows of an Iceberg table looked up by key in its files, beside a model: whatever was added and deleted before, and in which order."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.sinks.iceberg_lookup import FindTask, HeldFile, find_rows
+from penstock.sinks.iceberg_schema import FIELD_ID
+
+Row = tuple[int | None, str | None, int]
+Key = tuple[int | None, str | None]
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), metadata={FIELD_ID: b"1"}),
+        pa.field("a.b", pa.string(), metadata={FIELD_ID: b"2"}),
+        pa.field("value", pa.int32(), metadata={FIELD_ID: b"3"}),
+        pa.field("more", pa.string(), metadata={FIELD_ID: b"7"}),
+    ]
+)
+FORMER = pa.schema([SCHEMA.field(1).with_name("was"), SCHEMA.field(2), SCHEMA.field(0).with_type(pa.int32())])
+"""As files were written before a column was renamed, one made wider and one added."""
+
+_ids, _texts = st.one_of(st.none(), st.integers(0, 5)), st.one_of(st.none(), st.sampled_from(["x", "y"]))
+_keys = st.lists(st.tuples(_ids, _texts), min_size=1, max_size=4)
+_rows = st.lists(st.tuples(_ids, _texts, st.integers(0, 3)), min_size=1, max_size=6)
+_steps = st.lists(st.one_of(st.tuples(st.sampled_from(["rows", "former"]), _rows), st.tuples(st.just("deletes"), _keys)), max_size=6)
+
+
+def _write(path: Path, schema: pa.Schema, values: Mapping[str, Sequence[object]]) -> None:
+    arrays = [pa.array(values.get(field.metadata[FIELD_ID].decode(), [None] * len(values["1"])), field.type) for field in schema]
+    pq.write_table(pa.table(arrays, schema=schema), path, row_group_size=2)
+
+
+@given(_steps, _keys, st.booleans())
+def test_rows_are_those_that_have_one_of_the_keys_and_that_no_later_delete_names(
+    steps: list[tuple[str, list[Row] | list[Key]]], wanted: list[Key], by_id_alone: bool
+) -> None:
+    held: list[tuple[Row, int]] = []
+    files: list[HeldFile] = []
+    deletes: list[HeldFile] = []
+    names = ("id",) if by_id_alone else ("id", "a.b")
+    with tempfile.TemporaryDirectory(prefix="penstock-lookup-") as place:
+        for sequence, (kind, given_rows) in enumerate(steps, 1):
+            path = Path(place) / f"{sequence}.parquet"
+            columns = {str(at): list(column) for at, column in enumerate(zip(*given_rows, strict=True), 1)}
+            if kind == "deletes":
+                _write(path, pa.schema([SCHEMA.field(name) for name in names]), columns)
+                deletes.append(HeldFile(str(path), sequence, (1,) if by_id_alone else (1, 2)))
+                gone = {key[: len(names)] for key in given_rows}
+                held = [(row, at) for row, at in held if row[: len(names)] not in gone]
+            else:
+                _write(path, SCHEMA if kind == "rows" else FORMER, columns)
+                files.append(HeldFile(str(path), sequence))
+                held += [(row, sequence) for row in given_rows]  # type: ignore[misc]
+        keys = Path(place) / "keys.parquet"
+        arrays = [pa.array([key[at] for key in wanted], SCHEMA.field(name).type) for at, name in enumerate(names)]
+        pq.write_table(pa.table(arrays, names=[f"k_{at}" for at in range(len(names))]), keys)
+        found = find_rows(FindTask(tuple(files), tuple(deletes), names, (str(keys),), SCHEMA, f"{place}/found"))
+        assert found.is_known
+        rows = [] if found.path is None else [tuple(row.values()) for row in pq.read_table(found.path).to_pylist()]
+    asked = {key[: len(names)] for key in wanted}
+    assert sorted(rows, key=repr) == sorted(((*row, None) for row, _ in held if row[: len(names)] in asked), key=repr)
+
+
+def test_a_file_whose_columns_have_no_numbers_is_left_to_others(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": pa.array([1], pa.int64())}), tmp_path / "theirs.parquet")
+    pq.write_table(pa.table({"k_0": pa.array([1], pa.int64())}), tmp_path / "keys.parquet")
+    theirs = HeldFile(str(tmp_path / "theirs.parquet"), 1)
+    found = find_rows(FindTask((theirs,), (), ("id",), (str(tmp_path / "keys.parquet"),), SCHEMA, str(tmp_path / "found")))
+    assert (found.path, found.is_known) == (None, False)
