@@ -67,13 +67,6 @@ class Mirror:
         sink = self.open_sink()  # which some DataFrames need for as long as they are read
         return sink.read(TableName.parse(table)).selectExpr(*columns.split(", ")).collect()
 
-    @property
-    def follows(self) -> bool:
-        """Whether the sink alters its tables in place, and has not always to copy them anew."""
-        from penstock.sinks.base import Sink
-
-        return type(self.open_sink()).can_evolve is not Sink.can_evolve
-
     def confirmed(self) -> Position:
         rows = self._database.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = %s", self.slot)
         return Position.parse(rows[0][0])

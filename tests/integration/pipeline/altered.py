@@ -91,6 +91,7 @@ DURING = {
 """While they are copied for the first time."""
 POLICIES = {
     "s13_stop": ("stop", Case(("ALTER TABLE {} ADD c int; INSERT INTO {} VALUES (3, 'c', 3, 3)",))),
+    "s13_additive": ("additive", Case(("ALTER TABLE {} ADD c int DEFAULT 4; UPDATE {} SET c = 5 WHERE b = 1",))),
     "s13_ignore": ("ignore", Case(("ALTER TABLE {} ADD c int; ALTER TABLE {} RENAME a TO z; INSERT INTO {} VALUES (3, 'c', 3, 3)",))),
 }
 LIVE = (
