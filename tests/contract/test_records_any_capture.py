@@ -1,0 +1,54 @@
+"""Snapshots and buffers of records are over any capture, whatever it learns of changes by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.capture.records.building import RecordBuilder
+from penstock.capture.records.places import ChangePlace, parse_place
+from penstock.capture.records.snapshotter import CaptureSnapshotter
+from penstock.contracts.records import Operation, Record
+from penstock.testing.capture_conformance import CaptureHarness, delete, upsert
+from penstock.testing.streams import take
+from tests.contract.polling_harness import PollingHarness, idle
+from tests.contract.wal_harness import wal_harness
+from tests.fix_postgres import Database
+
+
+@contextmanager
+def polling_harness(database: Database, directory: Path) -> Iterator[CaptureHarness]:
+    with idle(PollingHarness(database, directory)) as harness:
+        yield harness
+
+
+HARNESSES = {"wal": wal_harness, "polling": polling_harness}
+
+
+@pytest.mark.parametrize("kind", HARNESSES)
+def test_records_of_any_capture_say_which_changes_a_snapshot_has_not(kind: str, shared_database: Database, tmp_path: Path) -> None:
+    with HARNESSES[kind](shared_database, tmp_path) as harness, closing(harness.capture().live()) as changes:
+        builder = RecordBuilder(harness.table)
+        harness.commit(upsert(harness.table, 1, "one"), upsert(harness.table, 2, "two"))
+        with CaptureSnapshotter(harness.capture(), builder) as snapshotter:
+            rows = list(snapshotter)
+        harness.commit(upsert(harness.table, 3, "three"))
+        harness.commit(delete(harness.table, 1))
+        records = [builder.record(change) for change in take(changes, 4, harness.deadline_seconds)]
+        assert {row.key["id"]: row.operation for row in rows} == {1: Operation.SNAPSHOT, 2: Operation.SNAPSHOT}
+        assert len({record.position for record in (*rows, *records)}) == 6, "no two records have one position"
+        end = place_of(rows[-1])
+        assert [(record.operation, record.key["id"]) for record in records if place_of(record) > end] == [
+            (Operation.UPSERT, 3),
+            (Operation.DELETE, 1),
+        ]
+        assert {record.key["id"] for record in records if place_of(record) <= end} == {1, 2}
+
+
+def place_of(record: Record) -> ChangePlace:
+    place = parse_place(record.position)
+    assert isinstance(place, ChangePlace)
+    return place
