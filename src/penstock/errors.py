@@ -614,3 +614,45 @@ class RecordGoneError(RecordNotFoundError):
 
     code = "PEN-5104"
     recovery = Recovery.OPERATOR
+
+
+# --- reference tables ------------------------------------------------------------------------------------------------------------
+
+
+class ReferenceTableError(ConnectorError):
+    """A reference table cannot be followed, kept or joined with as asked; the message says why."""
+
+    code = "PEN-5200"
+
+
+class ReferenceUnreadableError(ReferenceTableError):
+    """The files of a reference table cannot be read just now: somebody may be writing them."""
+
+    code = "PEN-5201"
+    recovery = Recovery.RETRY
+
+
+class ReferenceBehindError(ReferenceTableError):
+    """The kept copy of a reference table did not come to the position of a change in time."""
+
+    code = "PEN-5202"
+    recovery = Recovery.RETRY
+
+
+class ReferencePastError(ReferenceTableError):
+    """A change is older than all that the kept copy of a reference table remembers."""
+
+    code = "PEN-5203"
+
+
+class ReferenceStoreError(ReferenceTableError):
+    """The directory in which a reference table is kept holds another table, or cannot be read."""
+
+    code = "PEN-5204"
+
+
+class ReferenceBusyError(ReferenceTableError):
+    """Another process keeps a reference table in the same directory."""
+
+    code = "PEN-5205"
+    recovery = Recovery.RETRY
