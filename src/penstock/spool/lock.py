@@ -40,7 +40,7 @@ def is_locked(root: Path) -> bool:
     return False
 
 
-class _FileLock:
+class FileLock:
     """Taking it twice fails, also within one process. `refusal` is given who has it."""
 
     def __init__(self, path: Path, refusal: Callable[[str], PenstockError]) -> None:
@@ -82,7 +82,7 @@ class _FileLock:
         self.release()
 
 
-class SpoolLock(_FileLock):
+class SpoolLock(FileLock):
     """Hold it around everything that writes segments."""
 
     def __init__(self, root: Path) -> None:
@@ -90,7 +90,7 @@ class SpoolLock(_FileLock):
         super().__init__(SpoolLayout(root).lock, lambda holder: SpoolLockedError(f"process {holder} writes to the spool", hint=hint))
 
 
-class ConsumerLock(_FileLock):
+class ConsumerLock(FileLock):
     """Hold it around everything that reads and releases under one name.
 
     A pipeline holds the same file by its JVM, which knows locks of another kind, so that both kinds are taken here.

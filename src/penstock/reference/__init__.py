@@ -1,0 +1,1 @@
+"""Reference tables: kept current beside a stream, and joined with it."""
