@@ -43,7 +43,7 @@ def can_be_asked(arrow_type: pa.DataType) -> bool:
 
 def read_keys(
     address: SourceAddress,
-    snapshot: str,
+    snapshot: str | None,
     outline: TableOutline,
     batches: Iterable[KeyBatch],
     *,
