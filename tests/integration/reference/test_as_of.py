@@ -1,0 +1,115 @@
+"""The join as of a change's own commit, without Spark: spool, keeper and join as a query puts them together, against the words of SQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.capture.provision import ensure_capture
+from penstock.capture.settings import CaptureLimits, CaptureSettings
+from penstock.errors import ReferencePastError
+from penstock.position import Position
+from penstock.postgres.connection import SourceAddress
+from penstock.reference.finding import KeptFinder
+from penstock.reference.joining import Enrichment
+from penstock.reference.keeping import KeptReference, keep
+from penstock.reference.postgres import PostgresReferenceTable
+from penstock.reference.store import load_state
+from penstock.schema import TableName
+from penstock.spool.consumers import hold, release
+from penstock.spool.reader import SpoolReader
+from penstock.spool.rows import read_rows
+from tests.fix_postgres import Database
+from tests.integration.reference.commerce import Commerce, check_against_sql
+from tests.waiting import wait_for
+
+CUSTOMERS, ORDERS = TableName("public", "customers"), TableName("public", "orders")
+CONSUMER = "orders"
+
+
+class OrdersStream:
+    """The changes of the orders, out of the spool that the reference table's own capture fills; as a Spark query would read them."""
+
+    def __init__(self, database: Database, root: Path) -> None:
+        self.settings = CaptureSettings(
+            SourceAddress.parse(database.dsn),
+            slot=database.name,
+            publication=database.name,
+            spool=root / "spool",
+            limits=CaptureLimits(quiet_seconds=0.2),
+        )
+        ensure_capture(self.settings.address, self.settings.slot, self.settings.publication, [ORDERS])
+        # A reader that is there, and needs everything.
+        hold(self.settings.spool, CONSUMER, Position.ZERO)
+        self._spool = SpoolReader(self.settings.spool)
+
+    def customers(self) -> PostgresReferenceTable:
+        return PostgresReferenceTable(self.settings, CUSTOMERS)
+
+    def joined(self, kept: KeptReference, after: Position, tx: int) -> tuple[list[dict[str, object]], Position]:
+        """All orders after a position, joined, up to and with those of a transaction; and where they end."""
+        rows: list[dict[str, object]] = []
+
+        def there() -> bool:
+            end = self._spool.end
+            if end is None:
+                return False
+            start = max(after, self._spool.start or after)
+            rows[:] = self._read(kept, start, end)
+            self._end = end
+            return any(row["tx"] == tx for row in rows)
+
+        wait_for(there, f"transaction {tx}", lambda: len(rows))
+        return rows, self._end
+
+    def _read(self, kept: KeptReference, start: Position, end: Position) -> list[dict[str, object]]:
+        found = self._spool.read(start, end).tables.get(ORDERS)
+        join = enrichment(kept).join
+        batches = [batch for each in (found.slices if found else ()) for batch in read_rows(each, 50, 1 << 20)]
+        return [row for batch in batches for row in join(batch).to_pylist()]
+
+    def release(self, position: Position) -> None:
+        release(self.settings.spool, CONSUMER, position)
+
+
+def enrichment(kept: KeptReference) -> Enrichment:
+    shown = (("name", "customer_name"), ("about", "customer_about"))
+    types = dict.fromkeys(("customer_name", "customer_about"), pa.string())
+    return Enrichment(KeptFinder(kept.directory, kept.identity, 60.0), (("customer", "id"),), shown, types, "found", "_commit_version")
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_change_is_joined_with_the_customers_of_its_own_commit(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    # Folded all the time, so that a fold in the wrong place shows.
+    monkeypatch.setattr("penstock.reference.keeping._MOST_FILES", 3)
+    monkeypatch.setattr("penstock.reference.keeping._FEWEST_FOLDED_ROWS", 10)
+    commerce, stream = Commerce(database, seed), OrdersStream(database, tmp_path)
+    at, since = Position.ZERO, 0
+    checked = 0
+    for _ in range(3):  # each time another keeper, which goes on
+        with keep(stream.customers(), tmp_path / "customers", as_of_commit=True) as kept:
+            for _ in range(2):
+                commerce.trade(people=3, transactions=12)
+                commerce.clear_out()
+                rows, end = stream.joined(kept, at, commerce.order[-1])
+                again, _ = stream.joined(kept, at, commerce.order[-1])
+                assert again[: len(rows)] == rows, "a batch that is repeated is the same"
+                checked += check_against_sql(commerce, rows, since)
+                at, since = end, commerce.order[-1]
+                stream.release(end)
+        commerce.trade(people=2, transactions=5)  # while nobody looks
+    assert checked > 200
+    state = load_state(tmp_path / "customers")
+    assert state is not None
+    assert state.floor > 0
+
+
+def test_change_from_before_the_table_was_kept_is_an_error_and_not_a_guess(database: Database, tmp_path: Path) -> None:
+    commerce, stream = Commerce(database), OrdersStream(database, tmp_path)
+    commerce.trade(people=1, transactions=2)
+    with keep(stream.customers(), tmp_path / "customers", as_of_commit=True) as kept, pytest.raises(ReferencePastError):
+        stream.joined(kept, Position.ZERO, commerce.order[-1])
