@@ -11,7 +11,8 @@ from typing_extensions import override
 from examples.list_reference import Ledger, ListReference, main
 from penstock.contracts.capture import Event
 from penstock.contracts.reference import ReferenceTableSource
-from penstock.testing.reference_conformance import ReferenceHarness, ReferenceTableConformance
+from penstock.testing.reference_conformance import ReferenceTableConformance
+from penstock.testing.reference_harness import ReferenceHarness
 
 
 class LedgerHarness(ReferenceHarness):

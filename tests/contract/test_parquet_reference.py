@@ -16,7 +16,8 @@ from penstock.contracts.capture import Delete, Event, Truncate, Upsert
 from penstock.contracts.reference import ReferenceTableSource
 from penstock.errors import ConfigError, ReferenceUnreadableError, SchemaChangedError
 from penstock.reference.parquet import ParquetReferenceTable
-from penstock.testing.reference_conformance import Follower, ReferenceHarness, ReferenceTableConformance
+from penstock.testing.reference_conformance import ReferenceTableConformance
+from penstock.testing.reference_harness import Follower, ReferenceHarness
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("note", pa.string())])
 

@@ -22,7 +22,8 @@ from penstock.reference.postgres import PostgresReferenceTable
 from penstock.spool.consumers import hold, released
 from penstock.spool.rows import read_rows
 from penstock.testing.capture_conformance import upsert
-from penstock.testing.reference_conformance import Follower, ReferenceHarness, ReferenceTableConformance, following
+from penstock.testing.reference_conformance import ReferenceTableConformance
+from penstock.testing.reference_harness import Follower, ReferenceHarness, following
 from penstock.testing.streams import wait_for
 from tests.contract.wal_harness import WalHarness
 from tests.fix_proxy import ProxyFactory, TcpProxy

@@ -22,7 +22,6 @@ def test_every_sentence_of_a_document_is_held_by_a_test(name: str) -> None:
     assert {sentence: document.sentences[sentence] for sentence in unheld(document)} == {}
 
 
-@pytest.mark.xfail(reason="the suite of reference tables is not here yet", strict=True)
 def test_every_document_has_its_suites() -> None:
     assert sorted(SUITES) == sorted(DOCUMENTS)
 

@@ -9,12 +9,14 @@ from penstock.testing.connector_conformance import SourceConnectorConformance
 from penstock.testing.provisioning_conformance import CaptureProvisioningConformance
 from penstock.testing.record_source_conformance import RecordSourceConformance
 from penstock.testing.records_conformance import CdcIteratorConformance, SnapshotterConformance
+from penstock.testing.reference_conformance import ReferenceTableConformance
 from penstock.testing.rules import DOCUMENTS, Document, held_by, holders_of, load_document, suite_tests
 
 SUITES: Mapping[str, tuple[type, ...]] = {
     "change_capture": (ChangeCaptureConformance,),
     "wal_change_capture": (CaptureProvisioningConformance,),
     "source_connector": (SourceConnectorConformance,),
+    "reference_table_source": (ReferenceTableConformance,),
     "record_source": (RecordSourceConformance, SnapshotterConformance, CdcIteratorConformance),
     "mistakes": (),
 }
