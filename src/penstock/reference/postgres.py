@@ -228,10 +228,9 @@ class PostgresReferenceTable(PositionedReferenceTable):
             for chunk in chunks:
                 rows = read_chunk(settings.address, exported.name, chunk, refuse_inexact=settings.types.refuses_inexact)
                 with closing(rows):
-                    for batch in rows:
-                        if batch.num_rows:
-                            yield snapshot_batch(batch, shape, fence.value, ordinal)
-                            ordinal += batch.num_rows
+                    for batch in (whole.slice(at, _BATCH_ROWS) for whole in rows for at in range(0, whole.num_rows, _BATCH_ROWS)):
+                        yield snapshot_batch(batch, shape, fence.value, ordinal)
+                        ordinal += batch.num_rows
         self._move(fence)
 
     def _hold_from(self, position: Position) -> None:
