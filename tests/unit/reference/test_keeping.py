@@ -193,6 +193,9 @@ def test_transaction_that_trouble_breaks_off_is_kept_whole(ledger: Ledger, tmp_p
     with KeptReference(source, tmp_path, as_of_commit=True) as reference:
         ledger.commit(*(upsert(TABLE, number, "new") for number in range(1, 6)))
         assert notes_at(copy_of(reference).reaching(2, DEADLINE_SECONDS), 2) == dict.fromkeys(range(1, 6), "new")
+        state = load_state(tmp_path)
+        assert state is not None
+        assert state.changes_rows == 5, "each change once"
     assert source.has_stumbled
 
 
