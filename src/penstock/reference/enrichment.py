@@ -7,15 +7,19 @@ the worker's own copy of it, or looks them up. Nothing is shuffled, and the stre
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import types as spark_types
+from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import BooleanType, LongType, StructField, StructType
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
 
 from penstock.change import COMMIT_VERSION
 from penstock.contracts.reference import KeyedReferenceTable
@@ -94,7 +98,7 @@ def enrich(
     added = _added(stream, table.columns, shown, matched)
     types = {as_name: _plain(table.columns.field(name).type) for name, as_name in shown}
     enrichment = Enrichment(finder, pairs, shown, types, matched, version)
-    return stream.mapInArrow(enrichment.run, StructType([*stream.schema.fields, *added]))
+    return _mapped(stream, enrichment.run, StructType([*stream.schema.fields, *added]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,15 @@ def _plain(arrow_type: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(arrow_type):
         return pa.timestamp("us", arrow_type.tz)
     return arrow_type
+
+
+def _mapped(stream: DataFrame, function: Callable[..., Any], schema: StructType) -> DataFrame:
+    """`stream.mapInArrow`. Where Spark is in this process, that refuses to work without pandas, which it has no use for."""
+    if not isinstance(stream, ClassicDataFrame):
+        return stream.mapInArrow(function, schema)
+    whole = UserDefinedFunction(function, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    columns = [stream["`" + name.replace("`", "``") + "`"] for name in stream.columns]
+    return ClassicDataFrame(stream._jdf.mapInArrow(whole(*columns)._jc, False, None), stream.sparkSession)  # noqa: SLF001
 
 
 def _spark_type(field: pa.Field) -> spark_types.DataType:
