@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "reference-tables.md"
+PATIENCE_SECONDS = 180.0
 CUSTOMERS, ORDERS = TableName("public", "customers"), TableName("public", "orders")
 
 
@@ -81,11 +82,11 @@ class Join:
                 raise AssertionError(f"the query failed: {error}")
             return any(row["tx"] == tx and row["id"] >= 1_000_000 for row in list(self.rows.values()))
 
-        wait_for(there, f"transaction {tx}", lambda: len(self.rows))
+        wait_for(there, f"transaction {tx}", lambda: len(self.rows), PATIENCE_SECONDS)
 
     def wait_for_start(self, query: StreamingQuery) -> None:
         """Until the stream knows where it begins."""
-        wait_for(lambda: query.lastProgress is not None or not query.isActive, "the first batch", query.exception)
+        wait_for(lambda: query.lastProgress is not None or not query.isActive, "the first batch", query.exception, PATIENCE_SECONDS)
 
     def close(self) -> None:
         for query in self._queries:
@@ -108,7 +109,7 @@ def test_every_change_is_joined_with_the_customers_of_its_own_commit(join: Join)
         join.wait_for(query, commerce.order[-1])
         join.loses_answer = True
         commerce.trade(people=3, transactions=10)
-        wait_for(lambda: not query.isActive, "the end of the query", lambda: query.lastProgress)
+        wait_for(lambda: not query.isActive, "the end of the query", lambda: query.lastProgress, PATIENCE_SECONDS)
         commerce.clear_out()
     # Both have ended, and go on: the stream with a batch that it has given out before, the table far behind it.
     commerce.trade(people=3, transactions=15)
@@ -177,7 +178,7 @@ def test_the_program_in_the_guide_runs(join: Join) -> None:
         def written() -> bool:
             return not query.isActive or sum(progress["numInputRows"] for progress in query.recentProgress) >= 2
 
-        wait_for(written, "two rows", query.exception)
+        wait_for(written, "two rows", lambda: (query.exception(), query.status, query.lastProgress), PATIENCE_SECONDS)
         query.stop()
 
     def rows() -> set[tuple[object, ...]]:
