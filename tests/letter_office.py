@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,9 @@ from penstock.sinks.fold import fold
 from penstock.sinks.layout import Mode
 from penstock.sinks.slice_reader import read_slices
 from penstock.sinks.slices import slices_after
+from penstock.sinks.steps import slices_upto, step_ends
 from penstock.spool import SpoolWriter, storage
+from penstock.spool.range import FileSlice
 from penstock.transforms.applying import transform_changes
 from penstock.transforms.transform import Transform
 from tests.delta_tables import InlineExecutors
@@ -52,13 +55,22 @@ class ListSink(Ledger):
         self.faults: Iterator[str] = iter(())
         self.transform: Transform | None = None
         """Only says what it would refuse; rows stay as they are."""
+        self.step_rows = 1_000_000
 
     @override
     def load_target(self, table: TableName) -> Target:
         return Target(table, self.table.oid, self.table.key, self.layout.columns, self.applied[table], self.layout.mode)
 
     @override
+    def steps(self, slices: Sequence[FileSlice], end: Position) -> list[Position]:
+        return step_ends(slices, self.step_rows, end)
+
+    @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
+        for upto in [end] if changes.at_once else self.steps(changes.slices, end):
+            self._apply(target, replace(changes, slices=slices_upto(changes.slices, upto)), upto)
+
+    def _apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         fault = next(self.faults, "")
         if fault == "before":
             raise Died
@@ -85,10 +97,12 @@ class Office:
         self.refuses = True
         self.writer = SpoolWriter(root / "spool", Position.of(source.fence))
         self.replayed: list[TableName] = []
+        self.many = 2
+        """Files of letters that become one."""
         self.open()
 
     def open(self) -> None:
-        store = LetterStore(self.root / "lake", "p")
+        store = LetterStore(self.root / "lake", "p", self.many)
         self.box = LetterBox(
             store,
             InlineExecutors(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,8 @@ from tests.letter_office import Died, Office, dying_writes, office
 from tests.property.chronicle import Chronicle
 from tests.property.test_fold import KEYED, Sizes, chronicle, sizes
 from tests.property.test_screening import Desk
+
+_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("mode", KEYED)
@@ -30,8 +33,10 @@ def test_C08_letters_are_exact_whenever_the_pipeline_dies_and_a_replay_makes_the
             made.sink.faults = iter(draw.choices(["", "before", "after"], k=3))
             with dying_writes(draw.randrange(8)), suppress(Died):
                 made.applier.apply(Position.of(transaction.position))
+                made.box.store.forget(_NEVER)
             made.open()
             made.apply(transaction.position)
+            made.box.store.forget(_NEVER)
             names = [(each["commit_version"], each["ordinal"]) for each in made.box.store.load().to_pylist()]
             assert len(names) == len(set(names)), "each letter once"
             desk = Desk(PLAIN, made.sink.layout, [])

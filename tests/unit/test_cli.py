@@ -28,10 +28,10 @@ def _penstock(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_names_every_command() -> None:
     result = _penstock("--help")
     assert result.returncode == 0
-    assert all(command in result.stdout for command in ("check", "run", "status", "verify", "demo"))
+    assert all(command in result.stdout for command in ("check", "run", "status", "verify", "drop", "demo"))
 
 
-@pytest.mark.parametrize("command", ["run", "status", "verify"])
+@pytest.mark.parametrize("command", ["run", "status", "verify", "drop"])
 def test_a_missing_configuration_is_one_message_and_exit_2(tmp_path: Path, command: str) -> None:
     result = _penstock(command, str(tmp_path / "none.yaml"))
     assert result.returncode == 2

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,6 +20,8 @@ from penstock.change import ChangeCounts
 from penstock.cli.main import app
 from penstock.errors import SpoolCorruptError
 from penstock.pipeline.config import load_config
+from penstock.pipeline.letter_folding import CHANGES_SUFFIX, LETTERS_SUFFIX
+from penstock.pipeline.letter_store import LetterStore
 from penstock.pipeline.letters import LETTERS
 from penstock.pipeline.orders import load_orders
 from penstock.pipeline.refused_policy import RefusedPolicy
@@ -29,7 +34,7 @@ from penstock.transforms.staging import plan_stages, stage
 from penstock.transforms.transform import Transform
 from tests.integration.sinks.history import PLAIN
 from tests.integration.sinks.source import NULL, Row, Source, Value
-from tests.letter_office import Office, office
+from tests.letter_office import Died, Office, dying_writes, office
 
 LONG, BEYOND = Value(Decimal("1.50")), Value(None, "7e50")
 
@@ -249,6 +254,24 @@ def test_letters_of_a_table_that_is_copied_anew_are_of_no_account(made: Office) 
     assert made.letters() == []
 
 
+def test_letters_of_a_copy_outlive_epochs_of_the_table_whose_place_it_is_to_take(made: Office) -> None:
+    made.source.insert(row(4, BEYOND))
+    epoch(made)
+    refused = made.box.store.open_names(made.name)
+    stem = made.box.store.new_stem(made.name, Position.of(1))
+    (letters,), (changes,) = (list(made.box.store.directory.glob(pattern)) for pattern in ("*.parquet", "_changes/*.parquet"))
+    shutil.copy(letters, made.box.store.pending / f"{stem}{LETTERS_SUFFIX}")
+    shutil.copy(changes, made.box.store.pending / f"{stem}{CHANGES_SUFFIX}")
+    made.box.keep_for_shadow(made.name, (stem,))
+    made.source.delete(key(4))
+    epoch(made)
+    assert made.box.store.open_names(made.name) == set()
+    shadow, end = made.sink.load_target(made.name), Position.of(made.source.position + 10)
+    made.box.renew(made.sink, shadow, TableChanges(made.name, (), ChangeCounts()), end)
+    made.box.applied(made.name)
+    assert made.box.store.open_names(made.name) == refused
+
+
 def test_changes_of_letters_that_cannot_be_read_are_named(made: Office) -> None:
     made.source.insert(row(4, BEYOND))
     epoch(made)
@@ -256,6 +279,122 @@ def test_changes_of_letters_that_cannot_be_read_are_named(made: Office) -> None:
     path.write_bytes(b"no parquet")
     with pytest.raises(SpoolCorruptError, match=path.name):
         made.box.store.slices(made.name, Position.of(1))
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+def test_C08_letters_of_an_epoch_that_a_target_takes_in_steps_are_there_whichever_of_them_it_dies_in(made: Office, fault: str) -> None:
+    """Each step is a commit of its own, and what was refused before it is read no more."""
+    made.sink.step_rows = 1
+    made.source.update(key(3), {"amount": BEYOND})
+    epoch(made)
+    for number in (10, 11, 12):
+        made.source.insert(row(number, BEYOND))
+        made.source.insert(row(number + 10))
+        made.source.update(key(3), {"amount": Value(Decimal(number))})
+        made.source.commit(50)
+        made.spool(len(made.source.log) - 1, len(made.source.log))
+    made.sink.faults = iter(["", fault, "", fault])
+    made.apply(made.source.position)
+    assert set(amounts(made)) == {1, 2, 3, 20, 21, 22}
+    assert [json.loads(letter["key"])["id"] for letter in made.letters()] == [10, 11, 12]
+    made.refuses = False
+    made.open()
+    replay(made)
+    assert set(amounts(made)) == {1, 2, 3, 10, 11, 12, 20, 21, 22}
+    assert amounts(made)[3] == Decimal(12)
+
+
+def test_C08_an_order_that_comes_in_the_middle_of_an_epoch_holds_for_the_next(made: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.source.insert(row(10, BEYOND))
+    epoch(made)
+    made.refuses = False
+    made.open()
+    apply = made.sink.apply
+
+    def ordered(*given: Any) -> None:
+        made.box.order_replay(made.name)
+        apply(*given)
+
+    monkeypatch.setattr(made.sink, "apply", ordered)
+    made.source.insert(row(11))
+    epoch(made)
+    assert len(made.letters()) == 1
+    made.apply(made.idle())
+    assert made.letters() == []
+    assert set(amounts(made)) == {1, 2, 3, 10, 11}
+
+
+def test_files_of_letters_that_are_open_become_one_and_are_replayed_all_the_same(made: Office) -> None:
+    made.many = 4
+    made.open()
+    for number in range(10, 21):
+        made.source.insert(row(number, BEYOND))
+        epoch(made)
+        assert len(list(made.box.store.directory.glob("_changes/*.parquet"))) < 5
+    assert len(made.letters()) == 11
+    assert len(list(made.box.store.directory.glob("*.parquet"))) < 5
+    made.open()
+    made.source.delete(key(15))
+    epoch(made)
+    made.refuses = False
+    made.open()
+    replay(made)
+    assert set(amounts(made)) == {1, 2, 3, *range(10, 21)} - {15}
+    assert len(made.letters("replayed")) == 10
+    assert len(made.letters("superseded")) == 1
+
+
+def test_C08_files_of_letters_become_one_or_stay_as_they_are_whenever_it_is_killed(made: Office, tmp_path: Path) -> None:
+    made.many = 100
+    made.open()
+    for number in range(10, 13):
+        made.source.insert(row(number, BEYOND))
+        epoch(made)
+    names = made.box.store.open_names(made.name)
+    lake = made.box.store.directory.parents[1]
+    found = set()
+    for after in range(1, 16):
+        copy = tmp_path / str(after)
+        shutil.copytree(lake, copy)
+        with dying_writes(after), suppress(Died):
+            LetterStore(copy, "p", 2).fold(made.name)
+        again = LetterStore(copy, "p", 2)
+        again.sweep()
+        kept = [name for slice in again.slices(made.name, Position.of(1)) for name in again.open_in(made.name, slice.path)]
+        assert sorted(kept) == sorted(names), "each once"
+        assert again.load().num_rows == 3
+        assert len(list(again.directory.glob("*.parquet"))) == len(list(again.directory.glob("_changes/*.parquet")))
+        assert not list(again.pending.iterdir())
+        found.add(len(list(again.directory.glob("*.parquet"))))
+    assert found == {1, 3}
+
+
+def test_letters_that_are_settled_become_one_file_and_are_forgotten_after_a_while(made: Office) -> None:
+    made.many = 4
+    made.open()
+    folder = made.box.store.folder
+    for number in range(6):
+        made.source.update(key(1), {"amount": BEYOND, "note": Value(str(number))})
+        epoch(made)
+    made.source.update(key(2), {"amount": BEYOND})
+    epoch(made)
+    began = datetime.now(UTC)
+    before = made.box.store.load()
+    made.box.store.forget(datetime(1970, 1, 1, tzinfo=UTC))
+    assert made.box.store.load() == before
+    assert len(list(folder.directory.glob("settled-*.parquet"))) == 1
+    assert len(list(folder.directory.glob("*.parquet"))) <= 4
+    made.open()
+    assert len(made.letters()) == 2
+    made.source.delete(key(2))
+    epoch(made)
+    made.box.store.forget(began)
+    (left,) = made.letters("superseded")
+    assert json.loads(left["key"]) == {"id": 2}, "the others had been settled before"
+    assert len(made.letters()) == 1
+    made.box.store.forget(datetime.now(UTC))
+    assert made.letters("superseded") == []
+    assert len(made.letters()) == 1, "one that is open is never forgotten"
 
 
 def test_the_command_line_shows_letters_and_orders_replays(made: Office, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from typing_extensions import override
 
 from penstock.errors import RowRefusedError
@@ -46,17 +47,19 @@ QUERY = PlainQuery(
 
 class TransformedOffice(Office):
     transform = TRANSFORM
+    mode = Mode.MIRROR
 
     @override
     def open(self) -> None:
-        self.sink = ListSink(self.transform.schema(PLAIN), Mode.MIRROR, [], self.source.fence)
+        if self.sink.table != self.transform.schema(PLAIN):
+            self.sink = ListSink(self.transform.schema(PLAIN), self.mode, [], self.source.fence)
         sink = TransformingSink(self.sink, lambda _: self.transform, InlineExecutors(), self.root / "staged", QUERY)
         self.box = LetterBox(
             LetterStore(self.root / "lake", "p"),
             InlineExecutors(),
             policy_of=lambda _: self.policy,
-            mode_of=lambda _: Mode.MIRROR,
-            refuse_inexact=False,
+            mode_of=lambda _: self.mode,
+            refuse_inexact=self.refuses and self.mode is Mode.APPEND,
             transform_of=lambda _: self.transform,
             queries=QUERY,
         )
@@ -77,6 +80,13 @@ class TransformedOffice(Office):
 @contextmanager
 def opened(directory: Path) -> Iterator[TransformedOffice]:
     yield TransformedOffice(directory, Source(PLAIN), Mode.MIRROR, [])
+
+
+class LogOffice(TransformedOffice):
+    """A log of changes behind a filter."""
+
+    transform = Transform(where="id > 0")
+    mode = Mode.APPEND
 
 
 def hashed(*keys: int) -> list[str]:
@@ -162,3 +172,66 @@ def test_K12_a_letter_is_replayed_once_its_row_can_be_transformed(tmp_path: Path
         made.apply(made.idle())
         assert sorted(each["id"] for each in made.sink.list.rows) == [1, 2]
         assert made.letters() == []
+
+
+BEYOND = Value(None, "1e50")
+
+
+def logged(made: LogOffice) -> list[tuple[object, ...]]:
+    """What the log says of notes: the last values of the row, and what did not travel."""
+    return [(each["amount"], each["note"], each["_unchanged"]) for each in made.sink.list.rows]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> LogOffice:
+    made = LogOffice(tmp_path, Source(PLAIN), Mode.APPEND, [])
+    made.source.insert({**row(1, "first"), "amount": Value(Decimal(1))})
+    made.take()
+    return made
+
+
+def change(made: LogOffice, amount: int | None, note: str | None = None) -> None:
+    """Of row 1; no amount: one that is refused; no note: it stays as it was, and does not travel."""
+    values = {"amount": BEYOND if amount is None else Value(Decimal(amount))}
+    made.source.update((Value(1),), values if note is None else {**values, "note": Value(note)}, [] if note is not None else ["note"])
+
+
+def test_K12_what_a_change_lacks_is_not_had_from_before_one_that_was_refused(log: LogOffice) -> None:
+    change(log, 2, "second")
+    change(log, None, "third")
+    change(log, 4)
+    change(log, 5, "fifth")
+    change(log, 6)
+    log.take()
+    one, two, five, six = (Decimal(number) for number in (1, 2, 5, 6))
+    assert logged(log) == [(one, "first", None), (two, "second", None), (five, "fifth", None), (six, "fifth", None)]
+    assert [letter["code"] for letter in log.letters()] == ["PEN-1411", "PEN-1414"]
+
+
+def test_K12_what_a_change_lacks_is_not_had_from_a_letter_that_comes_late(log: LogOffice) -> None:
+    change(log, None, "second")
+    change(log, 3, "third")
+    log.take()
+    log.refuses = False
+    log.open()
+    log.box.order_replay(PLAIN.name)
+    change(log, 4)
+    change(log, 5, "fifth")
+    change(log, 6)
+    log.take()
+    numbers = [Decimal(number) for number in (1, 3, 5, 6)]
+    found = [each for each in logged(log) if each[0] is not None]
+    assert found == list(zip(numbers, ("first", "third", "fifth", "fifth"), (None,) * 4, strict=True))
+    assert [letter["code"] for letter in log.letters()] == ["PEN-1414"]
+    log.box.order_replay(PLAIN.name)
+    log.apply(log.idle())
+    assert log.letters() == []
+    assert logged(log)[-1] == (Decimal(4), None, ["note"]), "it says itself what it lacks"
+
+
+def test_K12_a_row_that_moved_lacks_what_it_lacked_before(log: LogOffice) -> None:
+    change(log, None, "second")
+    log.source.update((Value(1),), {"id": Value(2), "amount": Value(Decimal(3))}, ["note"])
+    log.take()
+    assert [letter["code"] for letter in log.letters()] == ["PEN-1411", "PEN-1414"]
+    assert all(each[1] in ("first", None) for each in logged(log))

@@ -1,4 +1,4 @@
-"""`penstock`: check, run, capture, status, tables, dead-letters, verify, demo.
+"""`penstock`: check, run, capture, status, tables, dead-letters, verify, drop, demo.
 
 Exit codes: 0 ok, 1 runtime, 2 configuration, 3 source or machine, 4 source and target differ, 130 interrupted.
 """
@@ -98,6 +98,14 @@ def verify(
 
     code = run_verify(config, table or [], as_json=as_json, console=Console(), progress=Console(stderr=True))
     raise typer.Exit(code)
+
+
+@app.command()
+def drop(config: ConfigPath, yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False) -> None:
+    """Drop what the pipeline has at its source: slot, publication, event trigger. The tables stay, and follow nothing any more."""
+    from penstock.cli.drop import drop_pipeline
+
+    raise typer.Exit(drop_pipeline(config, is_sure=yes))
 
 
 @app.command()

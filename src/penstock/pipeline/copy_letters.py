@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from penstock.change import EXACT, METADATA_FIELDS, ChangeType, change_schema
 from penstock.errors import PenstockError
 from penstock.pipeline.letter_files import write_changes, write_durably
-from penstock.pipeline.letter_store import CHANGES_SUFFIX, LETTERS_SUFFIX
+from penstock.pipeline.letter_folding import CHANGES_SUFFIX, LETTERS_SUFFIX
 from penstock.pipeline.letters import describe_letters
 from penstock.pipeline.screening import Name, Refusal, Screened
 from penstock.position import Position

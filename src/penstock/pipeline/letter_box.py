@@ -27,6 +27,7 @@ from penstock.sinks.base import ChangedRows, Sink, TableChanges, Target
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.slices import slices_after
+from penstock.sinks.steps import slices_upto
 from penstock.spool.range import FileSlice
 from penstock.spool.values import check_values
 from penstock.transforms.asking import Queries
@@ -60,6 +61,8 @@ class LetterBox:
         self._asked = store.pending / "asked"
         self._posted = {posting.table: posting for posting in store.postings()}
         self._due: set[TableName] = set()
+        self._replaying: set[TableName] = set()
+        """Of those, the ones whose epoch has the letters: an order may come at any moment."""
         self._of_shadows: dict[TableName, tuple[str, ...]] = {}
         """Files of letters of copies that are to take a table's place."""
         self._lock = threading.Lock()
@@ -99,6 +102,7 @@ class LetterBox:
         """With the letters that are to be replayed before them; `follows`: whether they have the shape that the target has."""
         if target.table not in self._due:
             return changes
+        self._replaying.add(target.table)
         letters = [slice for slice in self.store.slices(target.table, end) if follows(slice)]
         counts = sum((slice.file.counts for slice in letters), changes.counts)
         return replace(changes, slices=(*letters, *changes.slices), counts=counts)
@@ -107,10 +111,14 @@ class LetterBox:
         return self._policy_of(table) is RefusedPolicy.DEAD_LETTERS
 
     def apply(self, sink: Sink, target: Target, changes: TableChanges, end: Position) -> None:
-        """Have the sink apply what is not refused.
+        """Have the sink apply what is not refused; in its own steps, each of them with the letters that count with it."""
+        ends = sink.steps(changes.slices, end) if changes.evolution is None else [end]
+        for upto in ends:
+            part = changes if len(ends) == 1 else replace(changes, slices=tuple(slices_upto(changes.slices, upto)))
+            self._apply(sink, target, replace(part, at_once=True), upto)
 
-        What the sink refuses is told by the transform, or asked of the target; without it, others may be refused in turn.
-        """
+    def _apply(self, sink: Sink, target: Target, changes: TableChanges, end: Position) -> None:
+        """What the sink refuses is told by the transform, or asked of the target; without it, others may be refused in turn."""
         known: dict[Name, Refusal] | None = None
         while True:
             kept = self.screen(sink, target, changes, end, known)
@@ -173,8 +181,10 @@ class LetterBox:
         posting = self._posted.get(table)
         if posting is not None:
             self._settle(posting, posting.end)
-        self._of_shadows.pop(table, None)
-        if table in self._due:
+            self.store.fold(table)
+            if posting.anew:  # a copy that is ready may still wait while the table goes on
+                self._of_shadows.pop(table, None)
+        if table in self._replaying:
             self._replayed(table)
 
     def take_copied(self, schema: TableSchema, refused: Sequence[RefusedRows], fence: Position, changed: ChangedRows | None) -> None:
@@ -259,6 +269,7 @@ class LetterBox:
     def _replayed(self, table: TableName) -> None:
         with self._lock:
             self._due.discard(table)
+            self._replaying.discard(table)
         self._on_replayed(table)
 
     def _is_suspicious(self, table: TableName, slices: Iterable[FileSlice]) -> bool:

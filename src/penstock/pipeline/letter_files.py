@@ -34,15 +34,25 @@ def write_changes(path: Path, schema: TableSchema, batches: list[pa.RecordBatch]
     write_durably(path, rows.replace_schema_metadata({_SCHEMA: json.dumps(schema_document(schema)).encode()}))
 
 
-def load_slice(path: Path, wanted: Collection[Name] | None, end: Position) -> FileSlice:
-    """The letters `wanted` of a file, or all, as if they had come at `end`: they are behind the target's position otherwise."""
+def shape_of(path: Path) -> bytes:
+    """Tells files apart whose changes are not of the same shape."""
+    return bytes((pq.read_schema(path).metadata or {}).get(_SCHEMA, b""))
+
+
+def read_changes(path: Path) -> tuple[TableSchema, pa.Table]:
+    """What `write_changes` wrote."""
     try:
         with pq.ParquetFile(path) as file:
             schema = parse_schema(json.loads((file.schema_arrow.metadata or {})[_SCHEMA]))
-            rows = file.read()
+            return schema, file.read()
     except (OSError, pa.ArrowException, KeyError, ValueError) as error:
         hint = "restore the file; without it these letters cannot be replayed, and `penstock tables resync` copies the table anew"
         raise SpoolCorruptError(f"{path} cannot be read", hint=hint) from error
+
+
+def load_slice(path: Path, wanted: Collection[Name] | None, end: Position) -> FileSlice:
+    """The letters `wanted` of a file, or all, as if they had come at `end`: they are behind the target's position otherwise."""
+    schema, rows = read_changes(path)
     kinds, unchanged, versions, ordinals = (
         rows.column(metadata_place(schema, name)) for name in (CHANGE_TYPE, UNCHANGED, COMMIT_VERSION, ORDINAL)
     )

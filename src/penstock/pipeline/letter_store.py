@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
 
@@ -19,6 +22,7 @@ import pyarrow.parquet as pq
 
 from penstock.errors import SpoolCorruptError
 from penstock.pipeline.letter_files import load_slice, write_durably
+from penstock.pipeline.letter_folding import CHANGES_SUFFIX, LETTERS_SUFFIX, MANY, LetterFolder, each_once
 from penstock.pipeline.letters import LETTERS, LetterStatus, settled
 from penstock.pipeline.screening import Name
 from penstock.position import Position
@@ -27,7 +31,6 @@ from penstock.spool import storage
 from penstock.spool.range import FileSlice
 
 FORMAT = 1
-LETTERS_SUFFIX, CHANGES_SUFFIX = ".letters.parquet", ".changes.parquet"
 _NAMES = ("table", "status", "commit_version", "ordinal")
 
 
@@ -79,14 +82,25 @@ class Posting:
 class LetterStore:
     """One writer: the pipeline that runs; of a table, one thread at a time. Anybody may read."""
 
-    def __init__(self, root: Path, pipeline: str) -> None:
+    def __init__(self, root: Path, pipeline: str, many: int = MANY) -> None:
+        """`many`: so many files of a table's open letters are made one."""
         self.directory = root / "penstock_dead_letters" / pipeline
         self.pending = self.directory / "_pending"
         self._changes = self.directory / "_changes"
+        self.folder = LetterFolder(self.directory, many)
+        self._lock = threading.RLock()
+        """Files of letters that have just been settled may go at any moment."""
         self._open: dict[TableName, dict[str, set[Name]]] = {}
         """By table and file, the letters that are open."""
-        for path in self._visible():
-            self._take_in(path)
+        self._look()
+
+    def _look(self) -> None:
+        while True:
+            self._open.clear()
+            with suppress(FileNotFoundError):  # made one with others in this moment: look again
+                for path in self._visible():
+                    self._take_in(path)
+                return
 
     # reading ----------------------------------------------------------------------------------------------------------------------
 
@@ -116,8 +130,11 @@ class LetterStore:
 
     def load(self) -> pa.Table:
         """All letters, in the order in which they were refused."""
-        found = [pq.read_table(path, schema=LETTERS, partitioning=None) for path in self._visible()]
-        return pa.concat_tables([LETTERS.empty_table(), *found]).sort_by([("commit_version", "ascending"), ("ordinal", "ascending")])
+        while True:
+            with suppress(FileNotFoundError):  # made one with others in this moment: look again
+                found = [pq.read_table(path, schema=LETTERS, partitioning=None) for path in self._visible()]
+                letters = each_once(pa.concat_tables([LETTERS.empty_table(), *found]))
+                return letters.sort_by([("commit_version", "ascending"), ("ordinal", "ascending")])
 
     def postings(self) -> list[Posting]:
         """Of which it is not known yet whether they count."""
@@ -138,6 +155,10 @@ class LetterStore:
 
     def settle(self, posting: Posting, *, counts: bool) -> None:
         """Make it so, or let it be forgotten. May be repeated after a crash."""
+        with self._lock:
+            self._settle(posting, counts=counts)
+
+    def _settle(self, posting: Posting, *, counts: bool) -> None:
         if counts:
             storage.make_directory(self._changes)
             for stem in posting.files:
@@ -164,10 +185,28 @@ class LetterStore:
 
     def sweep(self) -> None:
         """At the start of a run: files of letters that no posting names, which somebody wrote who was killed."""
+        self.folder.mend()
+        self._look()
         named = {f"{stem}{suffix}" for posting in self.postings() for stem in posting.files for suffix in (LETTERS_SUFFIX, CHANGES_SUFFIX)}
         for path in self.pending.glob("*.parquet"):
             if path.name not in named:
                 storage.remove_file(path)
+
+    def forget(self, before: datetime) -> None:
+        """Beside the epochs: letters that were settled `before`."""
+        with self._lock:
+            self.folder.fold_settled(before)
+
+    def fold(self, table: TableName) -> None:
+        """Of a table of which nothing waits, make files one if they are many."""
+        files = self._open.get(table, {})
+        if len(files) >= self.folder.many:
+            newest = max(version for names in files.values() for version, _ in names)
+            folding = self.folder.fold_open(files, self.new_stem(table, Position.of(newest)))
+            if folding is not None:
+                for stem in folding.stems:
+                    del files[stem]
+                self._take_in(self.directory / f"{folding.into}.parquet")
 
     def void(self, table: TableName) -> None:
         """The table is about to be copied from the beginning, and nothing of it is in the target."""

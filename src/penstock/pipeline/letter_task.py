@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.change import COMMIT_VERSION, ORDINAL
 from penstock.errors import RowRefusedError
 from penstock.pipeline.letter_files import write_changes, write_durably
-from penstock.pipeline.letter_store import CHANGES_SUFFIX, LETTERS_SUFFIX
+from penstock.pipeline.letter_folding import CHANGES_SUFFIX, LETTERS_SUFFIX
 from penstock.pipeline.letters import LETTERS, describe_letters
 from penstock.pipeline.screening import Name, Refusal, Screened, refused_values, screen
 from penstock.schema import TableName, TableSchema
@@ -85,8 +85,9 @@ def run_screening(task: ScreeningTask) -> ScreeningReport:
     letters, changes = tables
     letters = letters.sort_by([(COMMIT_VERSION, "ascending"), (ORDINAL, "ascending")])
     source = next((view.source for view in task.views.values() if view.source is not None), None)
+    looks_back = any(each.looks_back for each in task.fitted.values())
     while True:
-        screened = screen(changes, letters, narrow, refusals, replays=task.replays, source=source)
+        screened = screen(changes, letters, narrow, refusals, replays=task.replays, source=source, looks_back=looks_back)
         found = _judged(task, screened) if task.fitted else {}
         if found.keys() <= refusals.keys():
             break

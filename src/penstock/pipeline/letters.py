@@ -6,7 +6,7 @@ A letter is known by its table and its change: the commit and the ordinal. It is
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 
 import pyarrow as pa
@@ -35,6 +35,7 @@ LETTERS = pa.schema(
         pa.field("commit_timestamp", _TIME),
         pa.field("refused_at", _TIME, nullable=False),
         pa.field("settled_version", pa.int64()),
+        pa.field("settled_at", _TIME),
     ]
 )
 """`key` and `row` are JSON with every value exact, as the source's changes have them; `settled_version` is the commit that settled it."""
@@ -68,15 +69,16 @@ def describe_letters(table: TableName, changes: pa.RecordBatch, schema: TableSch
         "commit_timestamp": shown.column(COMMIT_TIMESTAMP),
         "refused_at": [refused_at] * len(names),
         "settled_version": [superseded.get(name) for name in names],
+        "settled_at": [refused_at if name in superseded else None for name in names],
     }
     return pa.table(columns, schema=LETTERS)
 
 
 def settled(letters: pa.Table, marks: Mapping[Name, tuple[LetterStatus, int]]) -> pa.Table:
     """The same letters, those that `marks` names and that are open with their new status."""
-    rows = letters.to_pylist()
+    rows, now = letters.to_pylist(), datetime.now(UTC)
     for row in rows:
         mark = marks.get((row["commit_version"], row["ordinal"]))
         if mark is not None and row["status"] == LetterStatus.OPEN:
-            row["status"], row["settled_version"] = mark[0].value, mark[1]
+            row["status"], row["settled_version"], row["settled_at"] = mark[0].value, mark[1], now
     return pa.Table.from_pylist(rows, LETTERS)

@@ -79,14 +79,17 @@ def screen(
     *,
     replays: bool = False,
     source: str | None = None,
+    looks_back: bool = False,
 ) -> Screened:
     """`changes` and the open `letters`, both as `read_slices` gives them, in order; `refusals` may name changes of both.
 
     With `replays` the letters are to be applied, before the changes. Of several tables in one, the column `source` tells which.
+    `looks_back`: values that a change lacks are looked for in those before it, later.
     """
     both = pa.concat_tables([letters, changes])
     if layout.mode is Mode.APPEND:
-        return _screen_log(both, letters.num_rows, refusals, replays=replays)
+        gaps = _Gaps(both, layout.key) if looks_back and layout.key else None
+        return _screen_log(both, letters.num_rows, refusals, replays=replays, gaps=gaps)
     (codes,) = key_codes([both], layout.key or layout.columns.names)
     rows = _concerned(both, codes, letters.num_rows, refusals)
     sieve = _Sieve(both, codes, letters.num_rows, refusals, is_keyed=bool(layout.key), replays=replays)
@@ -97,18 +100,60 @@ def screen(
     return sieve.screened
 
 
-def _screen_log(both: pa.Table, letters: int, refusals: Mapping[Name, Refusal], *, replays: bool) -> Screened:
-    """In a log of changes nothing settles another."""
+def _screen_log(both: pa.Table, letters: int, refusals: Mapping[Name, Refusal], *, replays: bool, gaps: _Gaps | None) -> Screened:
+    """In a log of changes nothing settles another; but where there are `gaps`, some have to wait."""
     names = dict(_names(both, np.arange(both.num_rows)))
     deletes = is_kind(both, ChangeType.DELETE)
     screened = Screened()
     for row, name in names.items():
-        if row < letters:
-            (screened.left_out if name in refusals or not replays else screened.replayed).add(name)
-        elif name in refusals and not deletes[row]:
+        if row < letters and not replays:
             screened.left_out.add(name)
-            screened.refused[name] = refusals[name]
+            continue
+        refusal = None if deletes[row] else refusals.get(name)
+        if refusal is None and gaps is not None and gaps.is_behind(row):
+            refusal = Refusal.of(ChangeHeldError.after_another())
+        if gaps is not None:
+            gaps.take(row, leaves=refusal is not None or row < letters)
+        if refusal is None and row < letters:
+            screened.replayed.add(name)
+        elif refusal is not None:
+            screened.left_out.add(name)
+            if row >= letters:
+                screened.refused[name] = refusal
     return screened
+
+
+class _Gaps:
+    """Rows of which the change before is not there, or is a letter that comes late: what others lack must not be had from earlier ones.
+
+    A mirror needs none of this: there a letter that is open is the last word on its row. Takes the changes in order.
+    """
+
+    def __init__(self, both: pa.Table, key: Sequence[str]) -> None:
+        (self._codes,) = key_codes([both], key)
+        self._is_delete, self._is_truncate = (is_kind(both, kind) for kind in (ChangeType.DELETE, ChangeType.TRUNCATE))
+        self._lacks = bools_of(both.column(UNCHANGED).is_valid())
+        versions, ordinals = (ints_of(both.column(name)) for name in (COMMIT_VERSION, ORDINAL))
+        self._moved = _moved(both, versions, ordinals)
+        self._open: set[int] = set()
+        self._left = False
+        """Whether the row that was deleted last had one."""
+
+    def is_behind(self, row: int) -> bool:
+        return bool(self._lacks[row] and (self._left if self._moved[row] else int(self._codes[row]) in self._open))
+
+    def take(self, row: int, *, leaves: bool) -> None:
+        """`leaves`: what comes after this change of the row must not look for values in it, or before it."""
+        code = int(self._codes[row])
+        if self._is_truncate[row]:
+            self._open.clear()
+        elif self._is_delete[row]:
+            self._left = code in self._open
+            self._open.discard(code)
+        elif leaves:
+            self._open.add(code)
+        elif not self._lacks[row]:
+            self._open.discard(code)
 
 
 def _concerned(both: pa.Table, codes: Rows, letters: int, refusals: Mapping[Name, Refusal]) -> Rows:

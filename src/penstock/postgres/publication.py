@@ -247,3 +247,8 @@ def drop_table(connection: Connection, publication: str, table: TableName) -> bo
 
 def _list(tables: Iterable[TableName]) -> sql.Composed:
     return sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name)) for table in sorted(tables))
+
+
+def drop_publication(connection: Connection, name: str) -> None:
+    with source_errors(f"dropping publication {name}"):
+        connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))

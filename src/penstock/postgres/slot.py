@@ -31,7 +31,7 @@ from penstock.errors import (
 )
 from penstock.lag import OpenTransaction
 from penstock.position import Lsn, Position
-from penstock.postgres.connection import Connection, SourceAddress, connect_replication, replication_command
+from penstock.postgres.connection import Connection, SourceAddress, connect_replication, replication_command, source_errors
 from penstock.postgres.health import inspect_blockers, log_wait
 from penstock.postgres.queries import query
 
@@ -234,6 +234,16 @@ def check_failover(failover: bool, version: int) -> None:
             f"source.failover is set, and the server is Postgres {major}: slots are copied to standbys from {FAILOVER_VERSION} on",
             hint="take source.failover out of the configuration, or upgrade the server",
         )
+
+
+def inspect_other_slots(connection: Connection, name: str) -> list[str]:
+    """Those of this database that are read as ours are."""
+    return [str(row[0]) for row in connection.execute(query("replication", "other_slots"), {"slot": name})]
+
+
+def drop_slot(connection: Connection, name: str) -> None:
+    with source_errors(f"dropping slot {name}"):
+        connection.execute(query("replication", "drop_slot"), {"slot": name})
 
 
 def ensure_slot(address: SourceAddress, connection: Connection, name: str, failover: bool = False, on_wait: OnWait = log_wait) -> Slot:

@@ -96,6 +96,8 @@ class TableChanges:
     """What the target has to become for them."""
     alterations: Sequence[Alteration] = ()
     """What was told of tables that were altered meanwhile, this one and others."""
+    at_once: bool = False
+    """They come with one commit: what else counts with it must not count for a part of them."""
 
     @property
     def schemas(self) -> list[TableSchema]:
@@ -209,6 +211,11 @@ class Sink(Targets):
 
         With `changes.evolution`, which `can_evolve` was asked about, the target becomes that in the same commit.
         """
+
+    def steps(self, slices: Sequence[FileSlice], end: Position) -> list[Position]:
+        """Where the commits end by which `apply` would bring these; the last at `end`. With `at_once` it is one."""
+        del slices
+        return [end]
 
     def find_refused(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
         """After `ValuesRefusedError`: which changes the target refuses, by commit version and ordinal, and why. Nothing is written."""

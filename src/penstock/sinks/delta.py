@@ -205,7 +205,8 @@ class DeltaSink(DeltaTargets, Sink):
             # Delta leaves out what it takes for a repetition; and a crash right here only means that the table is copied once more.
             record_position(self.path(table), self._application(table), Position.ZERO)
         try:
-            self._overwrite(mine, found, shadow.path(table), position)
+            with self._turn(table):
+                self._overwrite(mine, found, shadow.path(table), position)
         except PenstockError:
             if mine.applied is not None and load_applied(self.path(table), self._application(table)) is None:
                 record_position(self.path(table), self._application(table), mine.applied)
@@ -260,10 +261,14 @@ class DeltaSink(DeltaTargets, Sink):
         check_changes(target, self._mode_of(target.table), changes, str(self.path(target.table)))
         schema = next(iter(changes.schemas), None)
         # What a table becomes for them, it becomes with all of them.
-        ends = step_ends(changes.slices, _ROWS_A_STEP, end) if changes.evolution is None else [end]
+        ends = [end] if changes.at_once or changes.evolution is not None else self.steps(changes.slices, end)
         with self._turn(target.table):
             for upto in ends:
                 self._apply(target, replace(changes, slices=slices_upto(changes.slices, upto)), schema, upto)
+
+    @override
+    def steps(self, slices: Sequence[FileSlice], end: Position) -> list[Position]:
+        return step_ends(slices, _ROWS_A_STEP, end)
 
     def _apply(self, target: Target, changes: TableChanges, schema: TableSchema | None, end: Position) -> None:
         for _ in range(ATTEMPTS):

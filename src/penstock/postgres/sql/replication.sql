@@ -65,3 +65,12 @@ ORDER BY age DESC NULLS LAST
 -- name: nudge
 -- Outside of any transaction: it is in the log at once, and nobody has asked for messages of this prefix.
 SELECT pg_catalog.pg_logical_emit_message(false, 'penstock.nudge', '')
+
+-- name: drop_slot
+SELECT pg_catalog.pg_drop_replication_slot(%(slot)s)
+
+-- name: other_slots
+SELECT s.slot_name::text
+FROM pg_catalog.pg_replication_slots s
+WHERE s.database = pg_catalog.current_database() AND s.plugin = 'pgoutput' AND NOT s.temporary AND s.slot_name <> %(slot)s
+ORDER BY 1
