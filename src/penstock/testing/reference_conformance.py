@@ -57,6 +57,7 @@ class ReferenceTableConformance:
                 assert follower.poll_snapshot() is None, "complete is complete, for good"
 
     @rule("reference_table_source", "is_snapshot_complete()", "complete")
+    @rule("mistakes", "first-empty-poll")
     def test_none_comes_only_when_the_snapshot_is_complete(self, harness: ReferenceHarness) -> None:
         commit_many(harness)
         with following(harness) as follower:
@@ -125,6 +126,7 @@ class ReferenceTableConformance:
             follower.follow({1: "after"})
 
     @rule("reference_table_source", "then-changes")
+    @rule("reference_table_source", "populates")
     def test_nothing_falls_between_snapshot_and_changes(self, harness: ReferenceHarness) -> None:
         expected = commit_many(harness)
         with following(harness) as follower:
