@@ -268,6 +268,13 @@ class SlotFailoverError(PenstockError):
     recovery = Recovery.OPERATOR
 
 
+class ChangeTableMissingError(PenstockError):
+    """A capture by triggers has no change table to read, or what it needs of it is gone."""
+
+    code = "PEN-1217"
+    recovery = Recovery.OPERATOR
+
+
 class ProtocolError(PenstockError):
     """Bytes that are not the replication protocol. Says where and what kind of message, never the payload."""
 

@@ -202,6 +202,15 @@ def pass_bytes(connection: Connection) -> None:
         connection.pgconn.exec_(b"SET client_encoding = 'SQL_ASCII'")
 
 
+@contextmanager
+def passing_bytes(connection: Connection) -> Iterator[None]:
+    """The same for the length of a block, on a connection whose driver has to read texts afterwards."""
+    pass_bytes(connection)
+    yield
+    if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+        connection.pgconn.exec_(b"SET client_encoding = 'UTF8'")
+
+
 def _connect(conninfo: str, doing: str) -> Connection:
     try:
         connection = psycopg.connect(conninfo, autocommit=True)

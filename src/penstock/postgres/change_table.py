@@ -1,0 +1,245 @@
+"""The change table of a capture by triggers: putting commits into order, reading them, and removing what is confirmed.
+
+Triggers write changes down as they happen, in the transactions that make them. The reader puts what has committed into order, by a
+statement of its own: from then on each transaction has a position, for good, and what is delivered again is the same. A position is the
+place of the server's log at that moment, and a number on top of it that tells transactions of one moment apart. So positions compare with
+those of the log itself: a snapshot, a lag in bytes and a server that was set back are told by them as by those of a replication slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, LiteralString
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from penstock.errors import ChangeTableMissingError, PositionGapError, SystemChangedError
+from penstock.position import Position
+from penstock.postgres.connection import Connection, SourceAddress, connect, passing_bytes, source_errors
+from penstock.postgres.copying import read_texts
+from penstock.postgres.exported import ExportedSnapshot
+from penstock.postgres.queries import query
+from penstock.schema import TableName
+
+READER = "penstock trigger"
+"""The name of the session that reads."""
+
+_COLUMNS = 6
+_MISSING = frozenset({"3F000", "42P01"})  # the schema, or a table in it
+
+
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """How far changes have been put into order, and how far they are confirmed."""
+
+    ordered: Position
+    confirmed: Position
+    server: Position
+    """Where the server's log is."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedCommit:
+    """One transaction: its position, and the numbers of its first and last change."""
+
+    position: Position
+    xid: int
+    first: int
+    last: int
+    changes: int
+    bytes: int
+    at: datetime
+    """When it was put into order: a moment after its commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A table, or a partition, as it was when changes were written down. Fields are in the order of their texts."""
+
+    id: int
+    oid: int
+    """Of the table; for a partition, of the root that it is a part of."""
+    name: TableName
+    fields: tuple[Field, ...]
+    key: tuple[str, ...]
+    """The names, among those of the fields, of what tells rows apart now, or did when the table was last there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    type_oid: int
+    type_modifier: int
+    is_generated: bool
+    rank: int
+    """Where it stands among the columns of the table."""
+
+
+class ChangeTable:
+    """Of one capture, over one connection, which is not in a transaction; for one thread."""
+
+    def __init__(self, connection: Connection, schema: str) -> None:
+        self._connection = connection
+        self._schema = schema
+
+    def try_lock(self) -> bool:
+        """Become the one reader, for as long as the connection is there; False if another one is."""
+        row: Any = self._execute("lock_reader", {"schema": self._schema}).fetchone()
+        return bool(row[0])
+
+    def inspect(self) -> TableState:
+        """Raises if there is nothing to be read, or nothing that could be trusted."""
+        row: Any = self._execute("state").fetchone()
+        if row is None:
+            raise _missing(self._schema)
+        ordered, confirmed, identifier, own_identifier, server = row
+        if identifier != own_identifier:
+            raise SystemChangedError(
+                f"the change table {self._schema} was filled by database system {identifier}, and the server is {own_identifier}",
+                hint=_ANEW.format(self._schema),
+            )
+        return TableState(Position.of(ordered), Position.of(confirmed), Position.of(server))
+
+    def has_fresh(self) -> bool:
+        """Whether a commit waits to be put into order."""
+        row: Any = self._execute("has_fresh").fetchone()
+        return bool(row[0])
+
+    def sequence(self) -> Position:
+        """Put into order what has committed so far; everything up to the position that is given back has been delivered or can be read."""
+        with self._connection.transaction():
+            self._execute("lock_horizon", {"schema": self._schema})
+            return self._sequence()
+
+    def commits(self, after: Position, limit: int) -> list[OrderedCommit]:
+        rows: list[Any] = self._execute("commits", {"after": after.value, "limit": limit}).fetchall()
+        return [OrderedCommit(Position.of(position), *facts) for position, *facts in rows]
+
+    def cut(self, commit: OrderedCommit, after: int, *, max_changes: int, max_bytes: int) -> int:
+        """The number of the change that ends the next part of a long transaction, behind the change number `after`."""
+        row: Any = self._execute("cut", {"xid": commit.xid, "after": after, "limit": max_changes, "bytes": max_bytes}).fetchone()
+        return commit.last if row[0] is None else int(row[0])
+
+    def read_commits(self, after: Position, upto: Position) -> list[pa.StringArray]:
+        """All changes of the transactions after one position up to another, in order, as `_COLUMNS` columns of text."""
+        return self._read("read_commits", after=after.value, upto=upto.value)
+
+    def read_part(self, commit: OrderedCommit, after: int, upto: int) -> list[pa.StringArray]:
+        return self._read("read_part", position=commit.position.value, after=after, upto=upto)
+
+    def shapes(self, ids: Sequence[int]) -> list[Shape]:
+        rows: list[Any] = self._execute("shapes", {"ids": list(ids)}).fetchall()
+        return [_shape(row) for row in rows]
+
+    def confirm(self, position: Position) -> None:
+        """Never give out again what commits up to `position`. Durable when it returns."""
+        self._execute("confirm", {"position": position.value})
+
+    def remove_confirmed(self, max_changes: int) -> bool:
+        """Remove about so many changes that are confirmed; says whether there are more. What is removed by halves is not read again."""
+        done: list[Any] = self._execute("done", {"limit": max_changes}).fetchall()
+        if not done:
+            return False
+        removed = self._execute("delete_changes", {"xids": [xid for _, xid in done], "limit": max_changes}).rowcount
+        if removed < max_changes:
+            self._execute("delete_commits", {"position": max(position for position, _ in done)})
+        return True
+
+    def _sequence(self) -> Position:
+        row: Any = self._execute("sequence").fetchone()
+        if row is None:
+            raise _missing(self._schema)
+        return Position.of(row[0])
+
+    def _read(self, name: LiteralString, **numbers: int) -> list[pa.StringArray]:
+        literals = {key: sql.Literal(number) for key, number in numbers.items()}
+        statement = sql.SQL(query("change_table", name)).format(schema=sql.Identifier(self._schema), **literals)
+        with passing_bytes(self._connection):
+            blocks = list(read_texts(self._connection, statement.as_string(self._connection), _COLUMNS))
+        if len(blocks) == 1:
+            return blocks[0]
+        return [pa.concat_arrays([block[at] for block in blocks]) if blocks else pa.array([], pa.string()) for at in range(_COLUMNS)]
+
+    def _execute(self, name: LiteralString, parameters: Mapping[str, object] | None = None) -> psycopg.Cursor[tuple[object, ...]]:
+        try:
+            return self._connection.execute(statement(name, self._schema), parameters)
+        except psycopg.Error as error:
+            if error.sqlstate in _MISSING:
+                raise _missing(self._schema) from error
+            raise
+
+
+def statement(name: LiteralString, schema: str, **parts: sql.Composable) -> sql.Composed:
+    """A named statement for the capture whose schema this is."""
+    return sql.SQL(query("change_table", name)).format(schema=sql.Identifier(schema), **parts)
+
+
+def check_reader(state: TableState, held: Position, schema: str) -> None:
+    """Raise unless a reader that has everything up to `held` can go on without missing a change."""
+    if held > state.server:
+        raise SystemChangedError(
+            f"changes were delivered up to {held}, and the server's log reaches only to {state.server}: it was restored to an earlier time",
+            hint=_ANEW.format(schema),
+        )
+    if state.confirmed > held:
+        raise PositionGapError(
+            f"the change table {schema} begins at {state.confirmed}, but its reader has only what commits up to {held}",
+            hint=_ANEW.format(schema),
+        )
+
+
+@contextmanager
+def export_fence(address: SourceAddress, schema: str) -> Iterator[ExportedSnapshot]:
+    """Hold a snapshot open for the length of the block, with the position at which it is exact. Waits for nobody's transaction.
+
+    Who reads the change table meanwhile goes on as soon as that position is known.
+    """
+    parameters = {"schema": schema}
+    with connect(address, "penstock holder") as holder:
+        holder.execute(query("change_table", "hold_horizon"), parameters)
+        with holder.transaction():
+            holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            row: Any = holder.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
+            with connect(address) as connection, source_errors("putting changes into order"):
+                fence = _sequence_under(connection, schema, row[0])
+            holder.execute(query("change_table", "release_horizon"), parameters)
+            yield ExportedSnapshot(row[0], fence)
+
+
+def _sequence_under(connection: Connection, schema: str, snapshot: str) -> Position:
+    """What is put into order is what the snapshot shows, and nothing else."""
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+        return ChangeTable(connection, schema)._sequence()  # noqa: SLF001 - the lock is held by whoever took the snapshot
+
+
+def _shape(row: Any) -> Shape:
+    id_, relation, root, old_name, numbers, names, *described, old_key, space, current, columns, key_names, key_numbers = row
+    # Of a table that is gone, the name and the key that it had.
+    name = TableName.parse(old_name) if current is None else TableName(space, current)
+    # Columns are known by their numbers, whatever they are called by now; those of a partition by their names, which are the root's.
+    is_partition = relation != root and current is not None
+    wanted = old_key if current is None else key_numbers
+    places = {column: at for at, column in enumerate(columns)} if is_partition else {}
+    each_field = enumerate(zip(names, *described, strict=True))
+    fields = tuple(Field(*facts, places.get(facts[0], len(places) + at)) for at, facts in each_field)
+    is_key = [column in key_names if is_partition else number in wanted for column, number in zip(names, numbers, strict=True)]
+    key = tuple(column for column, mine in zip(names, is_key, strict=True) if mine)
+    whole = len(key) == len(key_names if is_partition else wanted)
+    return Shape(id_, root, name, fields, key if whole else ())
+
+
+_ANEW = "DROP SCHEMA {} CASCADE; then start the capture, which sets it up anew, and copy the tables anew"
+
+
+def _missing(schema: str) -> ChangeTableMissingError:
+    return ChangeTableMissingError(
+        f"the change table {schema} is not there: nothing writes down what changes",
+        hint="let the capture set it up, or run the statements that its coverage report has; then copy the tables anew",
+    )

@@ -1,0 +1,281 @@
+-- Capture by triggers: what they write down, the order in which it is given out, and how far it has been confirmed. One schema a capture.
+
+-- name: install
+-- Whoever changes a table writes a row here, in his own transaction, under no rights of his own. Doing it twice is doing it once.
+-- `changes.seq` goes up in the order in which triggers fire: of two changes of one row the later one has the greater number, since the row is
+-- locked until the first of them has committed.
+CREATE SCHEMA IF NOT EXISTS {schema};
+CREATE TABLE IF NOT EXISTS {schema}.shapes (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    relation oid NOT NULL,
+    root oid NOT NULL,
+    name text NOT NULL,
+    numbers int2[] NOT NULL,
+    names text[] NOT NULL,
+    types oid[] NOT NULL,
+    modifiers int4[] NOT NULL,
+    generated boolean[] NOT NULL,
+    key int2[] NOT NULL
+);
+CREATE INDEX IF NOT EXISTS shapes_relation ON {schema}.shapes (relation);
+CREATE TABLE IF NOT EXISTS {schema}.changes (
+    seq bigint GENERATED ALWAYS AS IDENTITY,
+    xid pg_catalog.xid8 NOT NULL,
+    shape bigint NOT NULL,
+    op "char" NOT NULL,
+    old text,
+    new text,
+    PRIMARY KEY (xid, seq)
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+CREATE TABLE IF NOT EXISTS {schema}.commits (
+    "position" bigint PRIMARY KEY,
+    xid pg_catalog.xid8 NOT NULL UNIQUE,
+    first bigint NOT NULL,
+    last bigint NOT NULL,
+    changes bigint NOT NULL,
+    bytes bigint NOT NULL,
+    at timestamptz NOT NULL
+) WITH (autovacuum_vacuum_scale_factor = 0.02);
+CREATE TABLE IF NOT EXISTS {schema}.horizon (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    snapshot pg_catalog.pg_snapshot NOT NULL,
+    "position" bigint NOT NULL,
+    system_identifier text NOT NULL
+) WITH (fillfactor = 10);
+CREATE TABLE IF NOT EXISTS {schema}.resume (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    "position" bigint NOT NULL
+) WITH (fillfactor = 10);
+-- Nothing of what is still open counts as given out.
+INSERT INTO {schema}.horizon (snapshot, "position", system_identifier)
+SELECT pg_catalog.format('%1$s:%1$s:', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()))::pg_catalog.pg_snapshot,
+    pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint,
+    (SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s)
+ON CONFLICT DO NOTHING;
+INSERT INTO {schema}.resume ("position") SELECT h."position" FROM {schema}.horizon h ON CONFLICT DO NOTHING;
+-- Values are written as the capture's own sessions would have them, whatever the settings of whoever changes a row.
+CREATE OR REPLACE FUNCTION {schema}.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp
+SET "TimeZone" = 'UTC' SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'iso_8601' SET bytea_output = 'hex' SET extra_float_digits = 1
+SET lc_monetary = 'C' SET xmlbinary = 'base64'
+AS $body$
+DECLARE
+  own_root oid := coalesce(pg_catalog.pg_partition_root(TG_RELID)::oid, TG_RELID);
+  own_numbers int2[];
+  own_names text[];
+  own_types oid[];
+  own_modifiers int4[];
+  own_generated boolean[];
+  own_shape bigint;
+  own_kind text;
+BEGIN
+  SELECT array_agg(a.attnum), array_agg(a.attname::text), array_agg(a.atttypid), array_agg(a.atttypmod), array_agg(a.attgenerated <> '')
+  INTO own_numbers, own_names, own_types, own_modifiers, own_generated
+  FROM (
+    SELECT * FROM pg_catalog.pg_attribute WHERE attrelid = TG_RELID AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+  ) a;
+  SELECT s.id INTO own_shape FROM {schema}.shapes s
+  WHERE s.relation = TG_RELID AND s.root = own_root AND s.numbers = own_numbers AND s.names = own_names AND s.types = own_types
+    AND s.modifiers = own_modifiers AND s.generated = own_generated
+  LIMIT 1;
+  IF own_shape IS NULL THEN
+    -- Two who come upon a new shape at the same time both write it down: neither waits for the other, and neither can fail by it.
+    INSERT INTO {schema}.shapes (relation, root, name, numbers, names, types, modifiers, generated, key)
+    SELECT TG_RELID, own_root, own_root::regclass::text, coalesce(own_numbers, ARRAY[]::int2[]), coalesce(own_names, ARRAY[]::text[]),
+      coalesce(own_types, ARRAY[]::oid[]), coalesce(own_modifiers, ARRAY[]::int4[]), coalesce(own_generated, ARRAY[]::boolean[]),
+      ARRAY(
+        SELECT k.attnum FROM pg_catalog.pg_index i CROSS JOIN LATERAL pg_catalog.unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) k (attnum)
+        WHERE i.indrelid = TG_RELID AND i.indisprimary
+      )
+    RETURNING id INTO own_shape;
+  END IF;
+  -- In small letters: the row may have been changed again already, by a trigger of somebody else's that had its turn before this one.
+  own_kind := pg_catalog.left(TG_OP, 1);
+  IF NEW.xmax <> '0'::xid THEN
+    own_kind := pg_catalog.lower(own_kind);
+  END IF;
+  INSERT INTO {schema}.changes (xid, shape, op, old, new)
+  VALUES (pg_catalog.pg_current_xact_id(), own_shape, own_kind::"char", OLD::text, NEW::text);
+  RETURN NULL;
+END
+$body$;
+REVOKE ALL ON FUNCTION {schema}.note() FROM PUBLIC
+
+-- name: grant
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}
+
+-- name: attach
+-- They fire for everybody, also for whoever applies changes of another server; and before all other triggers, whose changes follow from this
+-- one. The second statement fires for partitions that are yet to come, too.
+DROP TRIGGER IF EXISTS {rows} ON {table};
+DROP TRIGGER IF EXISTS {truncates} ON {table};
+CREATE TRIGGER {rows} AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {schema}.note();
+CREATE TRIGGER {truncates} AFTER TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {schema}.note();
+ALTER TABLE {table} ENABLE ALWAYS TRIGGER {rows}, ENABLE ALWAYS TRIGGER {truncates}
+
+-- name: detach
+DROP TRIGGER IF EXISTS {rows} ON {table};
+DROP TRIGGER IF EXISTS {truncates} ON {table}
+
+-- name: remove
+-- With all triggers, and all that nobody has read.
+DROP SCHEMA IF EXISTS {schema} CASCADE
+
+-- name: inspect
+-- Whether the schema is there, is this role's to add to, holds everything, and may be used.
+SELECT pg_catalog.pg_has_role(n.nspowner, 'USAGE'), pg_catalog.pg_get_userbyid(n.nspowner),
+  (SELECT count(*) FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relkind = 'r' AND c.relname = ANY (%(tables)s)) = pg_catalog.cardinality(%(tables)s::text[])
+    AND EXISTS (SELECT 1 FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid AND p.proname = 'note'),
+  pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND NOT EXISTS (
+    SELECT 1 FROM pg_catalog.pg_class c, pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS w (privilege)
+    WHERE c.relnamespace = n.oid AND c.relkind = 'r' AND c.relname = ANY (%(tables)s) AND NOT pg_catalog.has_table_privilege(c.oid, w.privilege)
+  )
+FROM pg_catalog.pg_namespace n WHERE n.nspname = %(schema)s
+
+-- name: relations
+-- What is asked for, each with what decides whether its changes are written down, or could be. Triggers of rows are copied to partitions.
+SELECT r.nspname, r.relname, c.oid, c.relkind::text, c.relpersistence::text,
+  CASE WHEN c.relispartition THEN root_space.nspname END, CASE WHEN c.relispartition THEN root.relname END,
+  (
+    SELECT count(*) FROM pg_catalog.pg_trigger t
+    WHERE t.tgrelid = c.oid AND t.tgfoid = f.oid AND t.tgenabled = 'A' AND t.tgname IN (%(rows)s, %(truncates)s)
+  ) = 2 AND NOT EXISTS (
+    SELECT 1 FROM pg_catalog.pg_partition_tree(CASE WHEN c.relkind = 'p' THEN c.oid END) leaf
+    WHERE leaf.isleaf AND leaf.relid <> c.oid AND NOT EXISTS (
+      SELECT 1 FROM pg_catalog.pg_trigger t WHERE t.tgrelid = leaf.relid AND t.tgfoid = f.oid AND t.tgenabled = 'A'
+    )
+  ),
+  ARRAY(
+    SELECT leaf.relid::regclass::text FROM pg_catalog.pg_partition_tree(CASE WHEN c.relkind = 'p' THEN c.oid END) leaf
+    JOIN pg_catalog.pg_class heap ON heap.oid = leaf.relid
+    WHERE leaf.isleaf AND (heap.relkind = 'f' OR heap.relpersistence <> 'p')
+    ORDER BY 1
+  ),
+  pg_catalog.pg_get_userbyid(c.relowner), pg_catalog.pg_has_role(c.relowner, 'USAGE'), pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+FROM pg_catalog.unnest(%(schemas)s::text[], %(names)s::text[]) AS r (nspname, relname)
+LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
+LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname
+LEFT JOIN pg_catalog.pg_class root ON root.oid = CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid) END
+LEFT JOIN pg_catalog.pg_namespace root_space ON root_space.oid = root.relnamespace
+LEFT JOIN (
+  pg_catalog.pg_proc f JOIN pg_catalog.pg_namespace own ON own.oid = f.pronamespace AND own.nspname = %(schema)s
+) ON f.proname = 'note'
+ORDER BY r.nspname, r.relname
+
+-- name: lock_reader
+-- One reader at a time, for as long as its session is there.
+SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('penstock reads ' || %(schema)s, 0))
+
+-- name: lock_horizon
+-- Until the end of the transaction. Taken before the snapshot that the next statement sees.
+SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('penstock sequences ' || %(schema)s, 0))
+
+-- name: hold_horizon
+SELECT pg_catalog.pg_advisory_lock(pg_catalog.hashtextextended('penstock sequences ' || %(schema)s, 0))
+
+-- name: release_horizon
+SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended('penstock sequences ' || %(schema)s, 0))
+
+-- name: state
+-- How far changes have been put into order, how far they are confirmed, and what the server is.
+SELECT h."position", r."position", h.system_identifier, (SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s),
+  pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint
+FROM {schema}.horizon h, {schema}.resume r
+
+-- name: has_fresh
+-- Whether something has committed that is in no order yet: of transactions that were open at the horizon, or had not begun.
+SELECT EXISTS (SELECT 1 FROM {schema}.changes c, {schema}.horizon h WHERE c.xid >= pg_catalog.pg_snapshot_xmax(h.snapshot))
+  OR EXISTS (
+    SELECT 1 FROM {schema}.horizon h CROSS JOIN LATERAL pg_catalog.pg_snapshot_xip(h.snapshot) AS x (xid)
+    JOIN {schema}.changes c ON c.xid = x.xid
+  )
+
+-- name: sequence
+-- Put into order what has committed since the horizon, and move the horizon: one statement, so that both are of one snapshot.
+-- A transaction that saw, or overwrote, what another did has its last change after all of the other's, and is in the same snapshot or a later
+-- one. So this order is one in which they could have committed. Each gets a position beyond all that were given so far, and beyond the log as
+-- it is now: writing the order down makes the log longer than the positions that it gives out.
+WITH before AS MATERIALIZED (
+  SELECT h.snapshot, greatest(h."position", pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint) AS base
+  FROM {schema}.horizon h
+), fresh AS MATERIALIZED (
+  SELECT c.xid, min(c.seq) AS first, max(c.seq) AS last, count(*) AS changes,
+    sum(coalesce(pg_catalog.octet_length(c.old), 0) + coalesce(pg_catalog.octet_length(c.new), 0) + 64) AS bytes
+  FROM {schema}.changes c
+  WHERE c.xid >= (SELECT pg_catalog.pg_snapshot_xmax(b.snapshot) FROM before b)
+    OR c.xid = ANY (ARRAY(SELECT pg_catalog.pg_snapshot_xip(b.snapshot) FROM before b))
+  GROUP BY c.xid
+), ordered AS (
+  INSERT INTO {schema}.commits ("position", xid, first, last, changes, bytes, at)
+  SELECT b.base + pg_catalog.row_number() OVER (ORDER BY f.last), f.xid, f.first, f.last, f.changes, f.bytes, pg_catalog.clock_timestamp()
+  FROM fresh f, before b
+  RETURNING "position"
+)
+UPDATE {schema}.horizon h
+SET snapshot = pg_catalog.pg_current_snapshot(), "position" = greatest(b.base, (SELECT max(o."position") FROM ordered o))
+FROM before b
+RETURNING h."position"
+
+-- name: commits
+-- The next transactions in order, at most so many.
+SELECT "position", xid::text::bigint, first, last, changes, bytes, at
+FROM {schema}.commits WHERE "position" > %(after)s ORDER BY "position" LIMIT %(limit)s
+
+-- name: cut
+-- Where to end a part of a long transaction: the last number of the changes that fit, or of the first, if not even that one does.
+SELECT coalesce(max(w.seq) FILTER (WHERE w.total <= %(bytes)s), min(w.seq)) FROM (
+  SELECT c.seq, sum(coalesce(pg_catalog.octet_length(c.old), 0) + coalesce(pg_catalog.octet_length(c.new), 0) + 64) OVER (ORDER BY c.seq) AS total
+  FROM (
+    SELECT * FROM {schema}.changes WHERE xid = %(xid)s::text::pg_catalog.xid8 AND seq > %(after)s ORDER BY seq LIMIT %(limit)s
+  ) c
+) w
+
+-- name: read_commits
+SELECT o."position", c.seq - o.first, c.shape, c.op, c.old, c.new
+FROM {schema}.commits o JOIN {schema}.changes c ON c.xid = o.xid
+WHERE o."position" > {after} AND o."position" <= {upto} ORDER BY o."position", c.seq
+
+-- name: read_part
+SELECT o."position", c.seq - o.first, c.shape, c.op, c.old, c.new
+FROM {schema}.commits o JOIN {schema}.changes c ON c.xid = o.xid
+WHERE o."position" = {position} AND c.seq > {after} AND c.seq <= {upto} ORDER BY c.seq
+
+-- name: shapes
+-- Of tables that are still there: the name and the columns that they have now, in their order, and the numbers and names of those that tell
+-- rows apart, as in `catalog.keys`. Of others, what was known.
+SELECT s.id, s.relation, s.root, s.name, s.numbers::int[], s.names, s.types::bigint[], s.modifiers, s.generated, s.key::int[],
+  n.nspname::text, c.relname::text,
+  ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum),
+  ARRAY(
+    SELECT a.attname::text FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid
+      AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+    WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
+    ORDER BY a.attnum
+  ),
+  ARRAY(
+    SELECT k.attnum::int FROM pg_catalog.pg_index i CROSS JOIN LATERAL pg_catalog.unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) k (attnum)
+    WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
+  )
+FROM {schema}.shapes s
+LEFT JOIN pg_catalog.pg_class c ON c.oid = s.root
+LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE s.id = ANY (%(ids)s)
+
+-- name: confirm
+UPDATE {schema}.resume SET "position" = greatest("position", %(position)s)
+
+-- name: done
+-- The oldest transactions that nobody needs any more, as many as come to about so many changes.
+SELECT w."position", w.xid FROM (
+  SELECT o."position", o.xid::text AS xid, sum(o.changes) OVER (ORDER BY o."position") - o.changes AS before
+  FROM (SELECT * FROM {schema}.commits WHERE "position" <= (SELECT r."position" FROM {schema}.resume r) ORDER BY "position" LIMIT %(limit)s) o
+) w WHERE w.before < %(limit)s
+
+-- name: delete_changes
+DELETE FROM {schema}.changes WHERE ctid = ANY (ARRAY(
+  SELECT c.ctid FROM {schema}.changes c WHERE c.xid = ANY (%(xids)s::text[]::pg_catalog.xid8[]) LIMIT %(limit)s
+))
+
+-- name: delete_commits
+DELETE FROM {schema}.commits WHERE "position" <= %(position)s
