@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from penstock.capture.records.snapshotter import CaptureSnapshotter
     from penstock.capture.records.source import PostgresRecordSource
     from penstock.capture.settings import CaptureSettings
+    from penstock.capture.trigger import TriggerCapture
+    from penstock.capture.trigger_settings import TriggerSettings
     from penstock.capture.wal import WalCapture
     from penstock.connectors.postgres import PostgresConnector
     from penstock.pipeline.consistent import ConsistentTables, read_consistent
@@ -60,6 +62,8 @@ __all__ = [
     "SourceConnector",
     "TableName",
     "TableSchema",
+    "TriggerCapture",
+    "TriggerSettings",
     "Truncate",
     "Upsert",
     "WalCapture",
@@ -82,6 +86,8 @@ _ELSEWHERE = {
     "RecordBuffer": "penstock.capture.records.buffer",
     "RecordBuilder": "penstock.capture.records.building",
     "SourceAddress": "penstock.postgres.connection",
+    "TriggerCapture": "penstock.capture.trigger",
+    "TriggerSettings": "penstock.capture.trigger_settings",
     "WalCapture": "penstock.capture.wal",
     "available_now": "penstock.spark.available",
     "read_consistent": "penstock.pipeline.consistent",

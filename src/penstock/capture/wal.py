@@ -23,6 +23,7 @@ from penstock.contracts.provisioning import CaptureProvisioning, CoverageReport
 from penstock.errors import PublicationError
 from penstock.position import Position
 from penstock.postgres.connection import Connection, connect
+from penstock.postgres.exported import export_snapshot
 from penstock.postgres.publication import inspect_publication
 from penstock.postgres.queries import identifier
 from penstock.postgres.slot import check_server, current_position, ensure_slot, inspect_server, inspect_slot
@@ -90,7 +91,8 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         The connection of the snapshot stays open until the stream ends, and with it the server keeps dead rows: read it through, or
         close it.
         """
-        return snapshot_changes(self.settings, tables)
+        settings = self.settings
+        return snapshot_changes(settings.address, tables, export_snapshot(settings.address), settings.types, settings.publication)
 
     @override
     def lag(self) -> int | None:

@@ -148,7 +148,7 @@ def copy_tables(settings: CaptureSettings, tables: Sequence[TableName], on_wait:
     if not tables:
         return
     with export_snapshot(settings.address, on_wait) as exported:
-        for schema, chunks in plan_tables(settings, tables).values():
+        for schema, chunks in plan_tables(settings.address, tables, settings.types, settings.publication).values():
             if again:
                 yield CopiedRows(schema.name, truncate_batch(schema, exported.fence))
             ordinal = 1  # behind the truncate

@@ -1,0 +1,224 @@
+"""From what triggers wrote down to typed change batches: the columns, metadata and kinds of change that the stream of the log has too.
+
+A change has the whole old row, the whole new row, or both, so no value is ever missing. An update that changes the key is a `delete` of the
+old key and an `insert` of the new one; so is every update of a table whose rows nothing tells apart.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.change import ChangeBatch, ChangeCounts, ChangeType, change_schema
+from penstock.errors import ProtocolError
+from penstock.postgres.change_table import Shape
+from penstock.postgres.types.arrays import Bools, as_arrow, as_bools
+from penstock.postgres.types.records import split_records
+from penstock.postgres.types.resolver import TypeResolver
+from penstock.postgres.types.rows import decode_rows
+from penstock.schema import TableSchema
+
+Ints = npt.NDArray[np.int64]
+
+_KINDS = pa.array([str(kind) for kind in (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE)])
+_INSERT, _UPDATE, _DELETE, _TRUNCATE = range(4)
+_NOTED = pa.array(["I", "U", "D", "T", "i", "u"])
+"""What triggers write for each of them; in small letters if the row may have been changed again before its trigger fired."""
+_HALVES = 2
+"""Numbers that a change takes: both halves of a key change have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFacts:
+    """What the rows of a transaction share."""
+
+    xid: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NotedChanges:
+    """Changes as they were written down, in order."""
+
+    positions: Ints
+    numbers: Ints
+    """In their transactions; they go up, but not by one."""
+    shapes: Ints
+    codes: Ints
+    old: pa.StringArray
+    new: pa.StringArray
+
+    @classmethod
+    def of(cls, columns: Sequence[pa.StringArray]) -> NotedChanges:
+        positions, numbers, shapes, kinds, old, new = columns
+        codes = _numbers(pc.index_in(kinds, value_set=_NOTED).cast(pa.int64()))
+        noted = cls(_integers(positions), _integers(numbers), _integers(shapes), codes % len(_KINDS), old, new)
+        late = np.flatnonzero(codes >= len(_KINDS))
+        return noted if not len(late) else noted.only(true_order(noted, late), noted.numbers)
+
+    def only(self, chosen: Ints, numbers: Ints | None = None) -> NotedChanges:
+        """Some of them, or all in another order; with other numbers, if need be."""
+        at = as_arrow(chosen, pa.int64())
+        own = self.numbers[chosen] if numbers is None else numbers
+        return NotedChanges(self.positions[chosen], own, self.shapes[chosen], self.codes[chosen], self.old.take(at), self.new.take(at))
+
+    @property
+    def shape_ids(self) -> list[int]:
+        return [int(each) for each in np.unique(self.shapes)]
+
+
+def true_order(noted: NotedChanges, late: Ints) -> Ints:
+    """With each of the `late` changes before the change that found the row as this one left it, if that was written down first.
+
+    Triggers fire when a statement is over, one row after the other. One of the application's that changes a row of the same statement,
+    which has not had its turn yet, is therefore written down before the change that it follows from.
+    """
+    order = list(range(len(noted.codes)))
+    old, new = noted.old, noted.new
+    for position in np.unique(noted.positions[late]).tolist():
+        members = np.flatnonzero(noted.positions == position)
+        found: dict[tuple[int, str], int] = {}
+        for at in reversed(members.tolist()):
+            if old[at].is_valid:
+                found[int(noted.shapes[at]), old[at].as_py()] = at
+        for at in late[noted.positions[late] == position].tolist():
+            follower = found.get((int(noted.shapes[at]), new[at].as_py()))
+            if follower is not None and follower < at:
+                order.remove(at)
+                order.insert(order.index(follower), at)
+    return np.array(order, np.int64)
+
+
+def table_schema(shape: Shape, types: TypeResolver) -> TableSchema:
+    """Without generated columns, as a snapshot reads it; the columns of a partition in the order of its root."""
+    kept = sorted((field for field in shape.fields if not field.is_generated), key=lambda field: field.rank)
+    columns = tuple(types.column(field.name, field.type_oid, field.type_modifier) for field in kept)
+    return TableSchema(shape.oid, shape.name, columns, ()).with_key(shape.key)
+
+
+def build_batches(
+    noted: NotedChanges, shapes: Mapping[int, tuple[Shape, TableSchema]], commits: Mapping[int, CommitFacts]
+) -> tuple[ChangeBatch, ...]:
+    """One batch for each table under each version of its schema, in the order of their first changes."""
+    parts: dict[TableSchema, list[ChangeBatch]] = defaultdict(list)
+    for shape_id in dict.fromkeys(noted.shapes.tolist()):
+        shape, schema = shapes[shape_id]
+        parts[schema].append(_build(noted.only(np.flatnonzero(noted.shapes == shape_id)), shape, schema, commits))
+    return tuple(_joined(schema, batches) for schema, batches in parts.items())
+
+
+def _build(noted: NotedChanges, shape: Shape, schema: TableSchema, commits: Mapping[int, CommitFacts]) -> ChangeBatch:
+    new, old = _Tuples.of(noted.new, shape), _Tuples.of(noted.old, shape)
+    moved = _moved(noted, new, old, schema.key)
+    rows = _Rows.plan(noted, moved)
+    texts = [_texts(name, rows, new, old, is_key=not schema.key or name in schema.key) for name in schema.column_names]
+    decoded = decode_rows(texts, schema, len(rows.codes))
+    counts = np.bincount(rows.codes, minlength=len(_KINDS)).tolist()
+    batch = pa.RecordBatch.from_arrays(
+        [*decoded.columns, *_metadata(noted, rows, commits), decoded.exact],
+        schema=change_schema(schema),
+    )
+    moves = int(np.count_nonzero(moved))
+    return ChangeBatch(schema, batch, ChangeCounts(*counts, moves, 0, decoded.inexact, sum(decoded.unreadable.values())))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tuples:
+    """The rows that some of the changes have, by column; `places` says for each change which it is, -1 if it has none."""
+
+    columns: Mapping[str, pa.StringArray]
+    places: Ints
+
+    @classmethod
+    def of(cls, records: pa.StringArray, shape: Shape) -> _Tuples:
+        present = as_bools(records.is_valid())
+        places = np.where(present, np.cumsum(present) - 1, -1)
+        try:
+            columns = split_records(records.drop_null(), len(shape.fields))
+        except ProtocolError as error:
+            raise ProtocolError(f"a change of {shape.name} has {error.message} of {len(shape.fields)} columns") from None
+        return cls({field.name: column for field, column in zip(shape.fields, columns, strict=True)}, places)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """For each row of a batch: its change, its kind, its number, and whether it shows the old row."""
+
+    changes: Ints
+    codes: Ints
+    ordinals: Ints
+    shows_old: Bools
+
+    @classmethod
+    def plan(cls, noted: NotedChanges, moved: Bools) -> _Rows:
+        changes = np.repeat(np.arange(len(noted.codes)), np.where(moved, 2, 1))
+        is_second = np.zeros(len(changes), np.bool_)
+        is_second[1:] = changes[1:] == changes[:-1]
+        is_first = moved[changes] & ~is_second
+        codes = np.where(is_first, _DELETE, np.where(is_second, _INSERT, noted.codes[changes]))
+        return cls(changes, codes, noted.numbers[changes] * _HALVES + is_second, codes == _DELETE)
+
+
+def _moved(noted: NotedChanges, new: _Tuples, old: _Tuples, key: Iterable[str]) -> Bools:
+    """Which updates changed the key, or any, where there is no key."""
+    updates = np.flatnonzero(noted.codes == _UPDATE)
+    moved = np.zeros(len(noted.codes), np.bool_)
+    names = tuple(key)
+    if not names:
+        moved[updates] = True
+    for name in names:
+        before = old.columns[name].take(as_arrow(old.places[updates], pa.int64())).cast(pa.binary())
+        after = new.columns[name].take(as_arrow(new.places[updates], pa.int64())).cast(pa.binary())
+        moved[updates] |= ~as_bools(pc.fill_null(pc.equal(before, after), False))
+    return moved
+
+
+def _texts(name: str, rows: _Rows, new: _Tuples, old: _Tuples, *, is_key: bool) -> pa.StringArray:
+    """A column of a batch. A delete shows the key alone; a truncate shows nothing."""
+    ours, theirs = new.columns[name], old.columns[name]
+    together = pa.concat_arrays([ours, theirs, pa.nulls(1, pa.string())])
+    nothing = len(ours) + len(theirs)
+    old_places = old.places[rows.changes] + len(ours) if is_key else np.full(len(rows.changes), nothing)
+    places = np.where(rows.shows_old, old_places, new.places[rows.changes])
+    places = np.where(rows.codes == _TRUNCATE, nothing, places)
+    return together.take(as_arrow(places, pa.int64()))
+
+
+def _metadata(noted: NotedChanges, rows: _Rows, commits: Mapping[int, CommitFacts]) -> list[pa.Array]:
+    """`_change_type` to `_unchanged`."""
+    positions = noted.positions[rows.changes]
+    known, at = np.unique(positions, return_inverse=True)
+    facts = [commits[int(position)] for position in known]
+    places = as_arrow(at.astype(np.int64), pa.int64())
+    times = pa.array([each.at for each in facts], pa.timestamp("us", "UTC")).take(places)
+    xids = pa.array([each.xid for each in facts], pa.int64()).take(places)
+    kinds = _KINDS.take(as_arrow(rows.codes, pa.int64()))
+    nothing = pa.nulls(len(positions), pa.list_(pa.string()))
+    return [kinds, as_arrow(positions, pa.int64()), times, as_arrow(rows.ordinals, pa.int64()), xids, nothing]
+
+
+def _joined(schema: TableSchema, batches: Sequence[ChangeBatch]) -> ChangeBatch:
+    """Changes of several partitions, in their order."""
+    if len(batches) == 1:
+        return batches[0]
+    rows = pa.Table.from_batches([batch.rows for batch in batches]).combine_chunks()
+    first = len(schema.columns)
+    positions, ordinals = (_numbers(rows.column(first + at).chunk(0)) for at in (1, 3))
+    order = as_arrow(np.lexsort((ordinals, positions)), pa.int64())
+    counts = sum((batch.counts for batch in batches), ChangeCounts())
+    return ChangeBatch(schema, rows.take(order).combine_chunks().to_batches()[0], counts)
+
+
+def _integers(texts: pa.StringArray) -> Ints:
+    return _numbers(texts.cast(pa.int64()))
+
+
+def _numbers(values: pa.Int64Array) -> Ints:
+    return np.frombuffer(values.buffers()[1], np.int64, count=len(values), offset=values.offset * 8)
