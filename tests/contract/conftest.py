@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.places import PLACES, NewPlace, Place, PostgresPlace
+from tests.contract.trigger_harness import TriggerHarness, trigger_harness
 from tests.contract.wal_harness import WalHarness, wal_harness
 from tests.fix_postgres import Database, PostgresServer
 
@@ -23,6 +24,12 @@ def shared_database(postgres_server: PostgresServer) -> Iterator[Database]:
 @pytest.fixture
 def wal(shared_database: Database, tmp_path: Path) -> Iterator[WalHarness]:
     with wal_harness(shared_database, tmp_path) as harness:
+        yield harness
+
+
+@pytest.fixture
+def trigger(shared_database: Database, tmp_path: Path) -> Iterator[TriggerHarness]:
+    with trigger_harness(shared_database, tmp_path) as harness:
         yield harness
 
 

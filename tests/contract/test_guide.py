@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.trigger_harness import TriggerHarness
 from tests.contract.wal_harness import WalHarness
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "changes-in-python.md"
+TRIGGER_GUIDE = GUIDE.with_name("capture-by-triggers.md")
 LONG = 5_000
 """Characters that are stored out of line, and do not travel with an update that leaves them alone."""
 
@@ -50,3 +52,22 @@ def test_the_program_in_the_guide_keeps_its_index(wal: WalHarness, tmp_path: Pat
         30: {"id": 30, "note": "row", "long": "3" * LONG},
         40: {"id": 40, "note": "row", "long": "4" * LONG},
     }
+
+
+def test_the_program_in_the_guide_to_triggers_runs(trigger: TriggerHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (program,) = re.findall(r"```python\n(.*?)```", TRIGGER_GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    program = program.replace("postgresql://cdc@db.example/shop", trigger.database.dsn).replace("penstock_search", trigger.settings.name)
+    program = program.replace("    for change in changes:", "    change_orders()\n    for change in changes:").replace(
+        '"orders"', '"orders_noted"'
+    )
+    monkeypatch.chdir(tmp_path)
+    trigger.database.execute("CREATE TABLE orders_noted (id int PRIMARY KEY)")
+    (tmp_path / "program.py").write_text(program, encoding="utf-8")
+    seen: list[str] = []
+    named = {
+        "change_orders": lambda: trigger.database.execute("INSERT INTO orders_noted VALUES (1), (2)"),
+        "print": lambda event: seen.append(str(event.key)),
+        "stop_asked": lambda: len(seen) == 2,
+    }
+    runpy.run_path(str(tmp_path / "program.py"), init_globals=named)
+    assert seen == ["{'id': 1}", "{'id': 2}"]

@@ -55,12 +55,7 @@ class WalHarness(CaptureHarness):
 
     @override
     def open_resources(self) -> object:
-        # Of the capture alone: a backend in which the harness made a change may still be on its way out.
-        backends = "SELECT application_name FROM pg_stat_activity WHERE datname = %s AND application_name ~ '^penstock( |$)'"
-        # Not those of the suite itself: some of its own tests leave one behind, stuck in a stream that hangs.
-        ours = [name for name in (thread.name for thread in threading.enumerate()) if name.startswith("penstock-")]
-        threads = [name for name in ours if name != "penstock-conformance"]
-        return sorted(str(row[0]) for row in self.database.query(backends, self.database.name)), sorted(threads)
+        return open_penstock(self.database)
 
     @property
     def confirmed(self) -> Position:
@@ -92,6 +87,16 @@ def commit_events(database: Database, events: Sequence[Event]) -> None:
                     connection.execute(sql.SQL("DELETE FROM {} WHERE id = %s").format(table), [event.key["id"]])
                 case Truncate():
                     connection.execute(sql.SQL("TRUNCATE {}").format(table))
+
+
+def open_penstock(database: Database) -> tuple[list[str], list[str]]:
+    """Connections and threads of captures, by name."""
+    # Of the capture alone: a backend in which the harness made a change may still be on its way out.
+    backends = "SELECT application_name FROM pg_stat_activity WHERE datname = %s AND application_name ~ '^penstock( |$)'"
+    # Not those of the suite itself: some of its own tests leave one behind, stuck in a stream that hangs.
+    ours = [name for name in (thread.name for thread in threading.enumerate()) if name.startswith("penstock-")]
+    threads = [name for name in ours if name != "penstock-conformance"]
+    return sorted(str(row[0]) for row in database.query(backends, database.name)), sorted(threads)
 
 
 @contextmanager

@@ -1,0 +1,306 @@
+"""In which order a `TriggerCapture` gives out transactions, what it keeps, and what it lets go of."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+from contextlib import closing, suppress
+from dataclasses import replace
+
+import psycopg
+import pytest
+
+from penstock.capture.trigger import TriggerCapture
+from penstock.contracts.capture import Change, Delete, Event, Upsert
+from penstock.errors import ChangeTableMissingError, PrivilegeError, SystemChangedError
+from penstock.position import Position
+from penstock.testing.capture_conformance import check_next, deliver_three, upsert
+from penstock.testing.streams import Background, check_same, take, take_until, wait_for
+from tests.contract.trigger_harness import TriggerHarness
+
+
+def run(connection: psycopg.Connection, *statements: str) -> None:
+    for statement in statements:
+        connection.execute(statement.encode())
+
+
+# --- the order ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_transaction_that_is_open_holds_nobody_back(trigger: TriggerHarness) -> None:
+    with closing(trigger.capture().live()) as stream, trigger.database.connect() as long:
+        run(long, f"INSERT INTO {trigger.table} VALUES (1, 'early, and late')")
+        expected: list[Event] = [upsert(trigger.table, each, "x") for each in (2, 3)]
+        for event in expected:
+            trigger.commit(event)
+        check_same(take(stream, 2, trigger.deadline_seconds), expected, "what has committed comes, whoever else is open")
+        long.commit()
+        check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "early, and late")], "and then the other")
+
+
+def test_who_overwrites_comes_after_whom_he_overwrote_although_he_began_before(trigger: TriggerHarness) -> None:
+    with closing(trigger.capture().live()) as stream, trigger.database.connect() as long:
+        run(long, f"INSERT INTO {trigger.other} VALUES (1, 'long')")
+        trigger.commit(upsert(trigger.table, 1, "short"))
+        run(long, f"UPDATE {trigger.table} SET note = 'long' WHERE id = 1")
+        long.commit()
+        expected = [upsert(trigger.table, 1, "short"), upsert(trigger.other, 1, "long"), upsert(trigger.table, 1, "long")]
+        check_same(take(stream, 3, trigger.deadline_seconds), expected, "in the order in which they committed")
+
+
+def test_order_within_one_look_is_that_of_the_last_changes(trigger: TriggerHarness) -> None:
+    trigger.capture().live().close()
+    with trigger.database.connect() as long:
+        run(long, f"INSERT INTO {trigger.other} VALUES (1, 'long')")
+        trigger.commit(upsert(trigger.table, 1, "short"))
+        run(long, f"UPDATE {trigger.table} SET note = 'long' WHERE id = 1")
+        long.commit()
+    with closing(trigger.capture().live()) as stream:
+        expected = [upsert(trigger.table, 1, "short"), upsert(trigger.other, 1, "long"), upsert(trigger.table, 1, "long")]
+        changes = take(stream, 3, trigger.deadline_seconds)
+        check_same(changes, expected, "although both were found by one look")
+        assert len({change.commit.position for change in changes if change.commit}) == 2
+
+
+def test_what_was_rolled_back_never_was(trigger: TriggerHarness) -> None:
+    with closing(trigger.capture().live()) as stream, trigger.database.connect() as session:
+        run(session, f"INSERT INTO {trigger.table} VALUES (1, 'x')")
+        session.rollback()
+        run(session, f"INSERT INTO {trigger.table} VALUES (2, 'kept')", "SAVEPOINT s", f"INSERT INTO {trigger.table} VALUES (3, 'x')")
+        run(session, "ROLLBACK TO s", f"INSERT INTO {trigger.table} VALUES (4, 'kept')")
+        session.commit()
+        expected = [upsert(trigger.table, each, "kept") for each in (2, 4)]
+        check_same(take(stream, 2, trigger.deadline_seconds), expected, "savepoints that were rolled back are not in it")
+
+
+def test_prepared_transaction_comes_when_it_commits(trigger: TriggerHarness) -> None:
+    with closing(trigger.capture().live()) as stream, trigger.database.connect() as session:
+        run(session, f"INSERT INTO {trigger.table} VALUES (1, 'prepared')", f"PREPARE TRANSACTION '{trigger.settings.name}'")
+        trigger.commit(upsert(trigger.table, 2, "x"))
+        check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 2, "x")], "the other one has not committed")
+        trigger.database.execute(f"COMMIT PREPARED '{trigger.settings.name}'")
+        check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "prepared")], "now it has")
+
+
+def test_row_that_a_trigger_of_the_application_changes_again_ends_as_it_is(trigger: TriggerHarness) -> None:
+    trigger.database.execute(
+        f"CREATE FUNCTION again_{trigger.settings.name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"UPDATE {trigger.table} SET note = 'again' WHERE id = NEW.id; RETURN NULL; END $$"
+    )
+    trigger.database.execute(
+        f"CREATE TRIGGER again AFTER INSERT ON {trigger.table} FOR EACH ROW EXECUTE FUNCTION again_{trigger.settings.name}()"
+    )
+    with closing(trigger.capture().live()) as stream:
+        trigger.database.execute(f"INSERT INTO {trigger.table} VALUES (1, 'once')")
+        expected = [upsert(trigger.table, 1, "once"), upsert(trigger.table, 1, "again")]
+        check_same(take(stream, 2, trigger.deadline_seconds), expected, "what follows from a change comes after it")
+
+
+def test_rows_that_a_trigger_of_the_application_changes_before_their_own_turn_end_as_they_are(trigger: TriggerHarness) -> None:
+    """The trigger on the first row changes all others, of which the statement itself has not been written down yet."""
+    function = f"others_{trigger.settings.name}"
+    trigger.database.execute(
+        f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        f"UPDATE {trigger.table} SET note = note || '+' || NEW.id WHERE id > NEW.id; RETURN NULL; END $$"
+    )
+    trigger.database.execute(
+        f"CREATE TRIGGER others AFTER UPDATE ON {trigger.table} FOR EACH ROW WHEN (pg_trigger_depth() = 0) EXECUTE FUNCTION {function}()"
+    )
+    trigger.commit(*(upsert(trigger.table, each, "a") for each in range(1, 5)))
+    with closing(trigger.capture().live()) as stream:
+        trigger.database.execute(f"UPDATE {trigger.table} SET note = 'b'")
+        changes = take(stream, 10, trigger.deadline_seconds)
+    state: dict[object, object] = {}
+    for change in changes:
+        apply(state, change)
+    assert state == dict(trigger.database.query(f"SELECT id, note FROM {trigger.table}"))
+    assert state[4] == "b+1+2+3"
+
+
+def test_state_after_every_transaction_of_random_writers_is_the_source(trigger: TriggerHarness) -> None:
+    """Writers that overwrite each other's rows, in transactions of all lengths; a snapshot in the middle; one reader."""
+    with closing(trigger.capture().live()) as stream:
+        threads = [threading.Thread(target=write_at_random, args=(trigger, seed)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        rows, fence = snapshot(trigger)
+        for thread in threads:
+            thread.join()
+        mark = upsert(trigger.other, 99, "mark")
+        trigger.commit(mark)
+        changes = take_until(stream, mark, 60.0)
+    state = dict(rows)
+    for change in changes[:-1]:
+        assert change.commit is not None
+        if change.commit.position > fence:
+            apply(state, change)
+    assert state == dict(trigger.database.query(f"SELECT id, note FROM {trigger.table}"))
+
+
+def write_at_random(trigger: TriggerHarness, seed: int) -> None:
+    choose, table = random.Random(seed), trigger.table
+    with trigger.database.connect() as session:
+        for at in range(60):
+            with suppress(psycopg.errors.DeadlockDetected), session.transaction():
+                for _ in range(choose.randint(1, 4)):
+                    key, other = choose.randint(1, 12), choose.randint(1, 12)
+                    put = f"INSERT INTO {table} VALUES ({key}, '{seed}/{at}') ON CONFLICT (id) DO UPDATE SET note = excluded.note"
+                    statement = choose.choice(
+                        [put, f"DELETE FROM {table} WHERE id = {key}", f"UPDATE {table} SET id = {other} WHERE id = {key}"]
+                    )
+                    with suppress(psycopg.errors.UniqueViolation), session.transaction():
+                        run(session, statement)
+
+
+def snapshot(trigger: TriggerHarness) -> tuple[dict[object, object], Position]:
+    """The rows, and where they are exact; an empty table tells nothing of that, so another one is asked too."""
+    trigger.commit(upsert(trigger.other, 1, "x"))
+    changes = list(trigger.capture().snapshot([trigger.table, trigger.other]))
+    (fence,) = {change.commit.position for change in changes if change.commit is not None}
+    events = [change.event for change in changes]
+    return {event.key["id"]: event.row["note"] for event in events if isinstance(event, Upsert) and event.table == trigger.table}, fence
+
+
+def apply(state: dict[object, object], change: Change) -> None:
+    event = change.event
+    if isinstance(event, Upsert) and event.table.name.startswith("noted") and "other" not in event.table.name:
+        state[event.key["id"]] = event.row["note"]
+    elif isinstance(event, Delete) and "other" not in event.table.name:
+        state.pop(event.key["id"], None)
+
+
+# --- what is kept, and what is let go of -------------------------------------------------------------------------------------------
+
+
+def test_confirmed_changes_are_removed_from_the_source_and_no_others(trigger: TriggerHarness) -> None:
+    with closing(trigger.capture().live()) as stream:
+        for each in range(5):
+            trigger.commit(upsert(trigger.table, each, "x"))
+        changes = take(stream, 5, trigger.deadline_seconds)
+        assert trigger.noted == 5
+        for change in changes[:4]:
+            change.ack.confirm()
+    assert trigger.noted >= 1, "one was not confirmed"
+    with closing(trigger.capture().live()) as stream:
+        (last,) = take(stream, 1, trigger.deadline_seconds)
+        last.ack.confirm()
+        waiting = Background(lambda: next(stream, None))
+        wait_for(lambda: trigger.noted == 0, "an empty change table", lambda: trigger.noted, trigger.deadline_seconds)
+        trigger.commit(upsert(trigger.table, 9, "mark"))
+        waiting.result(trigger.deadline_seconds, "the mark")
+
+
+def test_capture_goes_on_from_the_change_table_when_the_spool_is_gone(trigger: TriggerHarness) -> None:
+    events = deliver_three(trigger, confirm=lambda _: None)
+    shutil.rmtree(trigger.settings.spool)
+    check_next(trigger, events, "the change table has what was not confirmed")
+
+
+def test_long_transaction_comes_whole_in_pieces(trigger: TriggerHarness) -> None:
+    paged = replace(trigger.settings, page_changes=100, page_bytes=20_000)
+    capture = TriggerCapture(paged).with_trigger_management({trigger.table, trigger.other}, manage=True)
+    with closing(capture.live()) as stream:
+        trigger.commit(upsert(trigger.other, 1, "before"))
+        trigger.database.execute(f"INSERT INTO {trigger.table} SELECT n, repeat('x', 100 + n) FROM generate_series(1, 1000) n")
+        trigger.database.execute(f"INSERT INTO {trigger.other} VALUES (2, repeat('y', 50000))")
+        changes = take(stream, 1002, trigger.deadline_seconds)
+    keys = [change.event.key["id"] for change in changes[1:1001] if isinstance(change.event, Upsert)]
+    assert keys == list(range(1, 1001))
+    assert len({change.commit.position for change in changes[1:1001] if change.commit}) == 1
+    assert isinstance(changes[-1].event, Upsert)
+    assert len(str(changes[-1].event.row["note"])) == 50_000
+
+
+def test_rows_of_whoever_applies_changes_of_another_server_are_seen(trigger: TriggerHarness) -> None:
+    with closing(trigger.capture().live()) as stream:
+        with trigger.database.connect() as session:
+            run(session, "SET session_replication_role = replica", f"INSERT INTO {trigger.table} VALUES (1, 'applied')")
+        check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "applied")], "triggers fire for everybody")
+
+
+def test_writers_need_no_rights_on_the_change_table(trigger: TriggerHarness) -> None:
+    role = f"{trigger.database.name}_writer"
+    trigger.database.execute(f"CREATE ROLE {role}")
+    try:
+        trigger.database.execute(f"GRANT INSERT ON {trigger.table} TO {role}")
+        with closing(trigger.capture().live()) as stream:
+            with trigger.database.connect() as session:
+                run(session, f"SET ROLE {role}", f"INSERT INTO {trigger.table} VALUES (1, 'x')")
+            check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "x")], "the function has the rights")
+            with trigger.database.connect() as session, pytest.raises(psycopg.errors.InsufficientPrivilege):
+                run(session, f"SET ROLE {role}", f"SELECT * FROM {trigger.settings.name}.changes")
+    finally:
+        trigger.database.execute(f"DROP OWNED BY {role}")
+        trigger.database.execute(f"DROP ROLE {role}")
+
+
+def test_second_reader_waits_for_the_first(trigger: TriggerHarness) -> None:
+    with closing(trigger.capture().live()) as first:
+        trigger.commit(upsert(trigger.table, 1, "x"))
+        take(first, 1, trigger.deadline_seconds)
+        elsewhere = replace(trigger.settings, spool=trigger.settings.spool.with_name("elsewhere"))
+        with closing(TriggerCapture(elsewhere).live()) as second:
+            waiting = Background(lambda: next(second))
+            with pytest.raises(AssertionError):
+                waiting.result(0.5, "a change")
+            first.close()
+            assert waiting.result(trigger.deadline_seconds, "a change").event == upsert(trigger.table, 1, "x")
+
+
+# --- what stands in the way --------------------------------------------------------------------------------------------------------
+
+
+def test_change_table_that_is_not_there_is_an_error(trigger: TriggerHarness) -> None:
+    with pytest.raises(ChangeTableMissingError):
+        TriggerCapture(trigger.settings).live()
+
+
+def test_role_without_rights_is_told_what_to_grant(trigger: TriggerHarness) -> None:
+    trigger.capture().live().close()
+    role = f"{trigger.database.name}_stranger"
+    trigger.database.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        stranger = replace(trigger.settings, address=trigger.settings.address.with_parameters({"user": role}))
+        with pytest.raises(PrivilegeError) as raised:
+            TriggerCapture(stranger).live()
+        assert raised.value.hint is not None
+        trigger.database.execute(raised.value.hint)
+        TriggerCapture(stranger).live().close()
+    finally:
+        trigger.database.execute(f"DROP OWNED BY {role}")
+        trigger.database.execute(f"DROP ROLE {role}")
+
+
+def test_change_table_of_another_server_is_not_trusted(trigger: TriggerHarness) -> None:
+    trigger.capture().live().close()
+    trigger.database.execute(f"UPDATE {trigger.settings.name}.horizon SET system_identifier = '1'")
+    with pytest.raises(SystemChangedError):
+        trigger.capture().live()
+
+
+def test_trigger_that_somebody_disabled_is_missing_and_comes_back(trigger: TriggerHarness) -> None:
+    capture, both = trigger.capture(), {trigger.table, trigger.other}
+    capture.live().close()
+    assert capture.inspect_coverage(both).satisfied
+    trigger.database.execute(f'ALTER TABLE {trigger.table} DISABLE TRIGGER "!{trigger.settings.name}"')
+    assert capture.inspect_coverage(both).missing == {trigger.table}
+    capture.live().close()
+    assert capture.inspect_coverage(both).satisfied
+
+
+@pytest.mark.parametrize("kind", ["unlogged", "view", "own"])
+def test_what_cannot_be_captured_is_named(trigger: TriggerHarness, kind: str) -> None:
+    name = replace(trigger.table, name=f"{trigger.table.name}_{kind}")
+    statements = {
+        "unlogged": f"CREATE UNLOGGED TABLE {name} (id int PRIMARY KEY)",
+        "view": f"CREATE VIEW {name} AS SELECT * FROM {trigger.table}",
+    }
+    if kind in statements:
+        trigger.database.execute(statements[kind])
+    else:
+        trigger.capture().live().close()
+        name = replace(name, schema=trigger.settings.name, name="changes")
+    report = trigger.capture().inspect_coverage({name})
+    assert [blocker.tables for blocker in report.blockers] == [(name,)]
+    assert not report.manageable

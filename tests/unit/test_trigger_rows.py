@@ -1,0 +1,121 @@
+"""From what triggers wrote down to change batches."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.capture.trigger_rows import CommitFacts, NotedChanges, build_batches, table_schema
+from penstock.change import ChangeBatch
+from penstock.errors import ProtocolError
+from penstock.postgres.change_table import Field, Shape
+from penstock.postgres.types.resolver import TypeResolver
+from penstock.schema import TableName
+
+INT, TEXT = 23, 25
+NAME = TableName("public", "t")
+COMMITS = {position: CommitFacts(position + 1000, datetime(2026, 1, position, tzinfo=UTC)) for position in (1, 2, 3)}
+
+Noted = tuple[int, int, int, str, str | None, str | None]
+"""Position, number in the transaction, shape, kind, old row, new row."""
+
+
+def shape(number: int, *columns: tuple[str, int], key: tuple[str, ...] = ("id",), generated: tuple[str, ...] = ()) -> Shape:
+    fields = tuple(Field(name, oid, -1, name in generated, rank) for rank, (name, oid) in enumerate(columns))
+    return Shape(number, 7, NAME, fields, key)
+
+
+PLAIN = shape(1, ("id", INT), ("note", TEXT))
+
+
+def batches(*noted: Noted, shapes: tuple[Shape, ...] = (PLAIN,)) -> tuple[ChangeBatch, ...]:
+    columns = [pa.array([None if value is None else str(value) for value in column], pa.string()) for column in zip(*noted, strict=True)]
+    resolver = TypeResolver()
+    known = {each.id: (each, table_schema(each, resolver)) for each in shapes}
+    return build_batches(NotedChanges.of(columns), known, COMMITS)
+
+
+def rows(batch: ChangeBatch) -> list[tuple[Any, ...]]:
+    """Position, ordinal, kind, and the table's own columns."""
+    own = batch.table.column_names
+    return [(row["_commit_version"], row["_ordinal"], row["_change_type"], *(row[name] for name in own)) for row in batch.rows.to_pylist()]
+
+
+def test_every_kind_of_change_becomes_what_the_log_would_make_of_it() -> None:
+    (batch,) = batches(
+        (1, 0, 1, "I", None, "(1,a)"),
+        (1, 3, 1, "U", "(1,a)", '(1,"b c")'),
+        (2, 0, 1, "D", '(1,"b c")', None),
+        (2, 1, 1, "T", None, None),
+    )
+    assert rows(batch) == [
+        (1, 0, "insert", 1, "a"),
+        (1, 6, "update_postimage", 1, "b c"),
+        (2, 0, "delete", 1, None),
+        (2, 2, "truncate", None, None),
+    ]
+    counts = batch.counts
+    assert (counts.inserts, counts.updates, counts.deletes, counts.truncates, counts.moves) == (1, 1, 1, 1, 0)
+    first = batch.rows.to_pylist()[0]
+    assert (first["_xid"], first["_commit_timestamp"]) == (1001, datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def test_key_change_is_a_delete_and_an_insert_with_numbers_of_their_own() -> None:
+    (batch,) = batches((1, 0, 1, "U", "(1,a)", "(2,a)"), (1, 1, 1, "U", "(3,a)", "(3,b)"))
+    assert rows(batch) == [(1, 0, "delete", 1, None), (1, 1, "insert", 2, "a"), (1, 2, "update_postimage", 3, "b")]
+    assert (batch.counts.moves, batch.counts.inserts, batch.counts.deletes) == (1, 1, 1)
+
+
+def test_update_of_a_row_without_key_is_a_delete_of_the_whole_row_and_an_insert() -> None:
+    keyless = shape(1, ("a", INT), ("b", TEXT), key=())
+    (batch,) = batches((1, 0, 1, "U", "(1,)", "(1,x)"), (1, 1, 1, "D", "(1,x)", None), shapes=(keyless,))
+    assert rows(batch) == [(1, 0, "delete", 1, None), (1, 1, "insert", 1, "x"), (1, 2, "delete", 1, "x")]
+
+
+def test_change_that_was_written_down_late_comes_before_what_follows_from_it() -> None:
+    (batch,) = batches(
+        (1, 0, 1, "U", "(1,a)", "(1,b)"),
+        (1, 1, 1, "U", "(2,y)", "(2,z)"),  # by a trigger, of a trigger, of the statement
+        (1, 2, 1, "u", "(2,x)", "(2,y)"),
+        (1, 3, 1, "u", "(2,a)", "(2,x)"),  # of the statement itself
+        (1, 4, 1, "u", "(3,a)", "(3,b)"),  # in time after all: somebody has locked the row
+        (2, 0, 1, "U", "(3,b)", "(3,c)"),
+    )
+    assert rows(batch) == [
+        (1, 0, "update_postimage", 1, "b"),
+        (1, 2, "update_postimage", 2, "x"),
+        (1, 4, "update_postimage", 2, "y"),
+        (1, 6, "update_postimage", 2, "z"),
+        (1, 8, "update_postimage", 3, "b"),
+        (2, 0, "update_postimage", 3, "c"),
+    ]
+
+
+def test_generated_columns_are_read_over() -> None:
+    generated = shape(1, ("twice", INT), ("id", INT), ("note", TEXT), generated=("twice",))
+    (batch,) = batches((1, 0, 1, "I", None, "(2,1,x)"), shapes=(generated,))
+    assert batch.table.column_names == ("id", "note")
+    assert rows(batch) == [(1, 0, "insert", 1, "x")]
+
+
+def test_partitions_that_look_alike_make_one_batch_in_order() -> None:
+    fields = (Field("note", TEXT, -1, False, 1), Field("id", INT, -1, False, 0))
+    other = Shape(2, 7, NAME, fields, ("id",))
+    (batch,) = batches((1, 0, 1, "I", None, "(1,a)"), (1, 1, 2, "I", None, "(b,2)"), (2, 0, 1, "I", None, "(3,c)"), shapes=(PLAIN, other))
+    assert rows(batch) == [(1, 0, "insert", 1, "a"), (1, 2, "insert", 2, "b"), (2, 0, "insert", 3, "c")]
+    assert batch.counts.inserts == 3
+
+
+def test_shapes_that_differ_make_batches_of_their_own_in_order() -> None:
+    wider = shape(2, ("id", INT), ("note", TEXT), ("more", INT))
+    first, second = batches((1, 0, 1, "I", None, "(1,a)"), (2, 0, 2, "I", None, "(2,b,5)"), shapes=(PLAIN, wider))
+    assert rows(first) == [(1, 0, "insert", 1, "a")]
+    assert rows(second) == [(2, 0, "insert", 2, "b", 5)]
+
+
+def test_row_of_another_shape_than_was_written_down_is_refused_by_name() -> None:
+    with pytest.raises(ProtocolError, match=r"public\.t"):
+        batches((1, 0, 1, "I", None, "(1,a,b)"))
