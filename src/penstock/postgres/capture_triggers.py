@@ -7,6 +7,7 @@ lock. Its texts are the statements that a person would paste.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
@@ -67,17 +68,21 @@ def inspect_change_table(connection: Connection, schema: str) -> ChangeTableFact
 
 def inspect_triggered(connection: Connection, schema: str, tables: Iterable[TableName]) -> list[TriggeredRelation]:
     """All `tables` in name order, in one statement however many there are."""
-    wanted = sorted(set(tables))
-    rows_trigger, truncate_trigger = trigger_names(schema)
-    parameters = {
-        "schema": schema,
-        "rows": rows_trigger,
-        "truncates": truncate_trigger,
-        "schemas": [table.schema for table in wanted],
-        "names": [table.name for table in wanted],
-    }
-    rows: list[Any] = connection.execute(query("change_table", "relations"), parameters).fetchall()
+    rows: list[Any] = connection.execute(query("change_table", "relations"), _wanted(schema, tables)).fetchall()
     return [_relation(row) for row in rows]
+
+
+def inspect_acts(connection: Connection, schema: str, tables: Iterable[TableName]) -> dict[TableName, str]:
+    """For each table that has its triggers: a text that stays the same for as long as it has had them without a break."""
+    rows: list[Any] = connection.execute(query("change_table", "acts"), _wanted(schema, tables)).fetchall()
+    return {TableName(space, name): act for space, name, act in rows}
+
+
+def _wanted(schema: str, tables: Iterable[TableName]) -> dict[str, object]:
+    wanted = sorted(set(tables))
+    rows, truncates = trigger_names(schema)
+    names = {"schemas": [table.schema for table in wanted], "names": [table.name for table in wanted]}
+    return {"schema": schema, "rows": rows, "truncates": truncates, **names}
 
 
 def _relation(row: Any) -> TriggeredRelation:
@@ -111,7 +116,7 @@ class Installation:
     def _run(self, connection: Connection, part: sql.Composed) -> None:
         try:
             with connection.transaction():
-                connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{LOCK_SECONDS:.0f}s")))
+                connection.execute(_patience())
                 # Two who set up the same thing at once take turns.
                 connection.execute(query("change_table", "lock_horizon"), {"schema": self.schema})
                 connection.execute(part)
@@ -134,9 +139,13 @@ def grant_text(schema: str, role: str) -> str:
 
 
 def detach(connection: Connection, schema: str, tables: Collection[TableName]) -> None:
-    """Take the triggers away from tables that are not captured any more. What they have written stays until it is confirmed."""
-    with source_errors(f"taking tables out of the change table {schema}"):
-        for table in sorted(tables):
+    """Take the triggers away from tables that are not captured any more, as far as this role may; one that keeps them does no harm.
+
+    What they have written stays until it is confirmed.
+    """
+    for table in sorted(tables):
+        with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable), connection.transaction():
+            connection.execute(_patience())
             connection.execute(_of_table("detach", schema, table))
 
 
@@ -144,6 +153,11 @@ def remove(connection: Connection, schema: str) -> None:
     """Take away everything, also what nobody has read."""
     with source_errors(f"removing the change table {schema}"):
         connection.execute(statement("remove", schema))
+
+
+def _patience() -> sql.Composed:
+    """An application must not queue up behind us for long."""
+    return sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{LOCK_SECONDS:.0f}s"))
 
 
 def _of_table(name: LiteralString, schema: str, table: TableName) -> sql.Composed:

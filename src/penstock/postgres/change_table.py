@@ -180,10 +180,15 @@ def statement(name: LiteralString, schema: str, **parts: sql.Composable) -> sql.
 
 
 def check_reader(state: TableState, held: Position, schema: str) -> None:
-    """Raise unless a reader that has everything up to `held` can go on without missing a change."""
-    if held > state.server:
+    """Raise unless a reader that has everything up to `held` can go on without missing a change.
+
+    Every position is written down here before it is given out. So a change table that knows less than its reader is that of a server which
+    was restored to an earlier time, or promoted before it had everything.
+    """
+    if held > state.ordered:
         raise SystemChangedError(
-            f"changes were delivered up to {held}, and the server's log reaches only to {state.server}: it was restored to an earlier time",
+            f"changes were delivered up to {held}, and the change table {schema} knows only of those up to {state.ordered}: the server was "
+            "restored to an earlier time, or lost its last commits when it was promoted",
             hint=_ANEW.format(schema),
         )
     if state.confirmed > held:

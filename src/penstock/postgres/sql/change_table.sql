@@ -163,6 +163,15 @@ LEFT JOIN (
 ) ON f.proname = 'note'
 ORDER BY r.nspname, r.relname
 
+-- name: acts
+-- Which act gave each table its triggers, or changed them last. One that had none for a while has others, or the same by another act.
+SELECT r.nspname, r.relname, pg_catalog.string_agg(t.oid::text || '/' || t.xmin::text, '/' ORDER BY t.tgname)
+FROM pg_catalog.unnest(%(schemas)s::text[], %(names)s::text[]) AS r (nspname, relname)
+JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
+JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname
+JOIN pg_catalog.pg_trigger t ON t.tgrelid = c.oid AND t.tgname IN (%(rows)s, %(truncates)s) AND t.tgenabled = 'A'
+GROUP BY r.nspname, r.relname
+
 -- name: lock_reader
 -- One reader at a time, for as long as its session is there.
 SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('penstock reads ' || %(schema)s, 0))
