@@ -1,4 +1,4 @@
-"""From settings to the thread that fills the spool: by the log, or by asking tables."""
+"""From settings to the thread that fills the spool: by the log, by asking tables, or by what triggers wrote down."""
 
 from __future__ import annotations
 
@@ -8,12 +8,24 @@ from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.spooling import SpoolCapture
 from penstock.capture.thread import CaptureThread
+from penstock.capture.trigger_feed import TriggerFeed
+from penstock.capture.trigger_settings import TriggerSettings
 
 
 def open_capture(settings: CaptureSettings) -> CaptureThread:
     """Not started yet."""
     polling = polling_settings(settings)
-    return SpoolCapture(settings) if polling is None else FeedCapture(PollingFeed(polling), polling.feed)
+    if polling is not None:
+        return FeedCapture(PollingFeed(polling), polling.feed)
+    trigger = trigger_settings(settings)
+    return SpoolCapture(settings) if trigger is None else FeedCapture(TriggerFeed(trigger), trigger.feed)
+
+
+def trigger_settings(settings: CaptureSettings) -> TriggerSettings | None:
+    """None where changes do not come by triggers."""
+    if not settings.by_triggers:
+        return None
+    return TriggerSettings(settings.address, settings.slot, settings.spool, settings.limits, settings.types, settings.confirm)
 
 
 def polling_settings(settings: CaptureSettings) -> PollingSettings | None:

@@ -66,6 +66,8 @@ class CaptureSettings:
     """Whether a process of its own captures into the spool, so that readers only follow it."""
     polling: PollingRules | None = None
     """How tables are asked, where there is no slot to follow: `slot` is then only a name, and `publication` nothing."""
+    by_triggers: bool = False
+    """Whether triggers write changes down, where there is no slot to follow: `slot` is then the name of the change table."""
 
     OPTION_NAMES: ClassVar[frozenset[str]]
     """What `from_options` reads, in lower case."""
@@ -84,6 +86,7 @@ class CaptureSettings:
             "messagePrefixes": json.dumps(self.message_prefixes),
             "process": "separate" if self.is_separate else "embedded",
             "polling": "" if self.polling is None else self.polling.to_text(),
+            "byTriggers": str(self.by_triggers).lower(),
         }
         if self.address.password is not None:
             options["password"] = self.address.password.reveal()
@@ -113,6 +116,7 @@ class CaptureSettings:
             tuple(json.loads(folded.get("messageprefixes") or "[]")),
             _choice("process", folded.get("process") or "embedded", ("embedded", "separate")) == "separate",
             PollingRules.parse(folded["polling"]) if folded.get("polling") else None,
+            _choice("byTriggers", folded.get("bytriggers") or "false", ("false", "true")) == "true",
         )
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from penstock.capture import trigger_provision as provision
-from penstock.capture.feeding import FeedCapture, FeedSettings
+from penstock.capture.feeding import FeedCapture
 from penstock.capture.live import LiveChanges, register
 from penstock.capture.snapshot import snapshot_changes
 from penstock.capture.trigger_feed import TriggerFeed
@@ -76,7 +76,7 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
             provision.check_usable(connection, settings.name)
             ChangeTable(connection, settings.name).inspect()
         register(settings.spool)
-        capture = FeedCapture(TriggerFeed(settings), FeedSettings(settings.spool, settings.limits, settings.types, settings.confirm))
+        capture = FeedCapture(TriggerFeed(settings), settings.feed)
         return LiveChanges(settings.spool, capture, refuse_inexact=settings.types.refuses_inexact)
 
     @override

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.capture.confirming import Confirm
+from penstock.capture.feeding import FeedSettings
 from penstock.capture.settings import CaptureLimits
 from penstock.errors import ConfigError
 from penstock.postgres.connection import SourceAddress
@@ -32,6 +33,11 @@ class TriggerSettings:
     page_changes: int = 20_000
     page_bytes: int = 16 << 20
     """Of text that is read at a time; a single change that is larger is read all the same."""
+
+    @property
+    def feed(self) -> FeedSettings:
+        """Where the changes go."""
+        return FeedSettings(self.spool, self.limits, self.types, self.confirm)
 
     def __post_init__(self) -> None:
         if not is_slot_name(self.name) or len(self.name) > _LONGEST or self.name.startswith("pg_"):

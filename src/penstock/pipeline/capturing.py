@@ -22,6 +22,8 @@ ALIVE_SECONDS = 30.0
 def plan_capture(config: PipelineConfig) -> CaptureSettings:
     """What `penstock capture` runs. Publication and slot are created for the tables of this configuration if no capture ever ran.
 
+    By triggers, it reads what those of the tables that pipelines have added write down.
+
     Tables of other pipelines, and tables that come later, are added to the publication by the pipelines that mirror them: who copies a
     table must know whether its changes were published before.
     """
@@ -31,6 +33,8 @@ def plan_capture(config: PipelineConfig) -> CaptureSettings:
             hint="set source.process: separate in every configuration that reads this slot, or leave the capture to `penstock run`",
         )
     address = config.source.address()
+    if config.source.capture == "trigger":
+        return config.capture_settings()
     with connect(address, "penstock capture") as connection:
         selection = select_tables(connection, config, asks_spark=False)
         check_selected(selection, address.describe())

@@ -55,14 +55,15 @@ class SourceConfig(Model):
 
     dsn: str = Field(description="libpq URI or key=value string; the password goes elsewhere")
     password: EnvReference | FileReference | None = Field(None, description="{env: NAME} or {file: PATH}")
-    slot: str | None = Field(None, description="default: penstock_<pipeline>")
+    slot: str | None = Field(None, description="default: penstock_<pipeline>; with `capture: trigger`, the schema of the change table")
     publication: str | None = Field(None, description="default: penstock_<pipeline>", min_length=1, max_length=63)
     failover: bool = Field(
         False, description="have standbys keep a copy of the slot, so that it survives a promotion; Postgres 17 and later"
     )
-    capture: Literal["wal", "polling"] = Field(
+    capture: Literal["wal", "polling", "trigger"] = Field(
         "wal",
-        description="how changes are learned of: from the server's log, by logical replication; or by asking the tables again and again",
+        description="how changes are learned of: from the server's log, by logical replication; by asking the tables again and again; or "
+        "by triggers, which write them into a change table",
     )
     polling: PollingConfig | None = None
     process: Literal["embedded", "separate"] = Field(
@@ -94,6 +95,9 @@ class SourceConfig(Model):
         of_slots = sorted({"slot", "publication", "failover", "event_trigger"} & self.model_fields_set)
         if self.capture == "polling" and of_slots:
             raise ValueError(f"{of_slots[0]} is of no use with capture: polling, which needs neither slot nor publication: remove it")
+        of_logs = [each for each in of_slots if each != "slot"]
+        if self.capture == "trigger" and of_logs:
+            raise ValueError(f"{of_logs[0]} is of no use with capture: trigger, which does not read the log: remove it")
         return self
 
     @field_validator("slot")
@@ -360,6 +364,7 @@ class PipelineConfig(Model):
             message_prefixes=(PREFIX,) if self.source.event_trigger else (),
             is_separate=self.source.process == "separate",
             polling=self.polling_rules,
+            by_triggers=self.source.capture == "trigger",
         )
 
 

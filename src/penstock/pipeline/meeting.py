@@ -23,10 +23,11 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.pipeline import Pipeline
+from penstock.pipeline.sides import side_of
 from penstock.pipeline.states import TableStatus
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.exported import ExportedSnapshot, export_snapshot
+from penstock.postgres.exported import ExportedSnapshot
 from penstock.postgres.slot import OnWait, current_position
 from penstock.schema import TableName
 from penstock.spark.lock import is_locked
@@ -60,7 +61,7 @@ def meet(spark: SparkSession, config: PipelineConfig, tell: Tell) -> Iterator[Me
         with ExitStack() as held:
             with BarrierRequest(config.barriers, _position(address)) as request:
                 tell("taking a snapshot of the source")
-                snapshot = held.enter_context(export_snapshot(address, _advance(request, address, tell)))
+                snapshot = held.enter_context(side_of(config).export(address, _advance(request, address, tell)))
                 request.place(snapshot.fence)
                 tables = _Approach(spark, config, snapshot.fence, tell).wait()
             if tables is not None:

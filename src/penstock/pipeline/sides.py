@@ -25,6 +25,7 @@ from penstock.pipeline.standing import check_log, check_origin
 from penstock.pipeline.states import TableStatus
 from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
 from penstock.position import Position
+from penstock.postgres.capture_triggers import inspect_begin
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.exported import Export, export_snapshot
 from penstock.postgres.health import log_wait
@@ -235,18 +236,24 @@ class PollingSide(CaptureSide):
 
 
 def side_of(config: PipelineConfig) -> CaptureSide:
+    if config.source.capture == "trigger":
+        from penstock.pipeline.trigger_side import TriggerSide
+
+        return TriggerSide(config)
     polling = polling_settings(config.capture_settings())
     return WalSide(config) if polling is None else PollingSide(config, polling)
 
 
 def check_fit(config: PipelineConfig, connection: Connection) -> None:
     """Raise unless the server has what the capture needs, whatever tables there are."""
-    if config.polling_rules is None:
+    if config.source.capture == "wal":
         check_server(inspect_server(connection))
 
 
 def begins_at(config: PipelineConfig, connection: Connection) -> Position:
     """After which position the source can still give everything; zero if nothing has begun."""
+    if config.source.capture == "trigger":
+        return inspect_begin(connection, config.slot)
     polling = polling_settings(config.capture_settings())
     if polling is None:
         slot = inspect_slot(connection, config.slot)

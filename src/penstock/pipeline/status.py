@@ -172,7 +172,7 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
         source_error = str(error)
     return PipelineStatus(
         config.pipeline,
-        config.slot if config.polling_rules is None else "",
+        config.slot if config.source.capture == "wal" else "",
         EpochLog(config.sink.root, config.pipeline).last(),
         load_status(config.spool),
         spool_bytes(reader),

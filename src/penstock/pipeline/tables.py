@@ -140,11 +140,14 @@ def select_tables(connection: Connection, config: PipelineConfig, *, asks_spark:
     table; without `asks_spark` it is taken to fit.
     """
     config = with_orders(config)
-    tables = {table.name: table for table in inspect_tables(connection) if config.selects(table.name)}
+    own = config.slot if config.source.capture == "trigger" else None
+    tables = {table.name: table for table in inspect_tables(connection) if config.selects(table.name) and table.name.schema != own}
     schemas = inspect_schemas(connection, tables.values(), config.type_policy, config.publication)
     selection = Selection(tables, schemas, {}, shown_position(connection))
     faults = inspect_key_faults(connection, selection.schemas.values())
-    whole = inspect_whole_rows(connection, [schema.oid for schema in selection.schemas.values() if not schema.key])
+    keyless = [schema.oid for schema in selection.schemas.values() if not schema.key]
+    # What triggers write down always has the whole old row.
+    whole = set(keyless) if own is not None else inspect_whole_rows(connection, keyless)
     for name, schema in selection.schemas.items():
         route = config.route_of(name)
         mode = config.mode_of(name if route is None else route.into)

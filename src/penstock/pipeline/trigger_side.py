@@ -16,7 +16,6 @@ from penstock.pipeline.membership import fail_rejoined, load_memberships, save_m
 from penstock.pipeline.sides import CaptureSide, Describe
 from penstock.pipeline.snapshot_round import Export
 from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
-from penstock.position import Position
 from penstock.postgres.capture_triggers import detach, inspect_acts, inspect_change_table
 from penstock.postgres.change_table import ChangeTable, check_reader, export_fence
 from penstock.postgres.connection import Connection, SourceAddress, connect
@@ -95,10 +94,6 @@ class TriggerSide(CaptureSide):
         if self._config.source.process == "embedded":
             with connect(self._address) as connection:
                 detach(connection, self._name, tables)
-
-    def begins_at(self, connection: Connection) -> Position:
-        """After which position the change table can still give everything; zero if there is none."""
-        return ChangeTable(connection, self._name).inspect().confirmed if self._is_there(connection) else Position.ZERO
 
     def _export(self, address: SourceAddress, on_wait: OnWait = log_wait) -> AbstractContextManager[ExportedSnapshot]:
         """Nothing is waited for."""

@@ -28,6 +28,7 @@ from penstock.pipeline.meeting import Meeting, Tell, meet
 from penstock.pipeline.orders import with_orders
 from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.scratch import scratch_directory
+from penstock.pipeline.sides import side_of
 from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.source_copy import copy_source
 from penstock.pipeline.states import TableState
@@ -37,7 +38,8 @@ from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_schema, inspect_tables
 from penstock.postgres.chunks import Chunk, cut_chunks, plan_chunks
 from penstock.postgres.connection import connect
-from penstock.postgres.exported import ExportedSnapshot, export_snapshot
+from penstock.postgres.exported import ExportedSnapshot
+from penstock.postgres.health import log_wait
 from penstock.postgres.outline import inspect_outline
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, Target
@@ -97,7 +99,7 @@ def compare_tables(spark: SparkSession, config: PipelineConfig, names: Collectio
 
     For a source at rest and a pipeline that has ended. Logs of changes have no rows that could equal the source's, and are left out.
     """
-    with export_snapshot(config.source.address()) as snapshot, scratch_directory(config.state / "verify") as scratch:
+    with side_of(config).export(config.source.address(), log_wait) as snapshot, scratch_directory(config.state / "verify") as scratch:
         side = SideBySide(spark, config, scratch)
         wanted = [table for table in side.inspect().values() if not names or table.name in names]
         copies = [table for table in wanted if config.mode_of(table.name) is not Mode.APPEND]

@@ -15,7 +15,8 @@ import psycopg
 from psycopg import sql
 
 from penstock.errors import LockWaitError
-from penstock.postgres.change_table import statement
+from penstock.position import Position
+from penstock.postgres.change_table import ChangeTable, statement
 from penstock.postgres.connection import Connection, source_errors
 from penstock.postgres.publication import LOCK_SECONDS
 from penstock.postgres.queries import query
@@ -64,6 +65,12 @@ def trigger_names(schema: str) -> tuple[str, str]:
 def inspect_change_table(connection: Connection, schema: str) -> ChangeTableFacts | None:
     row: Any = connection.execute(query("change_table", "inspect"), {"schema": schema, "tables": list(_TABLES)}).fetchone()
     return None if row is None else ChangeTableFacts(row[0], row[1], row[2], row[3])
+
+
+def inspect_begin(connection: Connection, schema: str) -> Position:
+    """After which position a change table still has everything; zero if there is none."""
+    facts = inspect_change_table(connection, schema)
+    return Position.ZERO if facts is None or not facts.is_whole else ChangeTable(connection, schema).inspect().confirmed
 
 
 def inspect_triggered(connection: Connection, schema: str, tables: Iterable[TableName]) -> list[TriggeredRelation]:
