@@ -62,6 +62,10 @@ def test_how_and_who_captures_are_two_things(tmp_path: Path) -> None:
         _load(tmp_path, MINIMAL.replace('shop"}', 'shop", polling: {}}'))
     with pytest.raises(ConfigError, match="is done by the run itself"):
         _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: polling, process: separate}'))
+    triggered = _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: trigger, slot: noted}')).capture_settings()
+    assert (triggered.by_triggers, triggered.slot, triggered.polling) == (True, "noted", None)
+    with pytest.raises(ConfigError, match="publication is of no use with capture: trigger"):
+        _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: trigger, publication: p}'))
 
 
 def test_an_absolute_path_stays_as_it_is(tmp_path: Path) -> None:
