@@ -10,6 +10,7 @@ from dataclasses import replace
 from penstock.capture.blockers import outside_kind, reading_blockers
 from penstock.capture.choosing import polling_settings
 from penstock.capture.polling_tables import inspect_polled
+from penstock.capture.trigger_provision import plan_coverage as plan_triggers
 from penstock.capture.provision import plan_coverage
 from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError
 from penstock.lag import OpenTransaction
@@ -68,6 +69,8 @@ class _SourceCheck:
         with ExitStack() as stack:
             if self._config.polling_rules is not None:
                 return self._run_polling(stack)
+            if self._config.source.capture == "trigger":
+                return self._run_triggers(stack)
             return [
                 self._try("server", self._server),
                 self._try("replication", self._replication),
@@ -83,6 +86,14 @@ class _SourceCheck:
             self._try("server", self._version),
             self._try("tables", self._tables),
             self._try("polling", self._with_selection(lambda step, selection: self._polling(step, selection, stack))),
+            self._try("reading", self._with_selection(self._reading)),
+        ]
+
+    def _run_triggers(self, stack: ExitStack) -> list[Step]:
+        return [
+            self._try("server", self._version),
+            self._try("tables", self._tables),
+            self._try("triggers", self._with_selection(lambda step, selection: self._triggers(step, selection, stack))),
             self._try("reading", self._with_selection(self._reading)),
         ]
 
@@ -191,6 +202,18 @@ class _SourceCheck:
         for rule in self._config.tables:
             if rule.match is not None and selection.tables and not any(rule.selects(table.name) for table in known):
                 step.warn("no-match", f"pattern {rule.match} matches no table", "check tables: in the configuration; case counts")
+
+    def _triggers(self, step: Step, selection: Selection, stack: ExitStack) -> None:
+        """Whether the tables have their triggers, or could have them, and a snapshot, which lasts as long as `stack`."""
+        name = step.detail = self._config.slot
+        report = plan_triggers(self._connection, name, [table.name for table in selection.sources]).report
+        for blocker in report.blockers:
+            step.problem(blocker)
+        if report.manageable:
+            step.detail = f"{name}: {len(report.missing):,} tables may get their triggers"
+        elif report.satisfied:
+            step.detail = f"{name} notes the changes of every table"
+        self._snapshot = stack.enter_context(export_moment(self._address))
 
     def _publication(self, step: Step, selection: Selection) -> None:
         name = step.detail = self._config.publication

@@ -14,12 +14,11 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.sides import CaptureSide, Describe
-from penstock.pipeline.snapshot_round import Export
 from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
 from penstock.postgres.capture_triggers import detach, inspect_acts, inspect_change_table
 from penstock.postgres.change_table import ChangeTable, check_reader, export_fence
 from penstock.postgres.connection import Connection, SourceAddress, connect
-from penstock.postgres.exported import ExportedSnapshot
+from penstock.postgres.exported import Export, ExportedSnapshot
 from penstock.postgres.health import log_wait
 from penstock.postgres.moments import inspect_system
 from penstock.postgres.slot import COPY_ANEW, OnWait
