@@ -10,8 +10,8 @@ from dataclasses import replace
 from penstock.capture.blockers import outside_kind, reading_blockers
 from penstock.capture.choosing import polling_settings
 from penstock.capture.polling_tables import inspect_polled
-from penstock.capture.trigger_provision import plan_coverage as plan_triggers
 from penstock.capture.provision import plan_coverage
+from penstock.capture.trigger_provision import plan_coverage as plan_triggers
 from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError
 from penstock.lag import OpenTransaction
 from penstock.pipeline.check_targets import check_continuing
