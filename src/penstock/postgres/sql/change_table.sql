@@ -72,7 +72,8 @@ BEGIN
   SELECT array_agg(a.attnum), array_agg(a.attname::text), array_agg(a.atttypid), array_agg(a.atttypmod), array_agg(a.attgenerated <> '')
   INTO own_numbers, own_names, own_types, own_modifiers, own_generated
   FROM (
-    SELECT * FROM pg_catalog.pg_attribute WHERE attrelid = TG_RELID AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+    SELECT attnum, attname, atttypid, atttypmod, attgenerated FROM pg_catalog.pg_attribute
+    WHERE attrelid = TG_RELID AND attnum > 0 AND NOT attisdropped ORDER BY attnum
   ) a;
   SELECT s.id INTO own_shape FROM {schema}.shapes s
   WHERE s.relation = TG_RELID AND s.root = own_root AND s.numbers = own_numbers AND s.names = own_names AND s.types = own_types
