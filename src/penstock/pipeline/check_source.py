@@ -11,6 +11,7 @@ from penstock.capture.blockers import outside_kind, reading_blockers
 from penstock.capture.choosing import polling_settings
 from penstock.capture.polling_tables import inspect_polled
 from penstock.capture.provision import plan_coverage
+from penstock.capture.trigger_provision import check_usable
 from penstock.capture.trigger_provision import plan_coverage as plan_triggers
 from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError
 from penstock.lag import OpenTransaction
@@ -213,6 +214,8 @@ class _SourceCheck:
             step.detail = f"{name}: {len(report.missing):,} tables may get their triggers"
         elif report.satisfied:
             step.detail = f"{name} notes the changes of every table"
+            with step.catching():
+                check_usable(self._connection, name)
         self._snapshot = stack.enter_context(export_moment(self._address))
 
     def _publication(self, step: Step, selection: Selection) -> None:

@@ -1,0 +1,51 @@
+"""`penstock check` where changes are to come by triggers: no slot is asked for, and nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from penstock.pipeline.check import check_pipeline
+from penstock.pipeline.findings import CheckReport, StepState
+from tests.fix_postgres import Database
+from tests.fix_roles import Roles
+
+NAME = "noted_changes"
+CATALOG = "SELECT (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_trigger), (SELECT count(*) FROM pg_namespace)"
+
+
+def check(database: Database, directory: Path, dsn: str | None = None) -> CheckReport:
+    document = {
+        "pipeline": "check_triggers",
+        "source": {"dsn": dsn or database.dsn, "capture": "trigger", "slot": NAME},
+        "tables": ["public.*"],
+        "sink": {"delta": {"path": "lake"}},
+    }
+    path = directory / "pipeline.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    before = database.query(CATALOG)
+    report = check_pipeline(path)
+    assert database.query(CATALOG) == before
+    return report
+
+
+def test_a_source_that_can_have_triggers_has_no_problem_and_keeps_no_trace(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    report = check(database, tmp_path)
+    assert report.problems == []
+    triggers = next(step for step in report.steps if step.name == "triggers")
+    assert (triggers.state, triggers.detail) == (StepState.OK, f"{NAME}: 1 tables may get their triggers")
+    assert "slot" not in {step.name for step in report.steps}
+
+
+def test_a_role_that_may_not_is_told_statements_that_work(database: Database, roles: Roles, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    plain = roles.create("plain")
+    database.execute(f"GRANT SELECT ON orders TO {plain}")
+    dsn = database.dsn.replace("postgres@", f"{plain}@")
+    report = check(database, tmp_path, dsn)
+    fixes = [finding.fix or "" for finding in report.problems]
+    assert [finding.code for finding in report.problems] == ["PEN-1104", "PEN-1104"]
+    database.execute(fixes[-1].partition(": ")[2])
+    assert check(database, tmp_path, dsn).problems == []
