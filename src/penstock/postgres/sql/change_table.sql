@@ -154,7 +154,7 @@ SELECT r.nspname, r.relname, c.oid, c.relkind::text, c.relpersistence::text,
     ORDER BY 1
   ),
   pg_catalog.pg_get_userbyid(c.relowner), pg_catalog.pg_has_role(c.relowner, 'USAGE'), pg_catalog.has_schema_privilege(n.oid, 'USAGE')
-FROM pg_catalog.unnest(%(schemas)s::text[], %(names)s::text[]) AS r (nspname, relname)
+FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS r (nspname, relname)
 LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
 LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname
 LEFT JOIN pg_catalog.pg_class root ON root.oid = CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid) END
@@ -167,7 +167,7 @@ ORDER BY r.nspname, r.relname
 -- name: acts
 -- Which act gave each table its triggers, or changed them last. One that had none for a while has others, or the same by another act.
 SELECT r.nspname, r.relname, pg_catalog.string_agg(t.oid::text || '/' || t.xmin::text, '/' ORDER BY t.tgname)
-FROM pg_catalog.unnest(%(schemas)s::text[], %(names)s::text[]) AS r (nspname, relname)
+FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS r (nspname, relname)
 JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
 JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname
 JOIN pg_catalog.pg_trigger t ON t.tgrelid = c.oid AND t.tgname IN (%(rows)s, %(truncates)s) AND t.tgenabled = 'A'
