@@ -141,7 +141,7 @@ def test_state_after_every_transaction_of_random_writers_is_the_source(trigger: 
 def write_at_random(trigger: TriggerHarness, seed: int) -> None:
     choose, table = random.Random(seed), trigger.table
     with trigger.database.connect() as session:
-        for at in range(60):
+        for at in range(30):
             with suppress(psycopg.errors.DeadlockDetected), session.transaction():
                 for _ in range(choose.randint(1, 4)):
                     key, other = choose.randint(1, 12), choose.randint(1, 12)
@@ -246,6 +246,7 @@ def test_second_reader_waits_for_the_first(trigger: TriggerHarness) -> None:
                 waiting.result(0.5, "a change")
             first.close()
             assert waiting.result(trigger.deadline_seconds, "a change").event == upsert(trigger.table, 1, "x")
+    assert trigger.open_resources() == ([], []), "one that had to wait ends as any other does"
 
 
 # --- what stands in the way --------------------------------------------------------------------------------------------------------

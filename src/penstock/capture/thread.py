@@ -150,7 +150,7 @@ class CaptureThread(ABC):
         pause = _FIRST_PAUSE_SECONDS
         has_more_to_try = False
         while has_more_to_try or not self._stopping.is_set():
-            before = self._received
+            before, has_more_to_try = self._received, False
             try:
                 self._capture()
             except StoppedError:

@@ -120,13 +120,13 @@ def _build(noted: NotedChanges, shape: Shape, schema: TableSchema, commits: Mapp
     rows = _Rows.plan(noted, moved)
     texts = [_texts(name, rows, new, old, is_key=not schema.key or name in schema.key) for name in schema.column_names]
     decoded = decode_rows(texts, schema, len(rows.codes))
-    counts = np.bincount(rows.codes, minlength=len(_KINDS)).tolist()
+    inserts, updates, deletes, truncates = np.bincount(rows.codes, minlength=len(_KINDS)).tolist()
     batch = pa.RecordBatch.from_arrays(
         [*decoded.columns, *_metadata(noted, rows, commits), decoded.exact],
         schema=change_schema(schema),
     )
-    moves = int(np.count_nonzero(moved))
-    return ChangeBatch(schema, batch, ChangeCounts(*counts, moves, 0, decoded.inexact, sum(decoded.unreadable.values())))
+    moves, unreadable = int(np.count_nonzero(moved)), sum(decoded.unreadable.values())
+    return ChangeBatch(schema, batch, ChangeCounts(inserts, updates, deletes, truncates, moves, 0, decoded.inexact, unreadable))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -225,15 +225,15 @@ def _sequence_under(connection: Connection, schema: str, snapshot: str) -> Posit
 
 
 def _shape(row: Any) -> Shape:
-    id_, relation, root, old_name, numbers, names, *described, old_key, space, current, columns, key_names, key_numbers = row
+    id_, relation, root, old_name, numbers, names, *facts, old_key, space, current, columns, key_names, key_numbers = row
     # Of a table that is gone, the name and the key that it had.
     name = TableName.parse(old_name) if current is None else TableName(space, current)
     # Columns are known by their numbers, whatever they are called by now; those of a partition by their names, which are the root's.
     is_partition = relation != root and current is not None
     wanted = old_key if current is None else key_numbers
     places = {column: at for at, column in enumerate(columns)} if is_partition else {}
-    each_field = enumerate(zip(names, *described, strict=True))
-    fields = tuple(Field(*facts, places.get(facts[0], len(places) + at)) for at, facts in each_field)
+    ranks = [places.get(column, len(places) + at) for at, column in enumerate(names)]
+    fields = tuple(Field(*each) for each in zip(names, *facts, ranks, strict=True))
     is_key = [column in key_names if is_partition else number in wanted for column, number in zip(names, numbers, strict=True)]
     key = tuple(column for column, mine in zip(names, is_key, strict=True) if mine)
     whole = len(key) == len(key_names if is_partition else wanted)
