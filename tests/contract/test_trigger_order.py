@@ -246,7 +246,8 @@ def test_second_reader_waits_for_the_first(trigger: TriggerHarness) -> None:
                 waiting.result(0.5, "a change")
             first.close()
             assert waiting.result(trigger.deadline_seconds, "a change").event == upsert(trigger.table, 1, "x")
-    assert trigger.open_resources() == ([], []), "one that had to wait ends as any other does"
+    # One that had to wait ends as any other does.
+    wait_for(lambda: trigger.open_resources() == ([], []), "nothing open", trigger.open_resources, 5.0)
 
 
 # --- what stands in the way --------------------------------------------------------------------------------------------------------
