@@ -7,6 +7,7 @@ import shutil
 import threading
 from contextlib import closing, suppress
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -15,8 +16,9 @@ from penstock.capture.trigger import TriggerCapture
 from penstock.contracts.capture import Change, Delete, Event, Upsert
 from penstock.errors import ChangeTableMissingError, PrivilegeError, SystemChangedError
 from penstock.position import Position
+from penstock.postgres import change_table
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
-from penstock.testing.streams import Background, check_same, take, take_until, wait_for
+from penstock.testing.streams import Background, check_same, seen, take, take_until, wait_for
 from tests.contract.trigger_harness import TriggerHarness
 
 
@@ -136,6 +138,22 @@ def test_state_after_every_transaction_of_random_writers_is_the_source(trigger: 
         if change.commit.position > fence:
             apply(state, change)
     assert state == dict(trigger.database.query(f"SELECT id, note FROM {trigger.table}"))
+
+
+def test_what_commits_between_a_snapshot_and_its_position_comes_after_it(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequence_under = change_table.sequence_under
+
+    def commit_first(*arguments: Any) -> Position:
+        trigger.commit(upsert(trigger.table, 2, "after"))
+        return sequence_under(*arguments)
+
+    with closing(trigger.capture().live()) as stream:
+        trigger.commit(upsert(trigger.table, 1, "before"))
+        monkeypatch.setattr(change_table, "sequence_under", commit_first)
+        rows, fence = snapshot(trigger)
+        positions = {str(seen(change)[2]): change.commit.position for change in take(stream, 3, trigger.deadline_seconds) if change.commit}
+    assert rows == {1: "before"}
+    assert positions["1"] <= fence < positions["2"]
 
 
 def write_at_random(trigger: TriggerHarness, seed: int) -> None:

@@ -211,12 +211,12 @@ def export_fence(address: SourceAddress, schema: str) -> Iterator[ExportedSnapsh
             holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
             row: Any = holder.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
             with connect(address) as connection, source_errors("putting changes into order"):
-                fence = _sequence_under(connection, schema, row[0])
+                fence = sequence_under(connection, schema, row[0])
             holder.execute(query("change_table", "release_horizon"), parameters)
             yield ExportedSnapshot(row[0], fence)
 
 
-def _sequence_under(connection: Connection, schema: str, snapshot: str) -> Position:
+def sequence_under(connection: Connection, schema: str, snapshot: str) -> Position:
     """What is put into order is what the snapshot shows, and nothing else."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
