@@ -17,6 +17,7 @@ from penstock.contracts.capture import Change, Delete, Event, Upsert
 from penstock.errors import ChangeTableMissingError, PrivilegeError, SystemChangedError
 from penstock.position import Position
 from penstock.postgres import change_table
+from penstock.postgres.connection import connect
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
 from penstock.testing.streams import Background, check_same, seen, take, take_until, wait_for
 from tests.contract.trigger_harness import TriggerHarness
@@ -118,6 +119,37 @@ def test_rows_that_a_trigger_of_the_application_changes_before_their_own_turn_en
         apply(state, change)
     assert state == dict(trigger.database.query(f"SELECT id, note FROM {trigger.table}"))
     assert state[4] == "b+1+2+3"
+
+
+def test_row_that_is_locked_by_a_foreign_key_and_set_back_ends_as_it_is(trigger: TriggerHarness) -> None:
+    """A row that is locked looks like one that was changed again; and the last change leaves what the first one found."""
+    child, key = f"{trigger.table}_child", f"REFERENCES {trigger.table}"
+    trigger.commit(upsert(trigger.table, 1, "a"))
+    trigger.database.execute(f"CREATE TABLE {child} (id bigint {key})")
+    put = f"UPDATE {trigger.table} SET note = "
+    with closing(trigger.capture().live()) as stream, trigger.database.connect() as session:
+        run(session, f"{put} 'b'", f"INSERT INTO {child} VALUES (1)", f"{put} 'a'")
+        session.commit()
+        expected = [upsert(trigger.table, 1, "b"), upsert(trigger.table, 1, "a")]
+        check_same(take(stream, 2, trigger.deadline_seconds), expected, "in the order in which they were made")
+
+
+def test_cast_that_the_owner_of_a_table_made_does_not_run_with_the_rights_of_the_capture(trigger: TriggerHarness) -> None:
+    table, function = trigger.table, f"stolen_{trigger.settings.name}"
+    trigger.database.execute(f"CREATE FUNCTION {function}({table}) RETURNS text LANGUAGE sql AS $$ SELECT 'stolen' $$")
+    trigger.database.execute(f"CREATE CAST ({table} AS text) WITH FUNCTION {function}({table})")
+    with closing(trigger.capture().live()) as stream:
+        trigger.commit(upsert(table, 1, "x"))
+        check_same(take(stream, 1, trigger.deadline_seconds), [upsert(table, 1, "x")], "the row as Postgres itself writes it")
+
+
+def test_what_is_put_into_order_is_durable_also_for_a_role_whose_commits_are_not(trigger: TriggerHarness) -> None:
+    trigger.capture().live().close()
+    address = trigger.settings.address.with_parameters({"options": "-c synchronous_commit=off"})
+    with connect(address) as connection:
+        table = change_table.ChangeTable(connection, trigger.settings.name)
+        table.insist()
+        assert connection.execute("SHOW synchronous_commit").fetchone() == ("local",)
 
 
 def test_state_after_every_transaction_of_random_writers_is_the_source(trigger: TriggerHarness) -> None:

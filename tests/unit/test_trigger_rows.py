@@ -21,6 +21,8 @@ COMMITS = {position: CommitFacts(position + 1000, datetime(2026, 1, position, tz
 
 Noted = tuple[int, int, int, str, str | None, str | None]
 """Position, number in the transaction, shape, kind, old row, new row."""
+Placed = tuple[int, int, int, str, str | None, str | None, str | None, str | None]
+"""The same, with where the old row was, and where the new one is if somebody has locked or changed it."""
 
 
 def shape(number: int, *columns: tuple[str, int], key: tuple[str, ...] = ("id",), generated: tuple[str, ...] = ()) -> Shape:
@@ -32,6 +34,10 @@ PLAIN = shape(1, ("id", INT), ("note", TEXT))
 
 
 def batches(*noted: Noted, shapes: tuple[Shape, ...] = (PLAIN,)) -> tuple[ChangeBatch, ...]:
+    return placed_batches(*((*facts, None, None, old, new) for *facts, old, new in noted), shapes=shapes)  # type: ignore[misc]
+
+
+def placed_batches(*noted: Placed, shapes: tuple[Shape, ...] = (PLAIN,)) -> tuple[ChangeBatch, ...]:
     columns = [pa.array([None if value is None else str(value) for value in column], pa.string()) for column in zip(*noted, strict=True)]
     resolver = TypeResolver()
     known = {each.id: (each, table_schema(each, resolver)) for each in shapes}
@@ -76,13 +82,13 @@ def test_update_of_a_row_without_key_is_a_delete_of_the_whole_row_and_an_insert(
 
 
 def test_change_that_was_written_down_late_comes_before_what_follows_from_it() -> None:
-    (batch,) = batches(
-        (1, 0, 1, "U", "(1,a)", "(1,b)"),
-        (1, 1, 1, "U", "(2,y)", "(2,z)"),  # by a trigger, of a trigger, of the statement
-        (1, 2, 1, "u", "(2,x)", "(2,y)"),
-        (1, 3, 1, "u", "(2,a)", "(2,x)"),  # of the statement itself
-        (1, 4, 1, "u", "(3,a)", "(3,b)"),  # in time after all: somebody has locked the row
-        (2, 0, 1, "U", "(3,b)", "(3,c)"),
+    (batch,) = placed_batches(
+        (1, 0, 1, "U", "(0,1)", None, "(1,a)", "(1,b)"),
+        (1, 1, 1, "U", "(0,6)", None, "(2,y)", "(2,z)"),  # by a trigger, of a trigger, of the statement
+        (1, 2, 1, "U", "(0,5)", "(0,6)", "(2,x)", "(2,y)"),
+        (1, 3, 1, "U", "(0,2)", "(0,5)", "(2,a)", "(2,x)"),  # of the statement itself
+        (1, 4, 1, "U", "(0,3)", "(0,7)", "(3,a)", "(3,b)"),  # in time after all: somebody has locked the row
+        (2, 0, 1, "U", "(0,7)", None, "(3,b)", "(3,c)"),
     )
     assert rows(batch) == [
         (1, 0, "update_postimage", 1, "b"),
@@ -92,6 +98,14 @@ def test_change_that_was_written_down_late_comes_before_what_follows_from_it() -
         (1, 8, "update_postimage", 3, "b"),
         (2, 0, "update_postimage", 3, "c"),
     ]
+
+
+def test_row_that_is_locked_and_set_back_to_what_it_was_stays_in_order() -> None:
+    (batch,) = placed_batches(
+        (1, 0, 1, "U", "(0,1)", None, "(1,a)", "(1,b)"),
+        (1, 1, 1, "U", "(0,2)", "(0,3)", "(1,b)", "(1,a)"),
+    )
+    assert [row[-1] for row in rows(batch)] == ["b", "a"]
 
 
 def test_generated_columns_are_read_over() -> None:

@@ -29,8 +29,8 @@ Ints = npt.NDArray[np.int64]
 
 _KINDS = pa.array([str(kind) for kind in (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE)])
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = range(4)
-_NOTED = pa.array(["I", "U", "D", "T", "i", "u"])
-"""What triggers write for each of them; in small letters if the row may have been changed again before its trigger fired."""
+_NOTED = pa.array(["I", "U", "D", "T"])
+"""What triggers write for each of them."""
 _HALVES = 2
 """Numbers that a change takes: both halves of a key change have one."""
 
@@ -57,11 +57,12 @@ class NotedChanges:
 
     @classmethod
     def of(cls, columns: Sequence[pa.StringArray]) -> NotedChanges:
-        positions, numbers, shapes, kinds, old, new = columns
+        positions, numbers, shapes, kinds, old_at, new_at, old, new = columns
         codes = _numbers(pc.index_in(kinds, value_set=_NOTED).cast(pa.int64()))
-        noted = cls(_integers(positions), _integers(numbers), _integers(shapes), codes % len(_KINDS), old, new)
-        late = np.flatnonzero(codes >= len(_KINDS))
-        return noted if not len(late) else noted.only(true_order(noted, late), noted.numbers)
+        noted = cls(_integers(positions), _integers(numbers), _integers(shapes), codes, old, new)
+        # A place that nobody found a row at is that of a row which somebody has locked, and that is all.
+        late = np.flatnonzero(as_bools(pc.is_in(new_at, value_set=old_at.drop_null())))
+        return noted if not len(late) else noted.only(true_order(noted, late, old_at, new_at), noted.numbers)
 
     def only(self, chosen: Ints, numbers: Ints | None = None) -> NotedChanges:
         """Some of them, or all in another order; with other numbers, if need be."""
@@ -74,22 +75,20 @@ class NotedChanges:
         return [int(each) for each in np.unique(self.shapes)]
 
 
-def true_order(noted: NotedChanges, late: Ints) -> Ints:
-    """With each of the `late` changes before the change that found the row as this one left it, if that was written down first.
+def true_order(noted: NotedChanges, late: Ints, old_at: pa.StringArray, new_at: pa.StringArray) -> Ints:
+    """With each of the `late` changes before the change that found the row where this one left it, if that was written down first.
 
     Triggers fire when a statement is over, one row after the other. One of the application's that changes a row of the same statement,
-    which has not had its turn yet, is therefore written down before the change that it follows from.
+    which has not had its turn yet, is therefore written down before the change that it follows from. Within a transaction no two versions
+    of rows have the same place in their table.
     """
     order = list(range(len(noted.codes)))
-    old, new = noted.old, noted.new
+    places = old_at.to_pylist()
     for position in np.unique(noted.positions[late]).tolist():
-        members = np.flatnonzero(noted.positions == position)
-        found: dict[tuple[int, str], int] = {}
-        for at in reversed(members.tolist()):
-            if old[at].is_valid:
-                found[int(noted.shapes[at]), old[at].as_py()] = at
+        members = np.flatnonzero(noted.positions == position).tolist()
+        found = {(int(noted.shapes[at]), places[at]): at for at in members if places[at] is not None}
         for at in late[noted.positions[late] == position].tolist():
-            follower = found.get((int(noted.shapes[at]), new[at].as_py()))
+            follower = found.get((int(noted.shapes[at]), new_at[at].as_py()))
             if follower is not None and follower < at:
                 order.remove(at)
                 order.insert(order.index(follower), at)

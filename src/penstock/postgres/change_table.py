@@ -29,7 +29,7 @@ from penstock.schema import TableName
 READER = "penstock trigger"
 """The name of the session that reads."""
 
-_COLUMNS = 6
+_COLUMNS = 8
 _MISSING = frozenset({"3F000", "42P01"})  # the schema, or a table in it
 
 
@@ -86,6 +86,11 @@ class ChangeTable:
     def __init__(self, connection: Connection, schema: str) -> None:
         self._connection = connection
         self._schema = schema
+        self._removed = 0
+
+    def insist(self) -> None:
+        """Make what this session puts into order durable, whatever is usual for its role."""
+        self._execute("insist")
 
     def try_lock(self) -> bool:
         """Become the one reader, for as long as the connection is there; False if another one is."""
@@ -142,12 +147,14 @@ class ChangeTable:
 
     def remove_confirmed(self, max_changes: int) -> bool:
         """Remove about so many changes that are confirmed; says whether there are more. What is removed by halves is not read again."""
-        done: list[Any] = self._execute("done", {"limit": max_changes}).fetchall()
+        done: list[Any] = self._execute("done", {"limit": max_changes, "after": self._removed}).fetchall()
         if not done:
             return False
         removed = self._execute("delete_changes", {"xids": [xid for _, xid in done], "limit": max_changes}).rowcount
         if removed < max_changes:
-            self._execute("delete_commits", {"position": max(position for position, _ in done)})
+            last = max(position for position, _ in done)
+            self._execute("delete_commits", {"after": self._removed, "position": last})
+            self._removed = last
         return True
 
     def _sequence(self) -> Position:
@@ -221,7 +228,9 @@ def sequence_under(connection: Connection, schema: str, snapshot: str) -> Positi
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
-        return ChangeTable(connection, schema)._sequence()  # noqa: SLF001 - the lock is held by whoever took the snapshot
+        table = ChangeTable(connection, schema)
+        table.insist()
+        return table._sequence()  # noqa: SLF001 - the lock is held by whoever took the snapshot
 
 
 def _shape(row: Any) -> Shape:

@@ -23,6 +23,8 @@ CREATE TABLE IF NOT EXISTS {schema}.changes (
     xid pg_catalog.xid8 NOT NULL,
     shape bigint NOT NULL,
     op "char" NOT NULL,
+    old_at tid,
+    new_at tid,
     old text,
     new text,
     PRIMARY KEY (xid, seq)
@@ -67,7 +69,6 @@ DECLARE
   own_modifiers int4[];
   own_generated boolean[];
   own_shape bigint;
-  own_kind text;
 BEGIN
   SELECT array_agg(a.attnum), array_agg(a.attname::text), array_agg(a.atttypid), array_agg(a.atttypmod), array_agg(a.attgenerated <> '')
   INTO own_numbers, own_names, own_types, own_modifiers, own_generated
@@ -78,7 +79,7 @@ BEGIN
   SELECT s.id INTO own_shape FROM {schema}.shapes s
   WHERE s.relation = TG_RELID AND s.root = own_root AND s.numbers = own_numbers AND s.names = own_names AND s.types = own_types
     AND s.modifiers = own_modifiers AND s.generated = own_generated
-  LIMIT 1;
+  ORDER BY s.id LIMIT 1;
   IF own_shape IS NULL THEN
     -- Two who come upon a new shape at the same time both write it down: neither waits for the other, and neither can fail by it.
     INSERT INTO {schema}.shapes (relation, root, name, numbers, names, types, modifiers, generated, key)
@@ -90,13 +91,14 @@ BEGIN
       )
     RETURNING id INTO own_shape;
   END IF;
-  -- In small letters: the row may have been changed again already, by a trigger of somebody else's that had its turn before this one.
-  own_kind := pg_catalog.left(TG_OP, 1);
-  IF NEW.xmax <> '0'::xid THEN
-    own_kind := pg_catalog.lower(own_kind);
-  END IF;
-  INSERT INTO {schema}.changes (xid, shape, op, old, new)
-  VALUES (pg_catalog.pg_current_xact_id(), own_shape, own_kind::"char", OLD::text, NEW::text);
+  -- Not by a cast, which the owner of the table could have made himself: it would run with the rights of this function's owner.
+  -- A row that has an xmax is locked, or was changed again already, by a trigger of somebody else's that had its turn before this one: then
+  -- the change that found it at `new_at` is the later one, although it was written down first.
+  INSERT INTO {schema}.changes (xid, shape, op, old_at, new_at, old, new)
+  VALUES (
+    pg_catalog.pg_current_xact_id(), own_shape, pg_catalog.left(TG_OP, 1)::"char", OLD.ctid, CASE WHEN NEW.xmax <> '0'::xid THEN NEW.ctid END,
+    pg_catalog.textin(pg_catalog.record_out(OLD)), pg_catalog.textin(pg_catalog.record_out(NEW))
+  );
   RETURN NULL;
 END
 $body$;
@@ -177,6 +179,11 @@ GROUP BY r.nspname, r.relname
 -- One reader at a time, for as long as its session is there.
 SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('penstock reads ' || %(schema)s, 0))
 
+-- name: insist
+-- What has been put into order is given out: a crash of the server must not undo it, nor what it puts into order, which is before it in the
+-- log. So not even a role whose commits need not be durable gets by without.
+SELECT pg_catalog.set_config('synchronous_commit', 'local', false) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'
+
 -- name: lock_horizon
 -- Until the end of the transaction. Taken before the snapshot that the next statement sees.
 SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('penstock sequences ' || %(schema)s, 0))
@@ -242,12 +249,12 @@ SELECT coalesce(max(w.seq) FILTER (WHERE w.total <= %(bytes)s), min(w.seq)) FROM
 ) w
 
 -- name: read_commits
-SELECT o."position", c.seq - o.first, c.shape, c.op, c.old, c.new
+SELECT o."position", c.seq - o.first, c.shape, c.op, c.old_at, c.new_at, c.old, c.new
 FROM {schema}.commits o JOIN {schema}.changes c ON c.xid = o.xid
 WHERE o."position" > {after} AND o."position" <= {upto} ORDER BY o."position", c.seq
 
 -- name: read_part
-SELECT o."position", c.seq - o.first, c.shape, c.op, c.old, c.new
+SELECT o."position", c.seq - o.first, c.shape, c.op, c.old_at, c.new_at, c.old, c.new
 FROM {schema}.commits o JOIN {schema}.changes c ON c.xid = o.xid
 WHERE o."position" = {position} AND c.seq > {after} AND c.seq <= {upto} ORDER BY c.seq
 
@@ -276,10 +283,14 @@ WHERE s.id = ANY (%(ids)s)
 UPDATE {schema}.resume SET "position" = greatest("position", %(position)s)
 
 -- name: done
--- The oldest transactions that nobody needs any more, as many as come to about so many changes.
+-- The oldest transactions that nobody needs any more, as many as come to about so many changes. Those up to `after` are gone; they are not
+-- looked at again, since what is removed stays in the way for as long as somebody else's old snapshot could show it.
 SELECT w."position", w.xid FROM (
   SELECT o."position", o.xid::text AS xid, sum(o.changes) OVER (ORDER BY o."position") - o.changes AS before
-  FROM (SELECT * FROM {schema}.commits WHERE "position" <= (SELECT r."position" FROM {schema}.resume r) ORDER BY "position" LIMIT %(limit)s) o
+  FROM (
+    SELECT * FROM {schema}.commits WHERE "position" > %(after)s AND "position" <= (SELECT r."position" FROM {schema}.resume r)
+    ORDER BY "position" LIMIT %(limit)s
+  ) o
 ) w WHERE w.before < %(limit)s
 
 -- name: delete_changes
@@ -288,4 +299,4 @@ DELETE FROM {schema}.changes WHERE ctid = ANY (ARRAY(
 ))
 
 -- name: delete_commits
-DELETE FROM {schema}.commits WHERE "position" <= %(position)s
+DELETE FROM {schema}.commits WHERE "position" > %(after)s AND "position" <= %(position)s
