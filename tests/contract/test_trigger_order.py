@@ -146,9 +146,13 @@ def test_cast_that_the_owner_of_a_table_made_does_not_run_with_the_rights_of_the
 def test_what_is_put_into_order_is_durable_also_for_a_role_whose_commits_are_not(trigger: TriggerHarness) -> None:
     trigger.capture().live().close()
     address = trigger.settings.address.with_parameters({"options": "-c synchronous_commit=off"})
-    with connect(address) as connection:
-        table = change_table.ChangeTable(connection, trigger.settings.name)
-        table.insist()
+    with connect(address) as reader:
+        assert change_table.ChangeTable(reader, trigger.settings.name).try_lock()
+        assert reader.execute("SHOW synchronous_commit").fetchone() == ("local",)
+    with connect(address) as holder, connect(address) as connection, holder.transaction():
+        holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        row: Any = holder.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
+        change_table.sequence_under(connection, trigger.settings.name, row[0])
         assert connection.execute("SHOW synchronous_commit").fetchone() == ("local",)
 
 

@@ -8,6 +8,8 @@ import yaml
 
 from penstock.pipeline.check import check_pipeline
 from penstock.pipeline.findings import CheckReport, StepState
+from penstock.postgres.capture_triggers import Installation
+from penstock.postgres.connection import connect
 from tests.fix_postgres import Database
 from tests.fix_roles import Roles
 
@@ -48,4 +50,22 @@ def test_a_role_that_may_not_is_told_statements_that_work(database: Database, ro
     fixes = [finding.fix or "" for finding in report.problems]
     assert [finding.code for finding in report.problems] == ["PEN-1104", "PEN-1104"]
     database.execute(fixes[-1].partition(": ")[2])
+    assert check(database, tmp_path, dsn).problems == []
+
+
+def test_owner_of_a_table_is_told_statements_that_work_with_a_change_table_of_somebody_else(
+    database: Database, roles: Roles, tmp_path: Path
+) -> None:
+    owner, plain = roles.create("owner"), roles.create("plain")
+    database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    database.execute(f"ALTER TABLE orders OWNER TO {owner}; GRANT SELECT ON orders TO {plain}")
+    database.execute(f"GRANT CREATE ON DATABASE {database.name} TO {plain}")
+    dsn = database.dsn.replace("postgres@", f"{plain}@")
+    with connect(roles.address(plain)) as session:
+        Installation(NAME, plain, needs_table=True, tables=()).run(session)
+    (finding,) = check(database, tmp_path, dsn).problems
+    grants, drop, rest = (finding.fix or "").partition(": ")[2].partition("DROP TRIGGER")
+    for role, statements in ((plain, grants), (owner, drop + rest)):
+        with connect(roles.address(role)) as session:
+            session.execute(statements.encode())
     assert check(database, tmp_path, dsn).problems == []

@@ -91,7 +91,6 @@ class TriggerSession(FeedSession):
             self._table = ChangeTable(connection, settings.name)
             if not self._table.try_lock():
                 raise SlotBusyError(f"another process reads the change table {settings.name}")
-            self._table.insist()
             check_reader(self._table.inspect(), mark.position, settings.name)
             self._system = inspect_system(connection)
             self._types = TypeResolver(settings.types, load=partial(inspect_types, connection))

@@ -24,6 +24,7 @@ from penstock.postgres.capture_triggers import (
     ChangeTableFacts,
     Installation,
     TriggeredRelation,
+    attach_grant_text,
     grant_text,
     inspect_change_table,
     inspect_triggered,
@@ -152,10 +153,10 @@ def role_blockers(
             f"schema {schema} belongs to {facts.owner}, and what is missing is not role {role.name}'s to add",
             f"as {identifier(facts.owner)}: {statements}",
         )
-    yield from _ownership(wanting, statements)
+    yield from _ownership(schema, wanting, role, installation)
 
 
-def _ownership(wanting: Sequence[TriggeredRelation], statements: str) -> Iterator[Blocker]:
+def _ownership(schema: str, wanting: Sequence[TriggeredRelation], role: Role, installation: Installation) -> Iterator[Blocker]:
     """One reason, since the same statements mend it."""
     foreign: dict[str, list[TableName]] = defaultdict(list)
     for relation in wanting:
@@ -164,4 +165,8 @@ def _ownership(wanting: Sequence[TriggeredRelation], statements: str) -> Iterato
     if foreign:
         reasons = [f"only {owner}, who owns {', '.join(map(str, names))}, may give it triggers" for owner, names in foreign.items()]
         tables = tuple(sorted(table for names in foreign.values() for table in names))
-        yield Blocker(PrivilegeError.code, "; ".join(reasons), f"as their owner, or a superuser: {statements}", tables)
+        who, statements = "as their owner, or a superuser", " ".join(installation.texts)
+        if not installation.needs_table:
+            who = f"as a superuser; or the grants as role {role.name}, and the rest as their owner"
+            statements = " ".join([*(attach_grant_text(schema, owner) for owner in foreign), statements])
+        yield Blocker(PrivilegeError.code, "; ".join(reasons), f"{who}: {statements}", tables)

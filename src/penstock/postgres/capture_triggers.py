@@ -145,6 +145,11 @@ def grant_text(schema: str, role: str) -> str:
     return f"{statement('grant', schema, role=sql.Identifier(role)).as_string()};"
 
 
+def attach_grant_text(schema: str, owner: str) -> str:
+    """What lets the owner of tables give them triggers that write to somebody else's change table."""
+    return f"{statement('grant_attaching', schema, role=sql.Identifier(owner)).as_string()};"
+
+
 def detach(connection: Connection, schema: str, tables: Collection[TableName]) -> None:
     """Take the triggers away from tables that are not captured any more, as far as this role may; one that keeps them does no harm.
 

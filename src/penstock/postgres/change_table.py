@@ -88,14 +88,15 @@ class ChangeTable:
         self._schema = schema
         self._removed = 0
 
-    def insist(self) -> None:
-        """Make what this session puts into order durable, whatever is usual for its role."""
-        self._execute("insist")
-
     def try_lock(self) -> bool:
         """Become the one reader, for as long as the connection is there; False if another one is."""
         row: Any = self._execute("lock_reader", {"schema": self._schema}).fetchone()
+        self.insist()
         return bool(row[0])
+
+    def insist(self) -> None:
+        """From now on, make what this session puts into order durable, whatever is usual for its role."""
+        self._execute("insist")
 
     def inspect(self) -> TableState:
         """Raises if there is nothing to be read, or nothing that could be trusted."""

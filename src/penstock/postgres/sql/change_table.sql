@@ -108,6 +108,10 @@ REVOKE ALL ON FUNCTION {schema}.note() FROM PUBLIC
 GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO {role}
 
+-- name: grant_attaching
+GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT EXECUTE ON FUNCTION {schema}.note() TO {role}
+
 -- name: attach
 -- They fire for everybody, also for whoever applies changes of another server; and before all other triggers, whose changes follow from this
 -- one. The second statement fires for partitions that are yet to come, too.
