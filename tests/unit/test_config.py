@@ -66,6 +66,16 @@ def test_how_and_who_captures_are_two_things(tmp_path: Path) -> None:
     assert (triggered.by_triggers, triggered.slot, triggered.polling) == (True, "noted", None)
     with pytest.raises(ConfigError, match="publication is of no use with capture: trigger"):
         _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: trigger, publication: p}'))
+    with pytest.raises(ConfigError, match="not pg_ in front"):
+        _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: trigger, slot: pg_noted}'))
+
+
+@pytest.mark.parametrize(("capture", "published_by"), [("wal", "penstock_shop"), ("polling", None), ("trigger", None)])
+def test_a_publication_decides_about_rows_and_columns_of_the_log_alone(tmp_path: Path, capture: str, published_by: str | None) -> None:
+    """One may be left from the time when the pipeline was captured from the log."""
+    config = _load(tmp_path, MINIMAL.replace('shop"}', f'shop", capture: {capture}}}'))
+    assert config.published_by == published_by
+    assert config.origin == (published_by or capture)
 
 
 def test_an_absolute_path_stays_as_it_is(tmp_path: Path) -> None:

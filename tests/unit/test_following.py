@@ -7,13 +7,21 @@ from pathlib import Path
 import pytest
 
 from penstock.capture.following import check_shared
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SpoolFormatError
 from penstock.position import Position
 from penstock.postgres.types.policy import TypePolicy
+from penstock.spool.identity import CaptureIdentity, ensure_identity
 from penstock.spool.lock import SpoolLock
 from penstock.spool.status import CaptureStatus, write_status
 
 TEXT, TYPED = TypePolicy(form="text"), TypePolicy()
+
+
+def test_a_spool_that_something_else_fills_is_not_followed(tmp_path: Path) -> None:
+    ensure_identity(tmp_path, CaptureIdentity("noted", "trigger", "7", 1))
+    check_shared(tmp_path, "noted", "trigger", TYPED)
+    with pytest.raises(SpoolFormatError, match="holds noted by trigger, not noted by polling"):
+        check_shared(tmp_path, "noted", "polling", TYPED)
 
 
 @pytest.mark.parametrize(("captured", "read"), [(TEXT, TYPED), (TYPED, TEXT)])

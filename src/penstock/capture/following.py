@@ -73,13 +73,13 @@ def missing_capture(spool: Path) -> CaptureMissingError | None:
     return CaptureMissingError(f"the capture into {spool} is not running{reason}", hint=hint)
 
 
-def check_shared(spool: Path, slot: str, publication: str, types: TypePolicy) -> None:
+def check_shared(spool: Path, slot: str, origin: str, types: TypePolicy) -> None:
     """Raise unless the spool is one that a reader of this configuration can follow. One that nobody has captured into yet is."""
     identity = load_identity(spool)
-    if identity is not None and (identity.slot, identity.publication) != (slot, publication):
+    if identity is not None and (identity.slot, identity.publication) != (slot, origin):
         raise SpoolFormatError(
-            f"the spool at {spool} holds slot {identity.slot} by publication {identity.publication}, not {slot} by {publication}",
-            hint="give source.slot, source.publication and source.spool the same values as in the capture's configuration",
+            f"the spool at {spool} holds {identity.slot} by {identity.publication}, not {slot} by {origin}",
+            hint="give source.capture, source.slot, source.publication and source.spool the same values as in the capture's configuration",
         )
     status = load_status(spool)
     if status is not None and status.numeric not in (None, types.writes):

@@ -15,6 +15,11 @@ from penstock.postgres.types.policy import TypePolicy
 
 _LONGEST = 50
 """Names of triggers are made of it."""
+NAME_RULE = f"use lower-case letters, digits and underscores, {_LONGEST} at most, and not pg_ in front"
+
+
+def is_change_table_name(name: str) -> bool:
+    return is_slot_name(name) and len(name) <= _LONGEST and not name.startswith("pg_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,5 @@ class TriggerSettings:
         return FeedSettings(self.spool, self.limits, self.types, self.confirm)
 
     def __post_init__(self) -> None:
-        if not is_slot_name(self.name) or len(self.name) > _LONGEST or self.name.startswith("pg_"):
-            raise ConfigError(
-                f"{self.name!r} cannot be the name of a change table",
-                hint=f"use lower-case letters, digits and underscores, {_LONGEST} at most, and not pg_ in front",
-            )
+        if not is_change_table_name(self.name):
+            raise ConfigError(f"{self.name!r} cannot be the name of a change table", hint=NAME_RULE)

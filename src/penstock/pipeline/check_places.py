@@ -47,7 +47,7 @@ def _check_capture(config: PipelineConfig) -> Step:
         missing = missing_capture(config.spool)
         if missing is not None:
             step.warn("capture-not-running", missing.message, missing.hint)
-        check_shared(config.spool, config.slot, config.publication, config.type_policy)
+        check_shared(config.spool, config.slot, config.origin, config.type_policy)
     return step
 
 

@@ -258,7 +258,7 @@ class _SourceCheck:
         refused = {each.table for each in unreadable}
         chunks = []
         for table in wanted:
-            planned = plan_chunks(self._connection, table, schemas[table.oid], _ONE_CHUNK_BYTES, self._config.publication)
+            planned = plan_chunks(self._connection, table, schemas[table.oid], _ONE_CHUNK_BYTES, self._config.published_by)
             chunks += [replace(planned[0], last=1)] if planned and planned[0].heap not in refused else []
         for heap, failure in probe_chunks(self._address, snapshot.name, chunks).items():
             step.problem(failure, heap)

@@ -35,7 +35,7 @@ class CaptureCompanion:
         """Before anything starts: a separate capture must be one that fits, and an embedded one must be the only one."""
         config = self._config
         if self.is_separate:
-            check_shared(config.spool, config.slot, config.publication, config.type_policy)
+            check_shared(config.spool, config.slot, config.origin, config.type_policy)
         elif (other := self._wait_for_end()) is not None:
             hint = "stop it; or set source.process: separate, if that is a `penstock capture` for several pipelines"
             raise SpoolLockedError(other.message, hint=hint)

@@ -17,6 +17,7 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator, model
 from penstock.capture.confirming import Confirm
 from penstock.capture.polling_rules import PollingRules
 from penstock.capture.settings import CaptureLimits, CaptureSettings
+from penstock.capture.trigger_settings import NAME_RULE, is_change_table_name
 from penstock.errors import ConfigError
 from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.existing_policy import ExistingPolicy
@@ -98,6 +99,8 @@ class SourceConfig(Model):
         of_logs = [each for each in of_slots if each != "slot"]
         if self.capture == "trigger" and of_logs:
             raise ValueError(f"{of_logs[0]} is of no use with capture: trigger, which does not read the log: remove it")
+        if self.capture == "trigger" and self.slot is not None and not is_change_table_name(self.slot):
+            raise ValueError(f"slot is the name of the change table's schema: {NAME_RULE}")
         return self
 
     @field_validator("slot")
@@ -254,6 +257,16 @@ class PipelineConfig(Model):
     @property
     def publication(self) -> str:
         return self.source.publication or f"penstock_{self.pipeline}"
+
+    @property
+    def published_by(self) -> str | None:
+        """The publication that decides which rows and columns arrive; None where changes do not come from the log."""
+        return self.publication if self.source.capture == "wal" else None
+
+    @property
+    def origin(self) -> str:
+        """By what a spool is filled from the slot, or from what stands for one."""
+        return self.published_by or self.source.capture
 
     @property
     def owns_publication(self) -> bool:

@@ -295,7 +295,7 @@ class Pipeline:
 
     def _inspect(self, table: CatalogTable) -> CatalogShape:
         with connect(self._address) as connection:
-            return inspect_shape(connection, table, self._config.type_policy, self._config.publication)
+            return inspect_shape(connection, table, self._config.type_policy, self._config.published_by)
 
     def _tell_wait(self, blockers: Sequence[OpenTransaction]) -> None:
         """The creation of a slot, which every snapshot needs too, waits for transactions that were open before it."""

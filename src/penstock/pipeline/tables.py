@@ -142,7 +142,7 @@ def select_tables(connection: Connection, config: PipelineConfig, *, asks_spark:
     config = with_orders(config)
     own = config.slot if config.source.capture == "trigger" else None
     tables = {table.name: table for table in inspect_tables(connection) if config.selects(table.name) and table.name.schema != own}
-    schemas = inspect_schemas(connection, tables.values(), config.type_policy, config.publication)
+    schemas = inspect_schemas(connection, tables.values(), config.type_policy, config.published_by)
     selection = Selection(tables, schemas, {}, shown_position(connection))
     faults = inspect_key_faults(connection, selection.schemas.values())
     keyless = [schema.oid for schema in selection.schemas.values() if not schema.key]

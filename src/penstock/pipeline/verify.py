@@ -201,10 +201,10 @@ class SideBySide:
         config = self.config
         with connect(config.source.address()) as connection:
             if table.members:
-                found = inspect_outline(connection, table, config.type_policy, config.publication)
+                found = inspect_outline(connection, table, config.type_policy, config.published_by)
                 return found.outline.schema, cut_chunks(found, config.snapshot_chunk_bytes)
-            schema = inspect_schema(connection, table, config.type_policy, config.publication)
-            return schema, plan_chunks(connection, table, schema, config.snapshot_chunk_bytes, config.publication)
+            schema = inspect_schema(connection, table, config.type_policy, config.published_by)
+            return schema, plan_chunks(connection, table, schema, config.snapshot_chunk_bytes, config.published_by)
 
 
 def _check_shape(schema: TableSchema, target: Target, place: str) -> None:
