@@ -90,7 +90,7 @@ bench-large: install ## Memory of a capture while one transaction brings 10 mill
 	$(BIN)/python -m benchmarks.large_transaction
 
 .PHONY: bench-captures
-bench-captures: install ## Latency and load of the log and of polling; two minutes
+bench-captures: install ## Latency and load of the log, of polling and of triggers; three minutes
 	$(BIN)/python -m benchmarks.captures
 
 .PHONY: bench-idle

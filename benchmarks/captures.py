@@ -1,7 +1,8 @@
 """The ways of learning of changes, beside each other: `python -m benchmarks.captures`.
 
 Each follows one table of many rows while single rows are updated at a steady rate. Latency is from the commit to the change in the hands of
-a Python program; load is what all processes of the server use of a core, less what the updates alone use.
+a Python program; load is what all processes of the server use of a core, less what the updates alone use. What it costs whoever changes a
+row is seen from how long an update takes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from penstock import (
     PollingSettings,
     SourceAddress,
     TableName,
+    TriggerCapture,
+    TriggerSettings,
     Upsert,
     WalCapture,
 )
@@ -60,12 +63,18 @@ def _polling(cursor: str, *, deletes: bool) -> Make:
     return make
 
 
+def _trigger(dsn: str, directory: Path) -> ChangeCapture:
+    settings = TriggerSettings(SourceAddress.parse(dsn), "followed", directory / "spool")
+    return TriggerCapture(settings).with_trigger_management({_TABLE}, manage=True)
+
+
 CAPTURES: dict[str, Make] = {
     "wal": _wal,
     "polling by xmin": _polling("xmin", deletes=False),
     "polling by xmin, deletes too": _polling("xmin", deletes=True),
     "polling by a column": _polling("version", deletes=False),
     "polling by a column, deletes too": _polling("version", deletes=True),
+    "trigger": _trigger,
 }
 
 
@@ -78,30 +87,34 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console()
     title = f"{arguments.rows:,} rows, {arguments.rate} updates a second, polling once a second"
-    table = Table("capture", "latency p50", "p99", "load on the server", title=title, title_justify="left")
+    table = Table("capture", "latency p50", "p99", "load on the server", "an update p50", title=title, title_justify="left")
     figures: dict[str, object] = {"machine": machine(), **{name: getattr(arguments, name) for name in ("rows", "rate", "seconds")}}
     with BenchSource() as source:
         figures["versions"] = versions(source.version)
         with psycopg.connect(source.dsn, autocommit=True) as connection:
             connection.execute(_CREATE.format(rows=arguments.rows).encode())
-        with TreeCpu(source.server.pid) as alone, _updates(source.dsn, arguments.rate):
+        with TreeCpu(source.server.pid) as alone, _updates(source.dsn, arguments.rate) as took:
             time.sleep(arguments.seconds)
+        table.add_row("none", "", "", "", f"{statistics.median(took) * 1000:.2f} ms")
+        figures["none"] = {"update_p50_seconds": statistics.median(took)}
         for name, make in CAPTURES.items():
             with console.status(name):
-                latencies, cpu_seconds = _measure(source, make, arguments.rate, arguments.seconds)
+                latencies, took, cpu_seconds = _measure(source, make, arguments.rate, arguments.seconds)
             p50, p99 = (statistics.quantiles(latencies, n=100)[at] for at in (49, 98))
             share = max(0.0, cpu_seconds - alone.seconds) / arguments.seconds
-            table.add_row(name, f"{p50 * 1000:,.0f} ms", f"{p99 * 1000:,.0f} ms", f"{share:.1%} of a core")
-            figures[name] = {"p50_seconds": p50, "p99_seconds": p99, "server_cpu_share": share}
+            update = statistics.median(took)
+            table.add_row(name, f"{p50 * 1000:,.0f} ms", f"{p99 * 1000:,.0f} ms", f"{share:.1%} of a core", f"{update * 1000:.2f} ms")
+            figures[name] = {"p50_seconds": p50, "p99_seconds": p99, "server_cpu_share": share, "update_p50_seconds": update}
     console.print(table)
     if arguments.save:
         console.print(f"saved as benchmarks/results/{save('captures', figures).name}")
 
 
-def _measure(source: BenchSource, make: Make, rate: int, seconds: int) -> tuple[list[float], float]:
+def _measure(source: BenchSource, make: Make, rate: int, seconds: int) -> tuple[list[float], list[float], float]:
+    """Latencies of changes, how long updates took, and what the server used."""
     latencies: list[float] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory, closing(make(source.dsn, Path(directory)).live()) as stream:
-        with TreeCpu(source.server.pid) as server, _updates(source.dsn, rate):
+        with TreeCpu(source.server.pid) as server, _updates(source.dsn, rate) as took:
             deadline = time.monotonic() + seconds
             for change in stream:
                 if isinstance(change.event, Upsert):
@@ -111,24 +124,29 @@ def _measure(source: BenchSource, make: Make, rate: int, seconds: int) -> tuple[
                 change.ack.confirm()
                 if time.monotonic() >= deadline:
                     break
-        return latencies, server.seconds
+    with psycopg.connect(source.dsn, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS followed CASCADE")
+    return latencies, took, server.seconds
 
 
 @contextmanager
-def _updates(dsn: str, rate: int) -> Iterator[None]:
-    over = Event()
+def _updates(dsn: str, rate: int) -> Iterator[list[float]]:
+    """Gives how many seconds each took, so far."""
+    over, took = Event(), list[float]()
 
     def update() -> None:
         with psycopg.connect(dsn, autocommit=True) as connection:
             number = 0
             while not over.wait(1 / rate):
                 number += 1
+                begin = time.monotonic()
                 connection.execute(_UPDATE, [1 + number % 10_000])
+                took.append(time.monotonic() - begin)
 
     thread = Thread(target=update, name="bench-updates", daemon=True)
     thread.start()
     try:
-        yield
+        yield took
     finally:
         over.set()
         thread.join()
