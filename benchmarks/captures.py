@@ -113,17 +113,21 @@ def main() -> None:
 def _measure(source: BenchSource, make: Make, rate: int, seconds: int) -> tuple[list[float], list[float], float]:
     """Latencies of changes, how long updates took, and what the server used."""
     latencies: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory, closing(make(source.dsn, Path(directory)).live()) as stream:
-        with TreeCpu(source.server.pid) as server, _updates(source.dsn, rate) as took:
-            deadline = time.monotonic() + seconds
-            for change in stream:
-                if isinstance(change.event, Upsert):
-                    sent = change.event.row["sent"]
-                    assert isinstance(sent, float)
-                    latencies.append(time.time() - sent)
-                change.ack.confirm()
-                if time.monotonic() >= deadline:
-                    break
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory,
+        closing(make(source.dsn, Path(directory)).live()) as stream,
+        TreeCpu(source.server.pid) as server,
+        _updates(source.dsn, rate) as took,
+    ):
+        deadline = time.monotonic() + seconds
+        for change in stream:
+            if isinstance(change.event, Upsert):
+                sent = change.event.row["sent"]
+                assert isinstance(sent, float)
+                latencies.append(time.time() - sent)
+            change.ack.confirm()
+            if time.monotonic() >= deadline:
+                break
     with psycopg.connect(source.dsn, autocommit=True) as connection:
         connection.execute("DROP SCHEMA IF EXISTS followed CASCADE")
     return latencies, took, server.seconds
