@@ -17,6 +17,7 @@ from penstock.contracts.capture import Change, Delete, Event, Upsert
 from penstock.errors import ChangeTableMissingError, PrivilegeError, SystemChangedError
 from penstock.position import Position
 from penstock.postgres import change_table
+from penstock.postgres.capture_triggers import inspect_acts
 from penstock.postgres.connection import connect
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
 from penstock.testing.streams import Background, check_same, seen, take, take_until, wait_for
@@ -343,6 +344,18 @@ def test_trigger_that_somebody_disabled_is_missing_and_comes_back(trigger: Trigg
     assert capture.inspect_coverage(both).missing == {trigger.table}
     capture.live().close()
     assert capture.inspect_coverage(both).satisfied
+
+
+def test_triggers_that_were_off_for_a_while_are_others_although_they_are_back(trigger: TriggerHarness) -> None:
+    trigger.capture().live().close()
+    with connect(trigger.settings.address) as connection:
+        before = inspect_acts(connection, trigger.settings.name, [trigger.table, trigger.other])
+        trigger.capture().live().close()
+        assert inspect_acts(connection, trigger.settings.name, [trigger.table, trigger.other]) == before
+        trigger.database.execute(f"ALTER TABLE {trigger.table} DISABLE TRIGGER ALL; ALTER TABLE {trigger.table} ENABLE TRIGGER ALL")
+        trigger.capture().live().close()
+        after = inspect_acts(connection, trigger.settings.name, [trigger.table, trigger.other])
+    assert (after[trigger.table] == before[trigger.table], after[trigger.other] == before[trigger.other]) == (False, True)
 
 
 @pytest.mark.parametrize("kind", ["unlogged", "view", "own"])
