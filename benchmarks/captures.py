@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
 
@@ -46,6 +47,7 @@ CREATE SEQUENCE public.versions;
 SELECT setval('public.versions', {rows});
 """
 _UPDATE = "UPDATE public.followed SET version = nextval('public.versions'), sent = extract(epoch FROM clock_timestamp()) WHERE id = %s"
+_UPDATE_MANY = "UPDATE public.followed SET sent = extract(epoch FROM clock_timestamp()) WHERE id <= 20000"
 
 Make = Callable[[str, Path], ChangeCapture]
 
@@ -87,7 +89,7 @@ def main() -> None:
     arguments = parser.parse_args()
     console = Console()
     title = f"{arguments.rows:,} rows, {arguments.rate} updates a second, polling once a second"
-    table = Table("capture", "latency p50", "p99", "load on the server", "an update p50", title=title, title_justify="left")
+    table = Table("capture", "latency p50", "p99", "load on the server", "an update", "20,000 in one", title=title, title_justify="left")
     figures: dict[str, object] = {"machine": machine(), **{name: getattr(arguments, name) for name in ("rows", "rate", "seconds")}}
     with BenchSource() as source:
         figures["versions"] = versions(source.version)
@@ -95,42 +97,60 @@ def main() -> None:
             connection.execute(_CREATE.format(rows=arguments.rows).encode())
         with TreeCpu(source.server.pid) as alone, _updates(source.dsn, arguments.rate) as took:
             time.sleep(arguments.seconds)
-        table.add_row("none", "", "", "", f"{statistics.median(took) * 1000:.2f} ms")
-        figures["none"] = {"update_p50_seconds": statistics.median(took)}
+        costs = {"update_p50_seconds": statistics.median(took), "bulk_seconds": _update_many(source.dsn)}
+        table.add_row("none", "", "", "", *_shown(costs))
+        figures["none"] = costs
         for name, make in CAPTURES.items():
             with console.status(name):
-                latencies, took, cpu_seconds = _measure(source, make, arguments.rate, arguments.seconds)
-            p50, p99 = (statistics.quantiles(latencies, n=100)[at] for at in (49, 98))
-            share = max(0.0, cpu_seconds - alone.seconds) / arguments.seconds
-            update = statistics.median(took)
-            table.add_row(name, f"{p50 * 1000:,.0f} ms", f"{p99 * 1000:,.0f} ms", f"{share:.1%} of a core", f"{update * 1000:.2f} ms")
-            figures[name] = {"p50_seconds": p50, "p99_seconds": p99, "server_cpu_share": share, "update_p50_seconds": update}
+                measured = _measure(source, make, arguments.rate, arguments.seconds)
+            p50, p99 = (statistics.quantiles(measured.latencies, n=100)[at] for at in (49, 98))
+            share = max(0.0, measured.cpu - alone.seconds) / arguments.seconds
+            costs = {"update_p50_seconds": statistics.median(measured.updates), "bulk_seconds": measured.bulk}
+            table.add_row(name, f"{p50 * 1000:,.0f} ms", f"{p99 * 1000:,.0f} ms", f"{share:.1%} of a core", *_shown(costs))
+            figures[name] = {"p50_seconds": p50, "p99_seconds": p99, "server_cpu_share": share, **costs}
     console.print(table)
     if arguments.save:
         console.print(f"saved as benchmarks/results/{save('captures', figures).name}")
 
 
-def _measure(source: BenchSource, make: Make, rate: int, seconds: int) -> tuple[list[float], list[float], float]:
-    """Latencies of changes, how long updates took, and what the server used."""
+def _shown(costs: dict[str, float]) -> tuple[str, str]:
+    return f"{costs['update_p50_seconds'] * 1000:.2f} ms", f"{costs['bulk_seconds']:.2f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Seconds: from a commit to its change, of each update, of one statement for many rows; and of the server's processors."""
+
+    latencies: list[float]
+    updates: list[float]
+    bulk: float
+    cpu: float
+
+
+def _measure(source: BenchSource, make: Make, rate: int, seconds: int) -> Measured:
     latencies: list[float] = []
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory,
-        closing(make(source.dsn, Path(directory)).live()) as stream,
-        TreeCpu(source.server.pid) as server,
-        _updates(source.dsn, rate) as took,
-    ):
-        deadline = time.monotonic() + seconds
-        for change in stream:
-            if isinstance(change.event, Upsert):
-                sent = change.event.row["sent"]
-                assert isinstance(sent, float)
-                latencies.append(time.time() - sent)
-            change.ack.confirm()
-            if time.monotonic() >= deadline:
-                break
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory, closing(make(source.dsn, Path(directory)).live()) as stream:
+        with TreeCpu(source.server.pid) as server, _updates(source.dsn, rate) as took:
+            deadline = time.monotonic() + seconds
+            for change in stream:
+                if isinstance(change.event, Upsert):
+                    sent = change.event.row["sent"]
+                    assert isinstance(sent, float)
+                    latencies.append(time.time() - sent)
+                change.ack.confirm()
+                if time.monotonic() >= deadline:
+                    break
+        bulk = _update_many(source.dsn)
     with psycopg.connect(source.dsn, autocommit=True) as connection:
         connection.execute("DROP SCHEMA IF EXISTS followed CASCADE")
-    return latencies, took, server.seconds
+    return Measured(latencies, took, bulk, server.seconds)
+
+
+def _update_many(dsn: str) -> float:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        begin = time.monotonic()
+        connection.execute(_UPDATE_MANY)
+        return time.monotonic() - begin
 
 
 @contextmanager
