@@ -15,6 +15,7 @@ from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.sides import CaptureSide, Describe
 from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
+from penstock.position import Position
 from penstock.postgres.capture_triggers import detach, inspect_acts, inspect_change_table
 from penstock.postgres.change_table import ChangeTable, check_reader, export_fence
 from penstock.postgres.connection import Connection, SourceAddress, connect
@@ -38,6 +39,13 @@ class TriggerSide(CaptureSide):
     @override
     def export(self) -> Export:
         return self._export
+
+    @override
+    def goal(self, connection: Connection) -> Position:
+        """What has committed by now is put into order, and nothing of it after this position."""
+        if not self._is_there(connection):
+            return super().goal(connection)
+        return ChangeTable(connection, self._name).sequence()
 
     @override
     def identify(self) -> SystemIdentity:

@@ -91,12 +91,7 @@ class ChangeTable:
     def try_lock(self) -> bool:
         """Become the one reader, for as long as the connection is there; False if another one is."""
         row: Any = self._execute("lock_reader", {"schema": self._schema}).fetchone()
-        self.insist()
         return bool(row[0])
-
-    def insist(self) -> None:
-        """From now on, make what this session puts into order durable, whatever is usual for its role."""
-        self._execute("insist")
 
     def inspect(self) -> TableState:
         """Raises if there is nothing to be read, or nothing that could be trusted."""
@@ -143,7 +138,7 @@ class ChangeTable:
         return [_shape(row) for row in rows]
 
     def confirm(self, position: Position) -> None:
-        """Never give out again what commits up to `position`. Durable when it returns."""
+        """Never give out again what commits up to `position`."""
         self._execute("confirm", {"position": position.value})
 
     def remove_confirmed(self, max_changes: int) -> bool:
@@ -159,6 +154,8 @@ class ChangeTable:
         return True
 
     def _sequence(self) -> Position:
+        """In a transaction, whose commit is durable, whatever is usual for the role: the order is given out at once."""
+        self._execute("insist")
         row: Any = self._execute("sequence").fetchone()
         if row is None:
             raise _missing(self._schema)
@@ -229,9 +226,7 @@ def sequence_under(connection: Connection, schema: str, snapshot: str) -> Positi
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
-        table = ChangeTable(connection, schema)
-        table.insist()
-        return table._sequence()  # noqa: SLF001 - the lock is held by whoever took the snapshot
+        return ChangeTable(connection, schema)._sequence()  # noqa: SLF001 - the lock is held by whoever took the snapshot
 
 
 def _shape(row: Any) -> Shape:

@@ -185,8 +185,8 @@ SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('penstock rea
 
 -- name: insist
 -- What has been put into order is given out: a crash of the server must not undo it, nor what it puts into order, which is before it in the
--- log. So not even a role whose commits need not be durable gets by without.
-SELECT pg_catalog.set_config('synchronous_commit', 'local', false) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'
+-- log. So this transaction's commit is durable, also for a role whose commits need not be.
+SELECT pg_catalog.set_config('synchronous_commit', 'local', true) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'
 
 -- name: lock_horizon
 -- Until the end of the transaction. Taken before the snapshot that the next statement sees.
