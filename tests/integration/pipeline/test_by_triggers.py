@@ -14,9 +14,16 @@ def test_changes_by_triggers_reach_the_target_and_leave_the_source(database: Dat
     create_shop(database.dsn, customers=50, orders=200)
     database.execute("CREATE TABLE shop.notes (note text)")
     database.execute("INSERT INTO shop.notes VALUES ('twice'), ('twice'), (NULL)")
+    database.execute(
+        "CREATE TABLE shop.events (id int, region text, twice int GENERATED ALWAYS AS (id * 2) STORED, PRIMARY KEY (id, region)) "
+        "PARTITION BY LIST (region)"
+    )
+    for region in ("north", "south"):
+        database.execute(f"CREATE TABLE shop.events_{region} PARTITION OF shop.events FOR VALUES IN ('{region}')")
+    database.execute("INSERT INTO shop.events SELECT n, 'north' FROM generate_series(1, 20) n")
     # `*` would select the change table too, if that were not the capture's own.
     shop = mirror(source={"dsn": database.dsn, "capture": "trigger"}, tables=["*.*"])
-    tables = ("shop.customers", "shop.orders", "shop.order_items", "shop.notes")
+    tables = ("shop.customers", "shop.orders", "shop.order_items", "shop.notes", "shop.events")
     shop.run_once()
     shop.assert_equal(*tables)
     workload = ShopWorkload(database.dsn, seed=1)
@@ -24,6 +31,10 @@ def test_changes_by_triggers_reach_the_target_and_leave_the_source(database: Dat
         while workload.transactions < 200:
             pass
     database.execute("DELETE FROM shop.notes WHERE ctid = (SELECT min(ctid) FROM shop.notes)")
+    database.execute("UPDATE shop.events SET region = 'south', id = id + 100 WHERE id % 2 = 0; DELETE FROM shop.events WHERE id = 1")
+    database.execute(
+        "TRUNCATE shop.order_items; INSERT INTO shop.order_items SELECT id, 1, repeat('x', 100000), 1, 1 FROM shop.orders LIMIT 2"
+    )
     database.execute("ALTER TABLE shop.notes ADD COLUMN more int DEFAULT 5")
     database.execute("UPDATE shop.notes SET more = 6 WHERE note IS NULL")
     shop.run_once()
