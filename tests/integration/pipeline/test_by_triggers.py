@@ -6,6 +6,7 @@ import pytest
 
 from penstock.errors import ChangeTableMissingError
 from penstock.testing.shop import ShopWorkload, create_shop
+from penstock.testing.streams import wait_for
 from tests.fix_pipeline import MirrorFactory
 from tests.fix_postgres import Database
 
@@ -26,10 +27,8 @@ def test_changes_by_triggers_reach_the_target_and_leave_the_source(database: Dat
     tables = ("shop.customers", "shop.orders", "shop.order_items", "shop.notes", "shop.events")
     shop.run_once()
     shop.assert_equal(*tables)
-    workload = ShopWorkload(database.dsn, seed=1)
-    with workload:
-        while workload.transactions < 200:
-            pass
+    with ShopWorkload(database.dsn, seed=1) as workload:
+        wait_for(lambda: workload.transactions >= 200, "200 transactions", lambda: workload.transactions, 60.0)
     database.execute("DELETE FROM shop.notes WHERE ctid = (SELECT min(ctid) FROM shop.notes)")
     database.execute("UPDATE shop.events SET region = 'south', id = id + 100 WHERE id % 2 = 0; DELETE FROM shop.events WHERE id = 1")
     database.execute(
