@@ -66,6 +66,8 @@ def test_how_and_who_captures_are_two_things(tmp_path: Path) -> None:
     assert (triggered.by_triggers, triggered.slot, triggered.polling) == (True, "noted", None)
     with pytest.raises(ConfigError, match="publication is of no use with capture: trigger"):
         _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: trigger, publication: p}'))
+    with pytest.raises(ConfigError, match="max_retained_wal is of no use with capture: trigger"):
+        _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: trigger}') + "max_retained_wal: 1000\n")
     with pytest.raises(ConfigError, match="not pg_ in front"):
         _load(tmp_path, MINIMAL.replace('shop"}', 'shop", capture: trigger, slot: pg_noted}'))
 

@@ -210,6 +210,12 @@ class PipelineConfig(Model):
         return self
 
     @model_validator(mode="after")
+    def _has_log(self) -> PipelineConfig:
+        if self.max_retained_wal is not None and self.source.capture != "wal":
+            raise ValueError(f"max_retained_wal is of no use with capture: {self.source.capture}, which holds no WAL back: remove it")
+        return self
+
+    @model_validator(mode="after")
     def _keeps_long(self) -> PipelineConfig:
         if self.sink.delta is not None and self.maintenance.delta_keep_seconds < 3600:
             raise ValueError("maintenance.keep is an hour at least for sink.delta: what is being read or written must stay")
