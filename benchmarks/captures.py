@@ -8,6 +8,7 @@ row is seen from how long an update takes.
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import tempfile
 import time
@@ -87,7 +88,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=20, help="for each capture (default 20)")
     parser.add_argument("--no-save", dest="save", action="store_false", help="keep no file of the results")
     arguments = parser.parse_args()
-    console = Console()
+    console, load = Console(), os.getloadavg()[0]
     title = f"{arguments.rows:,} rows, {arguments.rate} updates a second, polling once a second"
     table = Table("capture", "latency p50", "p99", "load on the server", "an update", "20,000 in one", title=title, title_justify="left")
     figures: dict[str, object] = {"machine": machine(), **{name: getattr(arguments, name) for name in ("rows", "rate", "seconds")}}
@@ -108,6 +109,7 @@ def main() -> None:
             costs = {"update_p50_seconds": statistics.median(measured.updates), "bulk_seconds": measured.bulk}
             table.add_row(name, f"{p50 * 1000:,.0f} ms", f"{p99 * 1000:,.0f} ms", f"{share:.1%} of a core", *_shown(costs))
             figures[name] = {"p50_seconds": p50, "p99_seconds": p99, "server_cpu_share": share, **costs}
+    figures["load_average"] = [load, os.getloadavg()[0]]
     console.print(table)
     if arguments.save:
         console.print(f"saved as benchmarks/results/{save('captures', figures).name}")
