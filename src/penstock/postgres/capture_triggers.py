@@ -125,7 +125,7 @@ class Installation:
             with connection.transaction():
                 connection.execute(_patience())
                 # Two who set up the same thing at once take turns.
-                connection.execute(query("change_table", "lock_horizon"), {"schema": self.schema})
+                connection.execute(query("change_table", "lock_setup"), {"schema": self.schema})
                 connection.execute(part)
         except psycopg.errors.LockNotAvailable as error:
             raise LockWaitError(

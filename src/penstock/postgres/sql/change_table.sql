@@ -192,6 +192,10 @@ SELECT pg_catalog.set_config('synchronous_commit', 'local', true) WHERE pg_catal
 -- Until the end of the transaction. Taken before the snapshot that the next statement sees.
 SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('penstock sequences ' || %(schema)s, 0))
 
+-- name: lock_setup
+-- Apart from the other one: who waits for a busy table must not hold up the changes of all others.
+SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('penstock sets up ' || %(schema)s, 0))
+
 -- name: hold_horizon
 SELECT pg_catalog.pg_advisory_lock(pg_catalog.hashtextextended('penstock sequences ' || %(schema)s, 0))
 
