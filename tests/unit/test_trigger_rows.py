@@ -34,7 +34,7 @@ PLAIN = shape(1, ("id", INT), ("note", TEXT))
 
 
 def batches(*noted: Noted, shapes: tuple[Shape, ...] = (PLAIN,)) -> tuple[ChangeBatch, ...]:
-    return placed_batches(*((*facts, None, None, old, new) for *facts, old, new in noted), shapes=shapes)  # type: ignore[misc]
+    return placed_batches(*((at, number, of, kind, None, None, old, new) for at, number, of, kind, old, new in noted), shapes=shapes)
 
 
 def placed_batches(*noted: Placed, shapes: tuple[Shape, ...] = (PLAIN,)) -> tuple[ChangeBatch, ...]:
