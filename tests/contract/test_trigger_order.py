@@ -17,7 +17,7 @@ from penstock.contracts.capture import Change, Delete, Event, Upsert
 from penstock.errors import ChangeTableMissingError, PrivilegeError, SystemChangedError
 from penstock.position import Position
 from penstock.postgres import capture_triggers, change_table
-from penstock.postgres.capture_triggers import inspect_acts
+from penstock.postgres.capture_triggers import inspect_acts, trigger_names
 from penstock.postgres.connection import connect
 from penstock.postgres.slot import current_position
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
@@ -368,8 +368,10 @@ def test_triggers_that_were_off_for_a_while_are_others_although_they_are_back(tr
         before = inspect_acts(connection, trigger.settings.name, [trigger.table, trigger.other])
         trigger.capture().live().close()
         assert inspect_acts(connection, trigger.settings.name, [trigger.table, trigger.other]) == before
-        trigger.database.execute(f"ALTER TABLE {trigger.table} DISABLE TRIGGER ALL; ALTER TABLE {trigger.table} ENABLE TRIGGER ALL")
-        trigger.capture().live().close()
+        trigger.database.execute(f"ALTER TABLE {trigger.table} DISABLE TRIGGER ALL")
+        for name in trigger_names(trigger.settings.name):
+            trigger.database.execute(f'ALTER TABLE {trigger.table} ENABLE ALWAYS TRIGGER "{name}"')
+        assert trigger.capture().inspect_coverage({trigger.table}).satisfied
         after = inspect_acts(connection, trigger.settings.name, [trigger.table, trigger.other])
     assert (after[trigger.table] == before[trigger.table], after[trigger.other] == before[trigger.other]) == (False, True)
 
