@@ -55,5 +55,6 @@ def plan_tables(
         wanted = [known[table] for table in dict.fromkeys(tables)]
         shapes = inspect_schemas(connection, wanted, types, publication)
         return {
-            table.name: (shapes[table.name], plan_chunks(connection, table, shapes[table.name], _CHUNK_BYTES, publication)) for table in wanted
+            table.name: (shapes[table.name], plan_chunks(connection, table, shapes[table.name], _CHUNK_BYTES, publication))
+            for table in wanted
         }
