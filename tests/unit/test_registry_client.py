@@ -183,7 +183,7 @@ def test_options_say_where_the_registry_is_and_show_no_password() -> None:
         ("snapshot", "sometimes", "'snapshot'"),
         ("unhealthyErrors", "-1", "'unhealthyErrors'"),
         ("discoverSeconds", "nan", "'discoverSeconds'"),
-        ("capture", "separate", "captures by itself"),
+        ("process", "separate", "captures by itself"),
         ("tables", "[1]", "'tables'"),
         ("snapshots", "initial", "no option 'snapshots'"),
     ],

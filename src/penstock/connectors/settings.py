@@ -88,7 +88,7 @@ class ConnectorSettings:
             given = {"password": address.password.reveal(), **given, "dsn": address.dsn}
         capture = CaptureSettings.from_options({name: value for name, value in given.items() if name not in _NAMES})
         if capture.is_separate:
-            raise ConfigError("a connector captures by itself, and the option 'capture' says separate", hint="leave that option out")
+            raise ConfigError("a connector captures by itself, and the option 'process' says separate", hint="leave that option out")
         own = {**_DEFAULTS, **given}
         return cls(
             capture,
