@@ -219,7 +219,7 @@ class PostgresReferenceTable(PositionedReferenceTable):
         with export_snapshot(settings.address) as exported:
             fence = exported.fence
             release(settings.spool, self._consumer, fence)
-            schema, chunks = plan_tables(settings, [self._table])[self._table]
+            schema, chunks = plan_tables(settings.address, [self._table], settings.types, settings.publication)[self._table]
             if not self._has_shape(schema):
                 raise self._altered()
             if self._has_rows:
