@@ -470,11 +470,17 @@ def test_a_slot_that_vanishes_makes_it_unhealthy(harness: PostgresConnectorHarne
 # --- schemas and options ------------------------------------------------------------------------------------------------------
 
 
+# The first that asks for a registry fetches it, once for each user, and starts it.
+with_registry = pytest.mark.timeout(1200)
+
+
+@with_registry
 def test_schemas_of_tables_are_kept_in_a_real_registry(harness: PostgresConnectorHarness, registry: EmbeddedRegistry) -> None:
     kept = told(harness, {"registryUrl": registry.url, "registryPrefix": "conformance."})
     SourceConnectorConformance().test_schemas_are_kept_in_a_registry_where_that_is_promised(kept)
 
 
+@with_registry
 def test_the_registry_says_which_shapes_may_follow(harness: PostgresConnectorHarness, registry: EmbeddedRegistry) -> None:
     kept = told(harness, {"registryUrl": registry.url, "registryPrefix": "following."})
     table = str(harness.table)
