@@ -53,7 +53,7 @@ class PostgresConnectorHarness(ConnectorHarness):
         # Takes connections, and never says a word to them.
         self._silent = self._silent or socket.create_server(("127.0.0.1", 0))
         port = self._silent.getsockname()[1]
-        return {**self.config(), "dsn": f"host=127.0.0.1 port={port} user=nobody connect_timeout=2", "discoverSeconds": "0.5"}
+        return {**self.config(), "dsn": f"host=127.0.0.1 port={port} user=nobody connect_timeout=60", "discoverSeconds": "0.5"}
 
     @override
     def add(self, *rows: Row) -> None:
