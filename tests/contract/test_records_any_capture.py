@@ -15,6 +15,7 @@ from penstock.contracts.records import Operation, Record
 from penstock.testing.capture_conformance import CaptureHarness, delete, upsert
 from penstock.testing.streams import take
 from tests.contract.polling_harness import PollingHarness, idle
+from tests.contract.trigger_harness import trigger_harness
 from tests.contract.wal_harness import wal_harness
 from tests.fix_postgres import Database
 
@@ -25,7 +26,7 @@ def polling_harness(database: Database, directory: Path) -> Iterator[CaptureHarn
         yield harness
 
 
-HARNESSES = {"wal": wal_harness, "polling": polling_harness}
+HARNESSES = {"wal": wal_harness, "polling": polling_harness, "trigger": trigger_harness}
 
 
 @pytest.mark.parametrize("kind", HARNESSES)

@@ -85,6 +85,7 @@ def test_every_implementation_is_held_to_the_suite_of_its_contract() -> None:
     run = dict(classes_in((TESTS / "contract").glob("test_*.py")))
     held = {(name, base) for name, tests in RUN_BY.items() for test in tests for base in run.get(test, ())}
     assert implemented - held == set()
+    assert set(RUN_BY) - {name for name, _ in implemented} == set()
     assert {suite.__name__ for suites in SUITES.values() for suite in suites} - {suite for _, suite in implemented} == set()
 
 
