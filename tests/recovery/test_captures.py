@@ -1,0 +1,75 @@
+"""However changes are learned of: copied, changed under way, killed with SIGKILL, gone on with, and at the end equal to the source.
+
+`test_kill.py` does the same with the log, more often. A way of capturing is one line in `CAPTURES`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.spark.session import SHORT_LIVED
+from penstock.testing.shop import ShopWorkload, create_shop
+from tests.fix_pipeline import Mirror, MirrorFactory
+from tests.fix_postgres import Database
+from tests.recovery.lives import kill, started, wait_for_word
+from tests.waiting import wait_for
+
+CAPTURES: dict[str, dict[str, Any]] = {
+    "trigger": {},
+}
+
+# What source and target are compared by: in SQL, and in Spark's SQL.
+COLUMNS = {
+    "shop.customers": "id, name, email, vip, balance",
+    "shop.orders": "cast(id AS {text}), customer_id, status, total, md5(cast(note AS {bytes}))",
+    "shop.order_items": "cast(order_id AS {text}), line, product, quantity, price",
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_tables_equal_the_source_after_a_kill_under_load(database: Database, mirror: MirrorFactory, tmp_path: Path, capture: str) -> None:
+    create_shop(database.dsn, customers=100, orders=2_000)
+    keep_changed_at(database)
+    source = {"dsn": database.dsn, "capture": capture, **CAPTURES[capture]}
+    small = {"master": "local[2]", "conf": SHORT_LIVED}
+    shop = mirror(tables=["shop.*"], source=source, snapshot_chunk_bytes=262_144, spark=small)
+    log = tmp_path / "run.log"
+    with ShopWorkload(database.dsn, seed=7, pause_seconds=0.02) as workload, database.connect() as late:
+        late.execute("SELECT now()")  # it has begun before everything else, and is the last to commit
+        with started(shop, log) as process:
+            wait_for_word("epoch", process, log)
+            late.execute("INSERT INTO shop.customers (name) VALUES ('late')")
+            late.execute("INSERT INTO shop.orders (customer_id, status) VALUES (1, 'late')")
+            at = workload.transactions
+            wait_for(lambda: workload.transactions > at + 20, "some more transactions", lambda: workload.transactions)
+            kill(process, everything=True)
+        late.commit()
+        at = workload.transactions
+        wait_for(lambda: workload.transactions > at + 20, "some that nobody sees", lambda: workload.transactions)
+    shop.run_once()
+    assert_same(database, shop)
+
+
+def keep_changed_at(database: Database) -> None:
+    """A column that goes up with every change of an order, as the server has the time."""
+    database.execute(
+        """
+        ALTER TABLE shop.orders ADD changed_at timestamptz NOT NULL DEFAULT now();
+        CREATE INDEX ON shop.orders (changed_at);
+        CREATE FUNCTION shop.changed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN NEW.changed_at := now(); RETURN NEW; END $$;
+        CREATE TRIGGER changed BEFORE UPDATE ON shop.orders FOR EACH ROW EXECUTE FUNCTION shop.changed();
+        """
+    )
+
+
+def assert_same(database: Database, shop: Mirror) -> None:
+    """While nobody writes to the source."""
+    for table, columns in COLUMNS.items():
+        expected = database.query(f"SELECT {columns.format(text='text', bytes='bytea')} FROM {table}")
+        found = [tuple(row) for row in shop.rows(table, columns.format(text="string", bytes="binary"))]
+        assert len(expected) > 100
+        assert sorted(map(repr, found)) == sorted(map(repr, expected)), table
