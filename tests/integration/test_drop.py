@@ -11,11 +11,13 @@ import yaml
 from typer.testing import CliRunner
 
 from penstock.capture.provision import ensure_capture
+from penstock.capture.trigger_provision import ensure_coverage
 from penstock.cli.main import app
 from penstock.errors import PipelineBusyError, SlotBusyError
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.pipeline.dropping import plan_drop, run_drop
 from penstock.position import Position
+from penstock.postgres.change_table import ChangeTable
 from penstock.postgres.connection import connect, connect_replication
 from penstock.postgres.ddl_trigger import ensure_trigger, is_installed
 from penstock.schema import TableName
@@ -67,6 +69,23 @@ class Source:
 @pytest.fixture
 def source(database: Database, tmp_path: Path) -> Source:
     return Source(database, tmp_path)
+
+
+def test_change_table_and_triggers_go(database: Database, tmp_path: Path) -> None:
+    database.execute("CREATE TABLE items (id int PRIMARY KEY)")
+    path = tmp_path / "pipeline.yaml"
+    path.write_text(yaml.safe_dump(mirror_document(database, source={"dsn": database.dsn, "capture": "trigger"})), encoding="utf-8")
+    config = load_config(path)
+    ensure_coverage(config.source.address(), config.slot, [ITEMS], manage=True)
+    with connect(config.source.address()) as reader:
+        assert ChangeTable(reader, config.slot).try_lock()
+        with pytest.raises(SlotBusyError):
+            plan_drop(config)
+    plan = plan_drop(config)
+    assert plan.dropped == [f"change table {config.slot}, with the triggers of all tables, and what nobody has read"]
+    run_drop(config, plan)
+    assert database.query("SELECT count(*) FROM pg_trigger") == [(0,)]
+    assert plan_drop(config).dropped == []
 
 
 def test_all_of_it_goes_after_a_question_and_a_second_time_there_is_nothing(source: Source) -> None:

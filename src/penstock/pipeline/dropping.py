@@ -1,4 +1,4 @@
-"""What a pipeline has at its source, and the end of it: the slot, the publication, the event trigger.
+"""What a pipeline has at its source, and the end of it: the slot, the publication, the event trigger, the change table.
 
 Only what is this pipeline's alone is dropped. A slot behind which others read, a publication that the configuration names, an event trigger
 while other slots are there: they are left, and named. The targets and the state stay as they are; without its slot the pipeline cannot go
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.errors import PipelineBusyError
+from penstock.errors import PipelineBusyError, SlotBusyError
 from penstock.pipeline.config import PipelineConfig
+from penstock.postgres.capture_triggers import inspect_change_table, remove
+from penstock.postgres.change_table import ChangeTable
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.ddl_trigger import drop_trigger, is_installed
 from penstock.postgres.publication import drop_publication, inspect_publication
@@ -28,11 +30,14 @@ class DropPlan:
     slot: str | None = None
     publication: str | None = None
     trigger: bool = False
+    changes: str | None = None
+    """The schema of the change table."""
     kept: tuple[str, ...] = ()
 
     @property
     def dropped(self) -> list[str]:
-        named = (("replication slot", self.slot), ("publication", self.publication))
+        noted = None if self.changes is None else f"{self.changes}, with the triggers of all tables, and what nobody has read"
+        named = (("replication slot", self.slot), ("publication", self.publication), ("change table", noted))
         found = [f"{kind} {name}" for kind, name in named if name is not None]
         return [*found, "event triggers penstock_ddl_altered and penstock_ddl_dropped, with schema penstock_ddl"] if self.trigger else found
 
@@ -45,7 +50,8 @@ def plan_drop(config: PipelineConfig) -> DropPlan:
         kept: list[str] = []
         slot = _slot(connection, config, others, kept)
         publication = _publication(connection, config, others, kept)
-        return DropPlan(slot, publication, _drops_trigger(connection, config, kept), tuple(kept))
+        trigger, changes = _drops_trigger(connection, config, kept), _change_table(connection, config, others, kept)
+        return DropPlan(slot, publication, trigger, changes, tuple(kept))
 
 
 def run_drop(config: PipelineConfig, plan: DropPlan) -> None:
@@ -58,6 +64,8 @@ def run_drop(config: PipelineConfig, plan: DropPlan) -> None:
             drop_publication(connection, plan.publication)
         if plan.trigger:
             drop_trigger(connection)
+        if plan.changes is not None and _is_unread(connection, plan.changes):
+            remove(connection, plan.changes)
 
 
 def _check_stopped(config: PipelineConfig) -> None:
@@ -79,6 +87,28 @@ def _slot(connection: Connection, config: PipelineConfig, others: list[str], kep
         return None
     _is_idle(connection, found.name)
     return found.name
+
+
+def _change_table(connection: Connection, config: PipelineConfig, others: list[str], kept: list[str]) -> str | None:
+    if config.source.capture != "trigger":
+        return None
+    found = inspect_change_table(connection, config.slot)
+    if found is None:
+        return None
+    if others:
+        kept.append(f"change table {config.slot}: {', '.join(others)} read behind it (penstock capture --forget takes them out)")
+    elif not found.is_ours:
+        kept.append(f"change table {config.slot}: it belongs to {found.owner}")
+    elif _is_unread(connection, config.slot):
+        return config.slot
+    return None
+
+
+def _is_unread(connection: Connection, schema: str) -> bool:
+    """Raises if somebody reads it; otherwise nobody does until this session ends."""
+    if not ChangeTable(connection, schema).try_lock():
+        raise SlotBusyError(f"another process reads the change table {schema}", hint="stop it, and say it again")
+    return True
 
 
 def _is_idle(connection: Connection, name: str) -> bool:

@@ -163,7 +163,8 @@ def detach(connection: Connection, schema: str, tables: Collection[TableName]) -
 
 def remove(connection: Connection, schema: str) -> None:
     """Take away everything, also what nobody has read."""
-    with source_errors(f"removing the change table {schema}"):
+    with source_errors(f"removing the change table {schema}"), connection.transaction():
+        connection.execute(_patience())
         connection.execute(statement("remove", schema))
 
 
