@@ -51,6 +51,10 @@ def test_address_that_is_none_is_an_error_of_its_own(url: str | None) -> None:
         {"waitSeconds": "nan"},
         {"dsn": "postgresql://elsewhere"},
         {"colums": "id"},
+        {"capture": "embedded"},
+        {"process": "separate"},
+        {"polling": "{}"},
+        {"byTriggers": "true"},
     ],
 )
 def test_all_else_that_is_wrong_is_a_matter_of_configuration(wrong: dict[str, str]) -> None:
