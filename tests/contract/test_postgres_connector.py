@@ -512,6 +512,8 @@ def test_an_option_that_is_unknown_or_makes_no_sense_is_named() -> None:
         ({"dns": "x"}, "no option 'dns'"),
         ({"dsn": "host=h", "slot": "s"}, "'spool' is missing"),
         ({"dsn": "host=h", "slot": "s", "spool": "x", "tables": "nodot"}, "'tables' cannot be read"),
+        ({"dsn": "host=h", "slot": "s", "spool": "x", "process": "separate"}, "captures by itself"),
+        ({"dsn": "host=h", "slot": "s", "spool": "x", "byTriggers": "true"}, "other captures"),
     ):
         with pytest.raises(ConfigError, match=message):
             connector.open(options)

@@ -89,6 +89,8 @@ class ConnectorSettings:
         capture = CaptureSettings.from_options({name: value for name, value in given.items() if name not in _NAMES})
         if capture.is_separate:
             raise ConfigError("a connector captures by itself, and the option 'process' says separate", hint="leave that option out")
+        if capture.polling is not None or capture.by_triggers:
+            raise ConfigError("a connector follows the log, and 'polling' and 'byTriggers' are of other captures", hint="leave them out")
         own = {**_DEFAULTS, **given}
         return cls(
             capture,
