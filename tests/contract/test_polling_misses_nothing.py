@@ -159,6 +159,25 @@ def test_row_that_was_deleted_while_nobody_looked_is_deleted(polled: PollingHarn
     assert len(events) == 3
 
 
+def test_row_that_only_a_snapshot_has_seen_is_deleted(polled: PollingHarness) -> None:
+    """It came after one look and went before the next, and whoever has the snapshot has it."""
+    table = polled.table
+    polled.commit(upsert(table, 1, "stays"), upsert(table, 2, "seen by both"))
+    polled.capture().live().close()
+    polled.commit(upsert(table, 3, "seen by the snapshot alone"))
+    with closing(polled.capture().snapshot([table])) as snapshot:
+        assert len(list(snapshot)) == 3
+    polled.commit(delete(table, 2), delete(table, 3))
+    with closing(polled.capture().live()) as stream:
+        found = take(stream, 2, polled.deadline_seconds)
+        for change in found:
+            change.ack.confirm()
+    check_same_set(found, [delete(table, 2), delete(table, 3)], "both")
+    assert [path for path in polled.settings.keys.iterdir() if path.suffix == ".copied"] == [], "a confirmed look knows of it"
+    with closing(polled.capture().live()) as stream:
+        assert until(polled, stream) == [], "each once"
+
+
 def test_spool_that_is_lost_brings_the_rows_anew(polled: PollingHarness) -> None:
     deliver_three(polled, confirm=lambda changes: changes[0].ack.confirm())
     polled.commit(delete(polled.table, 0))

@@ -75,3 +75,29 @@ def test_keys_of_another_column_or_type_are_as_good_as_lost(tmp_path: Path) -> N
     assert not known.has(other, Position.of(5))
     (tmp_path / next(path.name for path in tmp_path.iterdir())).write_bytes(b"PAR1")
     assert not known.has(TABLE, Position.of(5)), "nor are those that cannot be read"
+
+
+@given(keys=st.tuples(KEYS, KEYS, KEYS), rows=st.integers(1, 9))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_keys_of_a_copy_that_are_gone_are_told_unless_the_look_before_had_them(
+    keys: tuple[set[int], set[int], set[int]], rows: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(known_keys, "_BATCH_ROWS", rows)
+    before, copied, now = keys
+    known = KnownKeys(tmp_path_factory.mktemp("keys"))
+    known.store(TABLE, Position.of(5), in_order(before))
+    known.store_copied(TABLE, Position.of(6), in_order(copied))
+    assert known.copies(TABLE, Position.of(5)) == [Position.of(6)]
+    assert gone(known, Position.of(5), now) == sorted(before - now)
+    found = [int(key) for texts in known.compare_copy(TABLE, Position.of(6), Position.of(5)) for key in texts[2].to_pylist()]
+    assert sorted(found) == sorted(copied - before - now)
+
+
+def test_copies_are_forgotten_when_a_later_look_is_known_for_good(tmp_path: Path) -> None:
+    known = KnownKeys(tmp_path)
+    for at in (6, 8):
+        known.store_copied(TABLE, Position.of(at), in_order({1}))
+    assert known.copies(TABLE, Position.of(6)) == [Position.of(8)]
+    assert known.copies(TABLE.with_key(["code"]), None) == [], "keys of another kind"
+    known.forget_copies({1: Position.of(7), 2: Position.of(9)})
+    assert known.copies(TABLE, None) == [Position.of(8)]

@@ -3,12 +3,17 @@
 A file for each table, sorted by a number that the server makes of the key: so two looks are compared side by side, some thousand keys at a
 time, however many there are. It is named after the look that it is of, as the mark is that goes with it; the one before stays until that
 mark is durable. Its columns are named after those of the key: keys of another kind are not comparable, and as good as lost.
+
+A copy of the table is a look too, of which only the copy knows: a row that comes after one look, is copied, and goes before the next, is in
+no file of the two. So the keys of a copy are kept beside them, until a look that knows of them is confirmed.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,6 +26,7 @@ from penstock.schema import TableSchema
 from penstock.spool import storage
 
 _FILE = re.compile(r"(\d+)-([0-9A-F]{16})\.parquet")
+_COPIED = re.compile(r"(\d+)-([0-9A-F]{16})\.copied")
 _BATCH_ROWS = 65_536
 
 KeyTexts = list[pa.StringArray]
@@ -35,11 +41,7 @@ class KnownKeys:
 
     def has(self, table: TableSchema, position: Position) -> bool:
         """Whether the keys of that look are there, and are such as the table has now."""
-        path = self._path(table.oid, position)
-        try:
-            return path.exists() and pq.read_schema(path).names == _names(table)
-        except (OSError, pa.ArrowException):
-            return False
+        return _is_of(self._path(table.oid, position), table)
 
     def store(self, table: TableSchema, position: Position, keys: Iterator[KeyTexts]) -> None:
         """Keep all of these, durably."""
@@ -50,19 +52,49 @@ class KnownKeys:
     def compare(self, table: TableSchema, before: Position | None, keys: Iterator[KeyTexts]) -> Iterator[KeyTexts]:
         """Give out the keys of the look at `before` that are not among `keys`. These are kept for `adopt`, once this is at its end."""
         new = _Kept(keys, self._new(table.oid), _names(table))
-        try:
-            if before is not None:
-                with pq.ParquetFile(self._path(table.oid, before)) as file:
-                    for batch in filter(len, file.iter_batches(_BATCH_ROWS)):
-                        gone = batch.filter(pc.invert(pc.is_in(batch.column(1), new.upto(batch.column(0)[-1].as_py()))))
-                        if gone.num_rows:
-                            yield [column.cast(pa.string()) for column in gone.columns]
+        with _failing(), ExitStack() as stack:
+            stack.callback(new.close)
+            for texts in _batches(stack, self._path(table.oid, before)) if before is not None else ():
+                is_gone = pc.invert(pc.is_in(texts[1], new.upto(texts[0][-1].as_py())))
+                gone = [text.filter(is_gone) for text in texts]
+                if len(gone[0]):
+                    yield [column.cast(pa.string()) for column in gone]
             new.finish()
-        except (OSError, pa.ArrowException) as error:
-            # Arrow may quote a value in its message.
-            raise SpoolError(f"the keys of a table cannot be kept or read: {type(error).__name__}") from error
-        finally:
-            new.close()
+
+    def store_copied(self, table: TableSchema, position: Position, keys: Iterator[KeyTexts]) -> None:
+        """Keep those that a copy at `position` has, durably. From any process, while nobody looks."""
+        path = self._copied(table.oid, position)
+        new = _Kept(keys, path.with_suffix(".tmp"), _names(table))
+        with _failing():
+            try:
+                new.finish()
+            finally:
+                new.close()
+        storage.rename(path.with_suffix(".tmp"), path)
+        storage.sync_directory(self._directory)
+
+    def copies(self, table: TableSchema, after: Position | None) -> list[Position]:
+        """Of which copies, later than that look, there are keys such as the table has now."""
+        found = [position for oid, position in self._list(_COPIED) if oid == table.oid and (after is None or position > after)]
+        return [position for position in found if _is_of(self._copied(table.oid, position), table)]
+
+    def compare_copy(self, table: TableSchema, copy: Position, before: Position | None) -> Iterator[KeyTexts]:
+        """Give out the keys of a copy that are neither among those that were compared last, nor among those of the look at `before`."""
+        with _failing(), ExitStack() as stack:
+            paths = [self._new(table.oid), *([self._path(table.oid, before)] if before is not None else [])]
+            others = [_Kept(_batches(stack, path), None, _names(table)) for path in paths]
+            for texts in _batches(stack, self._copied(table.oid, copy)):
+                upto = texts[0][-1].as_py()
+                is_known = functools.reduce(pc.or_, [pc.is_in(texts[1], other.upto(upto)) for other in others])
+                gone = [text.filter(pc.invert(is_known)) for text in texts]
+                if len(gone[0]):
+                    yield [column.cast(pa.string()) for column in gone]
+
+    def forget_copies(self, known: Mapping[int, Position]) -> None:
+        """Of tables of which a look is known for good: the copies before it."""
+        for oid, position in self._list(_COPIED):
+            if oid in known and position <= known[oid]:
+                storage.remove_file(self._copied(oid, position))
 
     def adopt(self, oid: int, position: Position) -> None:
         """Make what was compared last the keys of the look at `position`, durably."""
@@ -71,10 +103,13 @@ class KnownKeys:
 
     def keep_only(self, kept: Mapping[int, Position]) -> None:
         """Of these tables, remove the files of all other looks."""
-        for name in storage.list_files(self._directory):
-            match = _FILE.fullmatch(name)
-            if match is not None and int(match[2], 16) != kept.get(int(match[1]), _of(match)).value:
-                storage.remove_file(self._directory / name)
+        for oid, position in self._list(_FILE):
+            if position != kept.get(oid, position):
+                storage.remove_file(self._path(oid, position))
+
+    def _list(self, pattern: re.Pattern[str]) -> list[tuple[int, Position]]:
+        matches = map(pattern.fullmatch, storage.list_files(self._directory))
+        return [(int(match[1]), Position.of(int(match[2], 16))) for match in matches if match is not None]
 
     def _new(self, oid: int) -> Path:
         return self._directory / f"{oid}.new"
@@ -82,20 +117,41 @@ class KnownKeys:
     def _path(self, oid: int, position: Position) -> Path:
         return self._directory / f"{oid}-{position.value:016X}.parquet"
 
+    def _copied(self, oid: int, position: Position) -> Path:
+        return self._directory / f"{oid}-{position.value:016X}.copied"
+
 
 def _names(table: TableSchema) -> list[str]:
     types = {column.name: column.type_oid for column in table.columns}
     return ["number", "whole", *(f"{name} {types[name]}" for name in table.key)]
 
 
-def _of(match: re.Match[str]) -> Position:
-    return Position.of(int(match[2], 16))
+def _is_of(path: Path, table: TableSchema) -> bool:
+    try:
+        return path.exists() and pq.read_schema(path).names == _names(table)
+    except (OSError, pa.ArrowException):
+        return False
+
+
+def _batches(stack: ExitStack, path: Path) -> Iterator[KeyTexts]:
+    """Of a file, which is open as long as `stack` is; none of them is empty."""
+    file = stack.enter_context(pq.ParquetFile(path))
+    return (batch.columns for batch in file.iter_batches(_BATCH_ROWS) if batch.num_rows)
+
+
+@contextmanager
+def _failing() -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        # Arrow may quote a value in its message.
+        raise SpoolError(f"the keys of a table cannot be kept or read: {type(error).__name__}") from error
 
 
 class _Kept:
-    """Keys as they come: written to a file, and held for as long as the other side has not passed them."""
+    """Keys as they come: written to a file, if there is one, and held for as long as the other side has not passed them."""
 
-    def __init__(self, keys: Iterator[KeyTexts], path: Path, names: list[str]) -> None:
+    def __init__(self, keys: Iterator[KeyTexts], path: Path | None, names: list[str]) -> None:
         self._keys = keys
         self._path = path
         self._schema = pa.schema([pa.field(name, pa.string() if at else pa.int64()) for at, name in enumerate(names)])
@@ -118,8 +174,9 @@ class _Kept:
         while not self._is_over:
             self._read()
             self._numbers, self._wholes = self._numbers[:0], self._wholes[:0]
+        assert self._path is not None
         if self._writer is None:
-            self._open()
+            self._open(self._path)
         self.close()
         storage.sync_file(self._path)
 
@@ -134,12 +191,13 @@ class _Kept:
             self._is_over = True
             return
         numbers = texts[0].cast(pa.int64())
-        writer = self._writer or self._open()
-        writer.write_batch(pa.RecordBatch.from_arrays([numbers, *texts[1:]], schema=self._schema))
+        if self._path is not None:
+            writer = self._writer or self._open(self._path)
+            writer.write_batch(pa.RecordBatch.from_arrays([numbers, *texts[1:]], schema=self._schema))
         self._numbers = pa.concat_arrays([self._numbers, numbers])
         self._wholes = pa.concat_arrays([self._wholes, texts[1]])
 
-    def _open(self) -> pq.ParquetWriter:
-        storage.make_directory(self._path.parent)
-        self._writer = pq.ParquetWriter(self._path, self._schema)
+    def _open(self, path: Path) -> pq.ParquetWriter:
+        storage.make_directory(path.parent)
+        self._writer = pq.ParquetWriter(path, self._schema)
         return self._writer

@@ -16,6 +16,7 @@ from typing_extensions import override
 from penstock.capture.events import snapshot_events
 from penstock.capture.feeding import FeedCapture
 from penstock.capture.live import LiveChanges, register
+from penstock.capture.polling_copies import CopiedKeys
 from penstock.capture.polling_feed import PollingFeed
 from penstock.capture.polling_rules import XMIN
 from penstock.capture.polling_settings import PollingSettings
@@ -24,7 +25,7 @@ from penstock.contracts.capture import UNTRACKED, Change, ChangeCapture, ChangeS
 from penstock.errors import NoTablesError
 from penstock.postgres.chunks import check_values, snapshot_schema
 from penstock.postgres.connection import connect
-from penstock.postgres.moments import hold_moment, reached_position
+from penstock.postgres.moments import hold_fence, reached_position
 from penstock.postgres.polled import EVERYTHING, read_window
 from penstock.postgres.types.rows import decode_rows
 from penstock.schema import TableName
@@ -81,7 +82,8 @@ class PollingCapture(ChangeCapture):
         settings = replace(self.settings, rules=replace(self.settings.rules, cursor=XMIN, cursors=()))
         with connect(settings.address, "penstock snapshot") as connection:
             found = find_tables(connection, tables)
-            with hold_moment(connection, [table.name for table in found]) as moment:
+            keep = CopiedKeys(self.settings, found)
+            with hold_fence(connection, [table.name for table in found], keep) as moment:
                 commit = Commit(moment.position)
                 for table in inspect_polled(connection, settings, found).checked():
                     for block in read_window(connection, table, EVERYTHING, EVERYTHING, moment):

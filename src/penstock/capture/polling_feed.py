@@ -14,6 +14,7 @@ import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import pyarrow as pa
 from typing_extensions import override
@@ -152,6 +153,8 @@ class PollingSession(FeedSession):
     @override
     def confirm(self, mark: Mark) -> None:
         self._store.save_mark(mark)
+        tables = PollingState.parse(mark.state).tables
+        self._keys.forget_copies({oid: state.keys for oid, state in tables.items() if state.keys is not None})
 
     @override
     def look(self) -> Iterator[LogStep]:
@@ -224,7 +227,7 @@ class PollingSession(FeedSession):
     def _ask(self, asked: _Asked, following: Window, steps: LookSteps) -> Generator[LogStep, None, TableState]:
         """What is new in one table; its state after that."""
         table, state = asked.table, asked.state
-        rows_before = steps.rows
+        rows_before, copies = steps.rows, list[Position]()
         if table.schema.oid not in self._states:
             # Dropped and made anew under the same name: the rows that it had went with it.
             yield from steps.truncate(table.schema)
@@ -233,10 +236,11 @@ class PollingSession(FeedSession):
                 _log.warning("keys are lost or of another kind, table is read anew", extra={"table": str(table.schema.name)})
                 yield from steps.truncate(table.schema)
                 state = replace(state.anew(), keys=None)
-            yield from self._compare(asked, state.keys, steps)
+            copies = self._keys.copies(table.schema, state.keys)
+            yield from self._compare(asked, state.keys, copies, steps)
         seen = yield from self._upserts(replace(asked, state=state), following, steps)
         keys = state.keys if self._settings.rules.deletes else None
-        if self._settings.rules.deletes and (keys is None or steps.rows > rows_before):
+        if self._settings.rules.deletes and (keys is None or copies or steps.rows > rows_before):
             keys = asked.position
             self._keys.adopt(table.schema.oid, keys)
         return TableState(table.how, following, seen, keys)
@@ -253,15 +257,16 @@ class PollingSession(FeedSession):
                 yield from steps.add(table.schema, ChangeType.UPDATE_POSTIMAGE, fresh.texts)
         return pa.concat_arrays(seen) if seen else NONE_SEEN
 
-    def _compare(self, asked: _Asked, before: Position | None, steps: LookSteps) -> Iterator[LogStep]:
-        """Deletes of the keys that are gone; one truncate if all are."""
+    def _compare(self, asked: _Asked, before: Position | None, copies: Sequence[Position], steps: LookSteps) -> Iterator[LogStep]:
+        """Deletes of the keys that are gone, since the look before or since the table was copied; one truncate if all are."""
         schema = asked.table.schema
         now = read_keys_in_order(self._connection, asked.table)
         first = next(now, None)
-        gone = self._keys.compare(schema, before, _again(first, now))
+        looked = self._keys.compare(schema, before, _again(first, now))
+        copied = (self._keys.compare_copy(schema, copy, before) for copy in copies)
         places = {name: 2 + at for at, name in enumerate(schema.key)}
         is_told = False
-        for texts in gone:
+        for texts in chain(looked, chain.from_iterable(copied)):
             if first is not None:
                 nulls = pa.nulls(len(texts[1]), pa.string())
                 columns = [texts[places[name]] if name in places else nulls for name in schema.column_names]

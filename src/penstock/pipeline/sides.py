@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing_extensions import override
 
 from penstock.capture.choosing import polling_settings
+from penstock.capture.polling_copies import CopyExport
 from penstock.capture.polling_feed import PollingFeed
 from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.polling_tables import find_tables, inspect_polled
@@ -29,7 +30,7 @@ from penstock.postgres.capture_triggers import inspect_begin
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.exported import Export, export_snapshot
 from penstock.postgres.health import log_wait
-from penstock.postgres.moments import export_moment, flush_log, inspect_system
+from penstock.postgres.moments import flush_log, inspect_system
 from penstock.postgres.publication import drop_table, inspect_memberships
 from penstock.postgres.slot import COPY_ANEW, OnWait, check_server, current_position, inspect_server, inspect_slot
 from penstock.postgres.timeline import SystemIdentity, identify_system
@@ -163,7 +164,7 @@ class PollingSide(CaptureSide):
     @property
     @override
     def export(self) -> Export:
-        return export_moment
+        return CopyExport(self._settings)
 
     @override
     def goal(self, connection: Connection) -> Position:

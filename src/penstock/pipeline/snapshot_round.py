@@ -90,11 +90,12 @@ class SnapshotRound:
     def run(self) -> None:
         """Raises what the tables are not to blame for."""
         self._check_slot()
+        sources = [source for copy in self._copies for source in copy.table.sources]
         with connect(self._source.address) as connection:
-            sizes = inspect_sizes(connection, [source.oid for copy in self._copies for source in copy.table.sources])
+            sizes = inspect_sizes(connection, [source.oid for source in sources])
         threads: list[threading.Thread] = []
         try:
-            with self._source.export(self._source.address, self._tell_wait) as exported:
+            with self._source.export(self._source.address, self._tell_wait, sources) as exported:
                 schedule = Schedule(
                     [(copy, sum(sizes.get(source.oid, 0) for source in copy.table.sources)) for copy in self._copies],
                     is_stopping=self._events.is_stopping,

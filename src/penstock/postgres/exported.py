@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from psycopg import sql
 
 from penstock.position import Position
+from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command
 from penstock.postgres.health import inspect_blockers, log_wait
 from penstock.postgres.queries import query
@@ -36,7 +37,7 @@ class ExportedSnapshot:
 
 
 @contextmanager
-def export_snapshot(address: SourceAddress, on_wait: OnWait = log_wait) -> Iterator[ExportedSnapshot]:
+def export_snapshot(address: SourceAddress, on_wait: OnWait = log_wait, _tables: Sequence[CatalogTable] = ()) -> Iterator[ExportedSnapshot]:
     """Hold a snapshot open for the length of the block. Creating it waits for the transactions that are open at that moment.
 
     `on_wait` is told once a second for which; what it raises ends the wait.
@@ -54,8 +55,8 @@ def export_snapshot(address: SourceAddress, on_wait: OnWait = log_wait) -> Itera
         yield ExportedSnapshot(name, Position.parse(consistent))
 
 
-Export: TypeAlias = Callable[[SourceAddress, OnWait], AbstractContextManager[ExportedSnapshot]]
-"""A way of holding a snapshot that has a fence."""
+Export: TypeAlias = Callable[[SourceAddress, OnWait, Sequence[CatalogTable]], AbstractContextManager[ExportedSnapshot]]
+"""A way of holding a snapshot that has a fence, for copying some tables."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ which it gives out again. So nothing that a moment shows is relied on before the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 import psycopg
 from psycopg import sql
@@ -29,7 +29,7 @@ from penstock.postgres.exported import ExportedSnapshot
 from penstock.postgres.health import log_wait
 from penstock.postgres.outline import lock_patience
 from penstock.postgres.queries import query
-from penstock.postgres.slot import OnWait
+from penstock.postgres.slot import OnWait, nudge
 from penstock.postgres.timeline import SystemIdentity
 from penstock.schema import TableName
 
@@ -49,6 +49,10 @@ class Moment:
     taken_at: datetime
 
 
+Keep: TypeAlias = Callable[[Connection, Moment], None]
+"""Keeps what there is at a moment, in its transaction."""
+
+
 @contextmanager
 def hold_moment(connection: Connection, tables: Sequence[TableName] = ()) -> Iterator[Moment]:
     """Read under one moment for the length of the block, in one read-only transaction of `connection`.
@@ -63,14 +67,28 @@ def hold_moment(connection: Connection, tables: Sequence[TableName] = ()) -> Ite
 
 
 @contextmanager
-def export_moment(address: SourceAddress, _on_wait: OnWait = log_wait) -> Iterator[ExportedSnapshot]:
-    """As `export_snapshot`, without a slot: the fence is a moment. Nothing is waited for, so nobody is told."""
-    with connect(address, "penstock snapshot") as connection, connect(address) as other, _begun(connection):
+def hold_fence(connection: Connection, tables: Sequence[TableName] = (), keep: Keep | None = None) -> Iterator[Moment]:
+    """As `hold_moment`, for copying: every other moment has an earlier place or a later one, and none is taken while `keep` runs."""
+    connection.execute(lock_patience())
+    connection.execute(query("polling", "lock_moment"))
+    flush_log(connection)
+    with _begun(connection, tables):
         moment = _inspect_moment(connection)
+        if keep is not None:
+            keep(connection, moment)
+        # From within, and not on disk: enough for whoever comes next to have a later place, also if nobody else writes anything.
+        nudge(connection)
+        for _ in range(2):
+            connection.execute(query("polling", "unlock_moment"))
+        yield moment
+
+
+@contextmanager
+def export_moment(address: SourceAddress, _on_wait: OnWait = log_wait, keep: Keep | None = None) -> Iterator[ExportedSnapshot]:
+    """As `export_snapshot`, without a slot: the fence is a moment. Nothing is waited for, so nobody is told."""
+    with connect(address, "penstock snapshot") as connection, connect(address) as other, hold_fence(connection, keep=keep) as moment:
         row: Any = connection.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
-        # Whoever comes next has a later place, also if nobody else writes anything.
-        flush_log(other)
-        connection.execute(query("polling", "unlock_moment"))
+        ensure_flushed(other, moment.position)
         yield ExportedSnapshot(row[0], moment.position)
 
 
