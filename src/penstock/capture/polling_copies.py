@@ -41,5 +41,7 @@ class CopyExport:
 
     settings: PollingSettings
 
-    def __call__(self, address: SourceAddress, on_wait: OnWait, tables: Sequence[CatalogTable]) -> AbstractContextManager[ExportedSnapshot]:
+    def __call__(
+        self, address: SourceAddress, on_wait: OnWait, tables: Sequence[CatalogTable] = ()
+    ) -> AbstractContextManager[ExportedSnapshot]:
         return export_moment(address, on_wait, CopiedKeys(self.settings, tables))

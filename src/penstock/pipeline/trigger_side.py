@@ -17,6 +17,7 @@ from penstock.pipeline.sides import CaptureSide, Describe
 from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
 from penstock.position import Position
 from penstock.postgres.capture_triggers import detach, inspect_acts, inspect_change_table
+from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.change_table import ChangeTable, check_reader, export_fence
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.exported import Export, ExportedSnapshot
@@ -102,7 +103,9 @@ class TriggerSide(CaptureSide):
             with connect(self._address) as connection:
                 detach(connection, self._name, tables)
 
-    def _export(self, address: SourceAddress, on_wait: OnWait = log_wait) -> AbstractContextManager[ExportedSnapshot]:
+    def _export(
+        self, address: SourceAddress, _on_wait: OnWait = log_wait, _tables: Sequence[CatalogTable] = ()
+    ) -> AbstractContextManager[ExportedSnapshot]:
         """Nothing is waited for."""
         return export_fence(address, self._name)
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from psycopg import sql
 
@@ -55,8 +55,12 @@ def export_snapshot(address: SourceAddress, on_wait: OnWait = log_wait, _tables:
         yield ExportedSnapshot(name, Position.parse(consistent))
 
 
-Export: TypeAlias = Callable[[SourceAddress, OnWait, Sequence[CatalogTable]], AbstractContextManager[ExportedSnapshot]]
-"""A way of holding a snapshot that has a fence, for copying some tables."""
+class Export(Protocol):
+    """A way of holding a snapshot that has a fence; `tables` are those that are copied under it."""
+
+    def __call__(
+        self, address: SourceAddress, on_wait: OnWait, tables: Sequence[CatalogTable] = (), /
+    ) -> AbstractContextManager[ExportedSnapshot]: ...
 
 
 @dataclass(frozen=True, slots=True)
