@@ -283,7 +283,7 @@ def test_role_that_may_only_read_can_poll(shared_database: Database, tmp_path: P
                 polled.commit(upsert(polled.table, 1, "x"))
                 check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "x")], "with SELECT, and nothing else")
             polled.ruled(resume=None)
-            with pytest.raises(PrivilegeError, match="may not make the tables") as refused:
+            with pytest.raises(PrivilegeError, match="may not make or use the tables") as refused:
                 polled.capture().live()
             assert "GRANT SELECT, INSERT, UPDATE, DELETE" in str(refused.value.hint)
         finally:
