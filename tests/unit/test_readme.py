@@ -67,8 +67,10 @@ def test_every_file_that_the_architecture_names_exists() -> None:
         assert any(path.exists() for path in places), name
     for name in set(re.findall(r"`(tests/[\w/]+\.py)", text)):
         assert (ROOT / name).exists(), name
+    suites = ROOT / "src" / "penstock" / "testing"
+    tests = [path.read_text(encoding="utf-8") for place in (ROOT / "tests", suites) for path in place.rglob("*.py")]
     for name in set(re.findall(r"`(test_\w+)`", text)):
-        assert any(f"def {name}(" in path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")), name
+        assert any(f"def {name}(" in text for text in tests), name
 
 
 def test_configuration_in_the_guide_to_captures_is_valid(tmp_path: Path) -> None:
