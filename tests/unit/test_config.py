@@ -330,6 +330,9 @@ def test_maintenance_is_of_all_tables_and_delta_tables_keep_an_hour_at_least(tmp
     config = _load(tmp_path, MINIMAL + chosen)
     assert config.maintenance.delta == Upkeep(compact_after=0, checkpoint_after=10, keep_seconds=2 * 86400)
     assert config.maintenance.iceberg_keep_seconds == 2 * 86400
+    assert (config.maintenance.delta.versions, config.maintenance.iceberg_versions) == (20_000, 1_000)
+    config = _load(tmp_path, MINIMAL + "maintenance: {versions: 300}\n")
+    assert (config.maintenance.delta.versions, config.maintenance.iceberg_versions) == (300, 300)
     assert _load(tmp_path, MINIMAL + "maintenance: {vacuum: no}\n").maintenance.delta.keep_seconds is None
     with pytest.raises(ConfigError, match="an hour at least"):
         _load(tmp_path, MINIMAL + "maintenance: {keep: 59 minutes}\n")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import time
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -47,6 +49,25 @@ def test_many_records_are_folded_and_none_is_lost(tmp_path: Path) -> None:
     files = list(_directory(tmp_path).glob("*.json*"))
     assert len(files) < 260
     assert sum(len(path.read_text().splitlines()) for path in files) == 599
+
+
+def test_records_are_forgotten_by_age_and_by_number_but_for_the_last(tmp_path: Path) -> None:
+    log = EpochLog(tmp_path, "shop")
+    for number in range(1, 1100):
+        log.record(_epoch(number))
+    folded = sorted(_directory(tmp_path).glob("*.jsonl"))
+    assert len(folded) == 4
+    log.forget(86400, 256)
+    assert len(sorted(_directory(tmp_path).glob("*.jsonl"))) == 4, "all of the last hour"
+    for path in folded:
+        os.utime(path, (time.time() - 7200,) * 2)
+    log.forget(86400, 600)
+    assert sorted(_directory(tmp_path).glob("*.jsonl")) == folded[1:]
+    assert log.at(Position.of(16 * 256)) is None
+    assert log.at(Position.of(16 * 257)) == _epoch(257)
+    log.forget(3600, 10_000)
+    assert sorted(_directory(tmp_path).glob("*.jsonl")) == folded[-1:]
+    assert log.last() == _epoch(1099)
 
 
 def test_a_record_that_was_never_renamed_into_place_does_not_count(tmp_path: Path) -> None:

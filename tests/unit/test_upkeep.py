@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.upkeep import Jobs, TableUpkeep
 from penstock.schema import TableName
 from penstock.sinks.delta_upkeep import remove_temporary
+from penstock.sinks.upkeep import Rest
 from tests.unit.test_applier import Ledger
 from tests.waiting import wait_for
 
@@ -90,32 +92,65 @@ def test_only_tables_that_stream_are_looked_after(sink: Kept, kept: TableUpkeep,
     assert sink.looks == [NAMES[1]]
 
 
-def test_a_table_that_cannot_be_looked_after_is_in_nobodys_way(sink: Kept, kept: TableUpkeep) -> None:
+def test_a_table_that_cannot_be_looked_after_is_in_nobodys_way(sink: Kept, kept: TableUpkeep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "_FIRST_REST_SECONDS", 0.01)
     sink.fails = {NAMES[0]}
     kept.start()
     wait_for(lambda: sink.looks.count(NAMES[0]) > 1 and sink.looks.count(NAMES[2]) > 1, "looks", lambda: sink.looks)
     assert set(sink.looks) == set(NAMES)
 
 
-def test_a_table_for_which_something_was_done_rests_for_ten_times_as_long(
+def test_what_failed_rests_twice_as_long_each_time_until_it_does_not_fail(
     sink: Kept, kept: TableUpkeep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    maintain = sink.maintain
+    sink.fails = {NAMES[1]}
+    for after, looks in ((0, 1), (9, 1), (2, 2), (18, 2), (3, 3)):
+        now[0] += after
+        kept.look()
+        assert sink.looks.count(NAMES[1]) == looks
+    sink.fails = set()
+    now[0] += 41
+    kept.look()
+    sink.fails = {NAMES[1]}
+    kept.look()
+    now[0] += 11
+    kept.look()
+    assert sink.looks.count(NAMES[1]) == 6
+    assert sink.looks.count(NAMES[0]) == 8, "the others were looked after each time"
 
-    def slow(table: TableName) -> None:
-        maintain(table)
-        now[0] += 5 if table == NAMES[1] else 0
 
-    monkeypatch.setattr(sink, "maintain", slow)
+def test_what_took_a_second_rests_for_ten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    rest = Rest()
+    assert rest.is_over
+    with suppress(SinkError), rest.after():
+        now[0] += 1
+        raise SinkError("no")
+    now[0] += 9.9
+    assert not rest.is_over
+    now[0] += 0.2
+    assert rest.is_over
+
+
+def test_what_there_is_besides_tables_is_done_once_a_minute(sink: Kept, jobs: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    done: list[str] = []
+
+    def fail() -> None:
+        done.append("fails")
+        raise SinkError("no")
+
+    kept = TableUpkeep(sink, dict, 1.0, jobs, [fail, lambda: done.append("done")])
+    for _ in range(3):
+        kept.look()
+    assert done == ["fails", "done"]
+    now[0] += 61
     kept.look()
-    now[0] += 49
-    kept.look()
-    assert [sink.looks.count(name) for name in NAMES] == [2, 1, 2]
-    now[0] += 2
-    kept.look()
-    assert [sink.looks.count(name) for name in NAMES] == [3, 2, 3]
+    assert done == ["fails", "done"] * 2
 
 
 def test_what_takes_too_long_is_cut_off_and_the_others_have_their_turn(sink: Kept, jobs: Counted, kept: TableUpkeep) -> None:

@@ -1,13 +1,15 @@
 """`penstock_epochs`: the record of what the targets hold, kept beside them.
 
 One row for each epoch after which every streaming table holds all changes up to its position. The last row is the pipeline's position,
-and the only thing that allows confirming. A row is a small JSON file renamed into place; now and then the files are folded into one.
+and the only thing that allows confirming. A row is a small JSON file renamed into place; now and then the files are folded into one, and
+those that nobody can read tables at any more are forgotten.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ from penstock.schema import TableName
 
 FORMAT = 1
 _FOLD_FILES = 256
+_HOLD_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +82,16 @@ class EpochLog:
         if len(files) >= _FOLD_FILES:
             self._fold(files)
 
+    def forget(self, keep_seconds: float, rows: int) -> None:
+        """Rows older than that, or besides the last `rows`; never those of the last hour, nor the last ones of all. Beside `record`."""
+        files = sorted(self._directory.glob("*.jsonl"))
+        now = time.time()
+        for after, path in enumerate(reversed(files)):
+            age = now - path.stat().st_mtime
+            is_beyond = after * _FOLD_FILES >= rows and age > _HOLD_SECONDS
+            if after and (is_beyond or age > keep_seconds):
+                path.unlink(missing_ok=True)
+
     def _fold(self, files: list[Path]) -> None:
         """Small files into one that is never written again; a crash in between leaves some rows twice, which does no harm."""
         rows = [row for path in files for row in _rows(path)]
@@ -132,11 +145,11 @@ def _table_document(status: TableStatus) -> dict[str, object]:
 
 
 def _parse(document: dict[str, Any]) -> Epoch:
-    time = document["commit_time"]
+    committed = document["commit_time"]
     return Epoch(
         document["epoch"],
         Position.parse(document["position"]),
-        datetime.fromisoformat(time) if time else None,
+        datetime.fromisoformat(committed) if committed else None,
         document["system"],
         {TableName.parse(name): _parse_table(each) for name, each in document["tables"].items()},
     )

@@ -10,11 +10,13 @@ from penstock.sinks.upkeep import Upkeep
 
 _DELTA_KEEP_SECONDS = 7 * 86400.0
 _ICEBERG_KEEP_SECONDS = 3600.0
+_DELTA_VERSIONS = 20_000
+_ICEBERG_VERSIONS = 1_000
 
 
 class MaintenanceConfig(Model):
-    """What keeps tables quick to read and their disks from filling up. It is done beside the epochs, and takes a table at most a tenth
-    of the time. Postgres sees to itself; Parquet logs are left as they are."""
+    """What keeps tables quick to read and their disks from filling up. It is done beside the epochs. Postgres sees to itself; Parquet logs
+    are left as they are."""
 
     compact_after: int = Field(
         default=64,
@@ -27,17 +29,24 @@ class MaintenanceConfig(Model):
     )
     vacuum: bool = Field(
         default=True,
-        description="remove what no version needs that is younger than `keep`: files of Delta tables, once a day, and snapshots of Iceberg "
-        "tables; no: that is left to others, and disks fill up until they do it",
+        description="remove what no version needs that is kept: commits and files of Delta tables, snapshots of Iceberg tables, records of "
+        "epochs, dead letters that are settled; no: that is left to others, and disks fill up until they do it",
     )
     keep: str | None = Field(
         default=None,
         description="how long readers can go back in time; an hour at least for Delta. Default: 7 days for Delta, 1 hour for Iceberg, "
         "whose metadata lists every epoch",
     )
+    versions: int | None = Field(
+        default=None,
+        ge=1,
+        description="of the versions that `keep` keeps, at most so many, besides those of the last hour (Delta) or ten minutes (Iceberg). "
+        f"Default: {_DELTA_VERSIONS} for Delta, {_ICEBERG_VERSIONS} for Iceberg",
+    )
+    keep_letters: str = Field(default="30 days", description="how long dead letters are kept that have been settled")
     time_limit: str = Field(default="10 minutes", description="what takes longer for one table is given up, and tried again later")
 
-    _durations = field_validator("time_limit")(checked_duration)
+    _durations = field_validator("time_limit", "keep_letters")(checked_duration)
 
     @field_validator("keep")
     @classmethod
@@ -57,5 +66,14 @@ class MaintenanceConfig(Model):
         return _DELTA_KEEP_SECONDS if self.keep is None else parse_seconds(self.keep)
 
     @property
+    def letters_keep_seconds(self) -> float:
+        return parse_seconds(self.keep_letters)
+
+    @property
     def delta(self) -> Upkeep:
-        return Upkeep(self.compact_after, self.checkpoint_after, self.delta_keep_seconds if self.vacuum else None)
+        keep = self.delta_keep_seconds if self.vacuum else None
+        return Upkeep(self.compact_after, self.checkpoint_after, keep, self.versions or _DELTA_VERSIONS)
+
+    @property
+    def iceberg_versions(self) -> int:
+        return self.versions or _ICEBERG_VERSIONS

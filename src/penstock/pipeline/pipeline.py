@@ -54,7 +54,7 @@ from penstock.pipeline.standing import over_holes
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, check_selected, inspect_pipeline, pause_ordered, select_tables
 from penstock.pipeline.transforming import transforming
-from penstock.pipeline.upkeep import Jobs, TableUpkeep
+from penstock.pipeline.upkeep import Jobs, TableUpkeep, forgetting
 from penstock.position import Position
 from penstock.postgres.attributes import CatalogShape, inspect_shape
 from penstock.postgres.catalog import CatalogTable
@@ -345,7 +345,13 @@ class Pipeline:
             roster.part_with(applier.last.tables if applier.last is not None else (), tables.sources)
             self._roster = roster
             roster.keep()
-            upkeep = TableUpkeep(self._sink, lambda: applier.statuses, self._config.maintenance.limit_seconds, Jobs(self._spark))
+            upkeep = TableUpkeep(
+                self._sink,
+                lambda: applier.statuses,
+                self._config.maintenance.limit_seconds,
+                Jobs(self._spark),
+                forgetting(self._config, letters.store),
+            )
             ending.callback(upkeep.stop)
             upkeep.start()
             copying = True

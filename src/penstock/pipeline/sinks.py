@@ -49,7 +49,8 @@ def _iceberg_sink(
     from penstock.sinks.iceberg_definition import IcebergPlace
     from penstock.sinks.iceberg_maintenance import EXPIRE_EVERY, Maintenance
 
-    maintenance = Maintenance(chosen.compact_after, chosen.iceberg_keep_seconds, EXPIRE_EVERY if chosen.vacuum else 0)
+    expire_every = EXPIRE_EVERY if chosen.vacuum else 0
+    maintenance = Maintenance(chosen.compact_after, chosen.iceberg_keep_seconds, expire_every, chosen.iceberg_versions)
     place = IcebergPlace(config.catalog, config.warehouse, config.namespace, config.format_version, maintenance)
     return IcebergSink(spark, place, pipeline, mode_of=mode_of)
 

@@ -1,6 +1,7 @@
 """Beside the epochs, a thread that looks at every table that streams, again and again, and has its sink do what is due for it.
 
-Nobody waits for it, and what fails in it fails nothing else: it is due again. A table for which something took a second rests for ten.
+Nobody waits for it, and what fails in it fails nothing else: it is due again, later and later. How often something that takes long is done
+for a table is for its sink to say.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.letter_store import LetterStore
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.schema import TableName
 from penstock.sinks.base import Sink
@@ -22,10 +27,25 @@ _log = logging.getLogger(__name__)
 
 _POOL = "penstock-maintenance"
 _LOOK_SECONDS = 1.0
-_REST = 10
+_FIRST_REST_SECONDS = 10.0
+_LONGEST_REST_SECONDS = 3600.0
+_CHORES_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 10.0
 """What is not a job of Spark's cannot be cut off; the thread ends with the process then."""
+
+
+def forgetting(config: PipelineConfig, letters: LetterStore) -> list[Callable[[], None]]:
+    """What is forgotten after a while that is not a table's: records of epochs, and letters that are settled."""
+    chosen = config.maintenance
+    if not chosen.vacuum:
+        return []
+    epochs = EpochLog(config.sink.root, config.pipeline)
+
+    def forget_letters() -> None:
+        letters.forget(datetime.now(UTC) - timedelta(seconds=chosen.letters_keep_seconds))
+
+    return [lambda: epochs.forget(chosen.delta_keep_seconds, chosen.delta.versions), forget_letters]
 
 
 class Jobs:
@@ -46,8 +66,15 @@ class Jobs:
 class TableUpkeep:
     """`check` and `stop` are called by the thread that called `start`."""
 
-    def __init__(self, sink: Sink, statuses: Callable[[], Mapping[TableName, TableStatus]], limit_seconds: float, jobs: Jobs) -> None:
-        """What takes longer than `limit_seconds` for one table is given up."""
+    def __init__(
+        self,
+        sink: Sink,
+        statuses: Callable[[], Mapping[TableName, TableStatus]],
+        limit_seconds: float,
+        jobs: Jobs,
+        chores: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        """What takes longer than `limit_seconds` for one table is given up. `chores` are done once a minute, besides."""
         self._sink = sink
         self._statuses = statuses
         self._limit_seconds = limit_seconds
@@ -55,7 +82,10 @@ class TableUpkeep:
         self._stopping = threading.Event()
         self._is_last = False
         self._since: float | None = None
-        self._rests: dict[TableName, float] = {}
+        self._chores = chores
+        self._chores_due = 0.0
+        self._failures: dict[object, tuple[int, float]] = {}
+        """What failed how often, and until when it rests."""
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -84,32 +114,42 @@ class TableUpkeep:
         while not self._stopping.wait(pause):
             started = time.monotonic()
             self.look()
-            # Of very many tables, or where a look is slow, it is not to be a burden by itself.
-            pause = max(_LOOK_SECONDS, _REST * (time.monotonic() - started))
+            # Of very many tables, it is not to be a burden by itself.
+            pause = max(_LOOK_SECONDS, time.monotonic() - started)
         if self._is_last:
             self.look()
 
     def look(self) -> None:
-        """Once at every table that streams and does not rest."""
+        """Once at every table that streams, and at what there is besides."""
         for name, status in self._statuses().items():
             if self._stopping.is_set() and not self._is_last:
                 return
-            if status.state is TableState.STREAMING and time.monotonic() >= self._rests.get(name, 0.0):
-                self._keep(name)
+            if status.state is TableState.STREAMING:
+                self._do(name, lambda name=name: self._sink.maintain(name))  # type: ignore[misc]
+        if time.monotonic() >= self._chores_due or self._is_last:
+            for chore in self._chores:
+                self._do(chore, chore)
+            self._chores_due = time.monotonic() + _CHORES_SECONDS
 
-    def _keep(self, name: TableName) -> None:
-        started = self._since = time.monotonic()
+    def _do(self, what: object, work: Callable[[], None]) -> None:
+        """Unless it rests, because it failed."""
+        count, until = self._failures.get(what, (0, 0.0))
+        if time.monotonic() < until:
+            return
+        self._since = time.monotonic()
         try:
-            self._sink.maintain(name)
+            work()
         except Exception:  # noqa: BLE001 the edge of a thread, whose work is only due again
+            rest = min(_FIRST_REST_SECONDS * 2**count, _LONGEST_REST_SECONDS)
+            self._failures[what] = (count + 1, time.monotonic() + rest)
             is_cut_off = self._stopping.is_set() and not self._is_last
             _log.log(
                 logging.DEBUG if is_cut_off else logging.WARNING,
-                "a table could not be maintained",
-                extra={"table": str(name)},
+                "something could not be maintained",
+                extra={"what": str(what), "pause_seconds": rest},
                 exc_info=True,
             )
+        else:
+            self._failures.pop(what, None)
         finally:
             self._since = None
-        took = time.monotonic() - started
-        self._rests[name] = time.monotonic() + _REST * took

@@ -98,6 +98,8 @@ def version_at(path: Path, application: str, position: Position) -> int | None:
     if applied is not None and applied <= position:
         return version
     for number in range(version, -1, -1):
+        if not (path / "_delta_log" / f"{number:020d}.json").exists():
+            return None  # the log begins after it
         committed = committed_position(path, application, number)
         if committed is not None and Position.ZERO < committed <= position:
             return version

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -92,12 +92,6 @@ class DeltaState:
     """Of `transactions`, those that were written before the table was restored, and speak of rows that it need not hold."""
     mark: storage.Mark | None = field(default=None, compare=False)
     """Of the last commit's file: a table that was put in the place of this one has another."""
-
-    def followed_by(self, version: int, actions: Iterable[Mapping[str, Any]], mark: storage.Mark | None) -> Self:
-        """The table after one more commit."""
-        replay = _Replay(self)
-        replay.commit(list(actions))
-        return replace(self, version=version, mark=mark, **replay.parts())
 
 
 class _Replay:
@@ -183,13 +177,16 @@ def commit_file(path: Path, version: int) -> Path:
 
 def _advanced(path: Path, state: DeltaState) -> DeltaState:
     """After all commits that are there. The mark is taken before a file is read: one that is replaced meanwhile is seen next time."""
+    version, newest = state.version, state.mark
+    replay: _Replay | None = None
     while True:
-        version = state.version + 1
-        mark = storage.mark(commit_file(path, version))
-        data = storage.read_bytes(commit_file(path, version)) if mark is not None else None
+        mark = storage.mark(commit_file(path, version + 1))
+        data = storage.read_bytes(commit_file(path, version + 1)) if mark is not None else None
         if data is None:
-            return state
-        state = state.followed_by(version, _actions(data), mark)
+            return state if replay is None else replace(state, version=version, mark=newest, **replay.parts())
+        replay = replay or _Replay(state)
+        replay.commit(_actions(data))
+        version, newest = version + 1, mark
 
 
 def _actions(data: bytes) -> list[Mapping[str, Any]]:
@@ -200,7 +197,7 @@ def _begun(log: Path) -> DeltaState | None:
     """The newest checkpoint, or the first commit; None if there is no log."""
     names = storage.list_files(log)
     commits = {int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))}
-    version, parts = _newest_checkpoint(names)
+    version, parts = checkpoint_parts(names)
     if not commits and not parts:
         if any(".checkpoint." in name for name in names):
             raise Unsupported("its log has only a checkpoint of another kind")
@@ -221,16 +218,25 @@ def _begun(log: Path) -> DeltaState | None:
 
 def newest_checkpoint(path: Path) -> int:
     """The version of the newest checkpoint of the table at `path` that we can read; -1 if there is none."""
-    return _newest_checkpoint(storage.list_files(path / "_delta_log"))[0]
+    return checkpoint_parts(storage.list_files(path / "_delta_log"))[0]
 
 
-def _newest_checkpoint(names: Iterable[str]) -> tuple[int, list[str]]:
-    """Version and files of the newest checkpoint that is whole."""
+def load_checkpointed(path: Path, version: int) -> list[DataFile]:
+    """The files of the table at `path` at `version`, of which there is a checkpoint."""
+    log = path / "_delta_log"
+    found, parts = checkpoint_parts(storage.list_files(log), version)
+    if found != version:
+        raise Unsupported(f"there is no checkpoint of version {version}")
+    return [DataFile(action["add"]) for action in _checkpointed(log, parts) if "add" in action]
+
+
+def checkpoint_parts(names: Iterable[str], upto: int | None = None) -> tuple[int, list[str]]:
+    """Version and files of the newest checkpoint that is whole, up to a version; -1 if there is none."""
     found: dict[tuple[int, int], list[str]] = {}
     for name in names:
         if match := _CHECKPOINT.fullmatch(name):
             found.setdefault((int(match[1]), int(match[3] or 0)), []).append(name)
-    whole = [key for key, files in found.items() if len(files) == (key[1] or 1)]
+    whole = [key for key, files in found.items() if len(files) == (key[1] or 1) and (upto is None or key[0] <= upto)]
     return (max(whole)[0], sorted(found[max(whole)])) if whole else (-1, [])
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 import math
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from penstock.sinks.delta_checkpoints import write_checkpoint
+from penstock.sinks.delta_checkpoints import have_checkpoint_written, write_checkpoint
 from penstock.sinks.delta_compaction import SharedTable, compact, costly_files
 from penstock.sinks.delta_sessions import failing
 from penstock.sinks.delta_state import DeltaState, Unsupported, newest_checkpoint
+from penstock.sinks.delta_trimming import LogTrimmer
 from penstock.sinks.executors import Executors
 from penstock.sinks.names import quoted
-from penstock.sinks.upkeep import Upkeep
+from penstock.sinks.upkeep import Rest, Upkeep
 
 _log = logging.getLogger(__name__)
 
@@ -40,34 +42,54 @@ class DeltaUpkeep:
         self._spark = spark
         self._executors = executors
         self._upkeep = upkeep
-        self._checkpoints: dict[Path, int] = {}
+        self._rests: dict[Path, Rest] = {}
+        self._trimmers: dict[Path, LogTrimmer] = {}
+        self._left: dict[Path, int] = {}
+        """Versions of which Delta was to write a checkpoint."""
 
     def keep(self, table: SharedTable) -> None:
-        """Do what is due for the table."""
+        """Do what is due for the table. Only what takes a job of Spark's, it rests after."""
         with table.turn:
             state = table.look()
         if state is not None:
+            self._checkpoint(table.path, state)
             self._compact(table, state)
-            self._checkpoint(table.path, state.version)
         self._vacuum(table.path)
 
     def _compact(self, table: SharedTable, state: DeltaState) -> None:
-        files = costly_files(state, self._upkeep.compact_after) if self._upkeep.compact_after else []
+        rest = self._rests.setdefault(table.path, Rest())
+        files = costly_files(state, self._upkeep.compact_after) if self._upkeep.compact_after and rest.is_over else []
         if files:
-            try:
+            with rest.after(), suppress(Unsupported):  # such a table is OPTIMIZE's
                 compact(table, state, files, self._executors)
-            except Unsupported:
-                return  # such a table is OPTIMIZE's
 
-    def _checkpoint(self, path: Path, version: int) -> None:
-        """Delta writes it, and takes away with that what is too old of the log."""
-        if self._upkeep.checkpoint_after and version - self._checkpoints.get(path, -1) >= self._upkeep.checkpoint_after:
-            self._checkpoints[path] = newest_checkpoint(path)
-            if version - self._checkpoints[path] >= self._upkeep.checkpoint_after:
-                write_checkpoint(self._spark, path)
-                if newest_checkpoint(path) < version:  # Delta keeps to itself why
-                    _log.warning("no checkpoint was written", extra={"path": str(path), "version": version})
-                self._checkpoints[path] = version
+    def _checkpoint(self, path: Path, state: DeltaState) -> None:
+        """What is not kept of the log, goes with it."""
+        every, version = self._upkeep.checkpoint_after, state.version
+        trimmer = self._trimmer(path, state)
+        is_due = every and version - max(trimmer.checkpoint, self._left.get(path, -1)) >= every
+        if not is_due or state.restored:  # whoever begins with the checkpoint would not know that it was
+            return
+        try:
+            write_checkpoint(path, state, trimmer.oldest_kept_ms(version, self._upkeep))
+            trimmer.has(version)
+            trimmer.trim(state, self._upkeep)
+        except Unsupported:
+            self._left[path] = version
+            self._have_written(path, version)
+
+    def _trimmer(self, path: Path, state: DeltaState) -> LogTrimmer:
+        found, table = self._trimmers.get(path), state.metadata.action.get("id")
+        if found is None or found.table != table:
+            self._left.pop(path, None)
+            found = self._trimmers[path] = LogTrimmer(path, table)
+        return found
+
+    def _have_written(self, path: Path, version: int) -> None:
+        """By Delta, which takes away with that what is too old of the log."""
+        have_checkpoint_written(self._spark, path)
+        if newest_checkpoint(path) < version:  # Delta keeps to itself why
+            _log.warning("no checkpoint was written", extra={"path": str(path), "version": version})
 
     def _vacuum(self, path: Path) -> None:
         """Once in a while; when it was done last, the time of a file tells that is nobody else's."""

@@ -3,7 +3,7 @@
 Every epoch with updates leaves a file of equality deletes, which whoever reads the table has to take in; so, after a number of them, the
 data files are rewritten without the rows that are gone. Files that cannot hold such a row, by their bounds, are left alone; the deletes
 would stay beside them for ever, so those that reach no file are taken out. Every epoch leaves a small file of rows too; after a number of
-those, they are made one. Every epoch leaves a snapshot, which the table's metadata lists; so those that are old enough are expired. A
+those, they are made one. Every epoch leaves a snapshot, which every commit lists; so those that are old or too many are expired. A
 rewrite says no position: by the time that it is committed, the table may hold more than when it began.
 """
 
@@ -50,6 +50,9 @@ class Maintenance:
     """Snapshots older than this expire."""
     expire_every: int = EXPIRE_EVERY
     """With so many snapshots more than after the last time; 0: never."""
+    versions: int = 1000
+    """At most so many snapshots are kept, however young; but in any case those younger than `hold_seconds`."""
+    hold_seconds: float = 600.0
 
 
 class Maintainer:
@@ -103,10 +106,18 @@ class Maintainer:
     def _expire(self, table: LoadedTable) -> None:
         with failing(f"expiring snapshots of {table.location}"):
             table.java.refresh()
-            before = int((time.time() - self._maintenance.keep_seconds) * 1000)
+            before = int(self._oldest_kept(table) * 1000)
             table.java.expireSnapshots().expireOlderThan(before).retainLast(KEPT_SNAPSHOTS).cleanExpiredFiles(True).commit()
             table.java.refresh()
             self._kept = len(table.java.operations().current().snapshots())
+
+    def _oldest_kept(self, table: LoadedTable) -> float:
+        """Snapshots from before this moment expire."""
+        chosen, now = self._maintenance, time.time()
+        found = table.java.operations().current().snapshots()
+        beyond = len(found) - chosen.versions
+        crowded = 0.0 if beyond <= 0 else found[beyond].timestampMillis() / 1000
+        return max(now - chosen.keep_seconds, min(crowded, now - chosen.hold_seconds))
 
 
 def _small_bytes(table: LoadedTable) -> int:
