@@ -1,0 +1,124 @@
+"""However changes are learned of: copied, followed, killed with SIGKILL again and again under load, and at the end equal to the source.
+
+`test_captures.py` does the same with whole pipelines. A way of capturing is one line in `CAPTURES`.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.testing.capture_conformance import CaptureHarness
+from tests.contract.polling_harness import CursorHarness, PollingHarness
+from tests.contract.trigger_harness import TriggerHarness
+from tests.contract.wal_harness import WalHarness
+from tests.fix_postgres import Database
+from tests.recovery.follower import open_store, place
+from tests.waiting import wait_for
+
+CAPTURES: dict[str, type[WalHarness] | type[PollingHarness] | type[TriggerHarness]] = {
+    "wal": WalHarness,
+    "polling by xmin": PollingHarness,
+    "polling by a column": CursorHarness,
+    "trigger": TriggerHarness,
+}
+KILLS = 2
+KEYS = 300
+
+
+class Writing:
+    """Rows come, change, change their keys and go, in small transactions, until the end of the block."""
+
+    def __init__(self, database: Database, table: str) -> None:
+        self._database = database
+        self._table = table
+        self._choices = random.Random(11)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="writing", daemon=True)
+        self.transactions = 0
+
+    def __enter__(self) -> Writing:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._database.connect(autocommit=True) as connection:
+            while not self._stopping.wait(0.005):
+                with connection.transaction(force_rollback=self._choices.random() < 0.1):
+                    for _ in range(self._choices.randint(1, 4)):
+                        connection.execute(self._statement().encode())
+                self.transactions += 1
+
+    def _statement(self) -> str:
+        key, other = (self._choices.randrange(KEYS) for _ in range(2))
+        return self._choices.choice(
+            (
+                f"INSERT INTO {self._table} VALUES ({key}, 'new {other}') ON CONFLICT (id) DO UPDATE SET note = excluded.note",
+                f"INSERT INTO {self._table} VALUES ({key}, 'new {other}') ON CONFLICT (id) DO UPDATE SET note = excluded.note",
+                f"DELETE FROM {self._table} WHERE id = {key}",
+                f"UPDATE {self._table} SET id = {other} WHERE id = {key} AND NOT EXISTS (SELECT FROM {self._table} WHERE id = {other})",
+            )
+        )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("capture", CAPTURES)
+def test_follower_equals_the_source_after_kills_under_load(database: Database, tmp_path: Path, capture: str) -> None:
+    harness: CaptureHarness = CAPTURES[capture](database, tmp_path)
+    table = str(harness.table)
+    database.execute(f"INSERT INTO {table} SELECT n, 'old' FROM generate_series(1, {KEYS}, 2) n")
+    (tmp_path / "capture.pickle").write_bytes(pickle.dumps((harness.capture(), [harness.table])))
+    with Writing(database, table) as writing, database.connect() as late:
+        for life in range(KILLS):
+            with living(tmp_path):
+                wait_for(lambda: is_copied(tmp_path), "a copy")
+                if life == 0:
+                    late.execute(f"INSERT INTO {table} VALUES (-1, 'late')".encode())
+                at = writing.transactions
+                wait_for(lambda at=at: writing.transactions > at + 50, "some transactions", lambda: writing.transactions)  # type: ignore[misc]
+            if life == 0:
+                late.commit()
+    source = sorted((str(key), note) for key, note in database.query(f"SELECT id, note FROM {table}"))
+    assert ("-1", "late") in source
+    with living(tmp_path):
+        wait_for(lambda: followed(tmp_path) == source, "what the source has", lambda: set(followed(tmp_path)) ^ set(source))
+
+
+@contextmanager
+def living(directory: Path) -> Iterator[None]:
+    log = directory / "follower.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen([sys.executable, "-m", "tests.recovery.follower", str(directory)], stdout=output, stderr=output)
+    try:
+        yield
+        assert process.poll() is None, log.read_text()[-3000:]
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=30)
+
+
+def is_copied(directory: Path) -> bool:
+    with closing(open_store(directory)) as store:
+        try:
+            return place(store) is not None
+        except sqlite3.OperationalError:  # not made yet, or just being written
+            return False
+
+
+def followed(directory: Path) -> list[tuple[str, str]]:
+    with closing(open_store(directory)) as store:
+        return sorted(store.execute("SELECT key, note FROM rows").fetchall())
