@@ -13,10 +13,11 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from typing_extensions import override
 
+from penstock.capture.polling_rules import PollingRules
 from penstock.capture.settings import CaptureSettings
 from penstock.change import ChangeType
 from penstock.contracts.capture import Event, Upsert
-from penstock.errors import ConnectionLostError, ConsumerBusyError, SchemaChangedError, TableGapError, TableWithoutKeyError
+from penstock.errors import ConfigError, ConnectionLostError, ConsumerBusyError, SchemaChangedError, TableGapError, TableWithoutKeyError
 from penstock.position import Position
 from penstock.reference.postgres import PostgresReferenceTable
 from penstock.spool.consumers import hold, released
@@ -171,6 +172,13 @@ def test_table_without_a_key_is_refused(harness: PostgresReferenceHarness) -> No
     harness.wal.database.execute(f"ALTER TABLE {harness.table} DROP CONSTRAINT {harness.table.name}_pkey")
     with harness.source() as source, pytest.raises(TableWithoutKeyError):
         source.key()
+
+
+def test_settings_without_a_log_are_refused(harness: PostgresReferenceHarness) -> None:
+    settings = harness.wal.settings
+    for other in (replace(settings, polling=PollingRules()), replace(settings, by_triggers=True)):
+        with pytest.raises(ConfigError, match="another capture"):
+            PostgresReferenceTable(other, harness.table)
 
 
 def test_two_of_one_name_are_refused(harness: PostgresReferenceHarness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from penstock.contracts.connector import SourceCheckpoint
 from penstock.contracts.reference import PositionedReferenceTable
 from penstock.errors import (
     CheckpointError,
+    ConfigError,
     ConnectorStateError,
     PenstockError,
     Recovery,
@@ -61,6 +62,11 @@ class PostgresReferenceTable(PositionedReferenceTable):
     """
 
     def __init__(self, settings: CaptureSettings, table: TableName, *, consumer: str | None = None) -> None:
+        if settings.polling is not None or settings.by_triggers:
+            raise ConfigError(
+                "a reference table follows the log, and these settings are of another capture",
+                hint="give it settings with a slot and a publication; its rows can be looked up without either",
+            )
         self._settings = settings
         self._table = table
         self._consumer = consumer or f"reference-{table}"

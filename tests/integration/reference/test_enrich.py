@@ -179,6 +179,7 @@ def test_the_program_in_the_guide_runs(join: Join) -> None:
             return not query.isActive or sum(progress["numInputRows"] for progress in query.recentProgress) >= 2
 
         wait_for(written, "two rows", lambda: (query.exception(), query.status, query.lastProgress), PATIENCE_SECONDS)
+        assert query.exception() is None
         query.stop()
 
     def rows() -> set[tuple[object, ...]]:
