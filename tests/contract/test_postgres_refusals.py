@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import ValuesRefusedError
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.letter_box import LetterBox
@@ -115,19 +116,33 @@ def test_C08_constraints_that_are_looked_at_when_the_transaction_ends_refuse_jus
     for number in range(100, 116):
         source.insert(harness.item(number, "unheard of" if number % 8 == 3 else "fine", f"{number}.50"))
     source.insert(harness.item(120, "fine", "9.50"))  # as another has it
+    for number in range(130, 146, 2):  # what one of them needs, the last change gives it
+        source.insert(harness.item(number, "fine", f"{3 if number == 136 else number}.50"))
+        source.insert(harness.item(number + 1, "unheard of", f"{number + 1}.50"))
     source.update(key(1), {"size": Value("2.50")})
     source.update(key(2), {"size": Value("1.50")})
     source.update(key(5), {"note": Value("better")})
+    source.update(key(3), {"size": Value("300.50")})
     applier.apply(harness.commit())
     assert applier.statuses[ITEMS].reason is None
-    assert [name for name, _, _ in shown(box)] == [f'{{"id":"{number}"}}' for number in (107, 115, 120)]
+    assert [name for name, _, _ in shown(box)] == [f'{{"id":"{number}"}}' for number in (107, 115, 120, *range(131, 147, 2))]
     reasons = [each["reason"] for each in box.store.load().to_pylist()]
-    assert [re.findall("'(.*?)'", reason) for reason in reasons] == [["known"], ["known"], ["single"]]
+    assert [re.findall("'(.*?)'", reason) for reason in reasons] == [["known"], ["known"], ["single"], *[["known"]] * 8]
     found: dict[int, str] = dict(harness.database.query("SELECT id::int, size::text || ' ' || note FROM copy_public.items"))
-    assert len(found) == 9 + 16 - 2
-    assert [found[number] for number in (1, 2, 5)] == ["2.50 note 1", "1.50 note 2", "5.50 better"]
+    assert len(found) == 9 + 16 - 2 + 8
+    assert [found[number] for number in (1, 2, 3, 5, 136)] == ["2.50 note 1", "1.50 note 2", "300.50 note 3", "5.50 better", "3.50 fine"]
 
     # A delete cannot be put aside: it stops the table.
     source.delete(key(1))
     applier.apply(harness.commit())
     assert "PEN-3005" in (applier.statuses[ITEMS].reason or "")
+
+
+def test_a_deferred_constraint_stops_a_copy_at_its_commit_and_leaves_the_table_as_it_was(harness: PostgresHarness) -> None:
+    harness.database.execute(DEFERRED)
+    before = harness.rows()
+    rows = [*harness.source.states[harness.source.fence], harness.item(50, "unheard of", "50.50")]
+    file, _ = harness.write(harness.begin(), 0, rows)
+    with pytest.raises(ValuesRefusedError, match="23503"):
+        harness.sink.finish_snapshot(harness.table, [file], harness.fence)
+    assert harness.rows() == before

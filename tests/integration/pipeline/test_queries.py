@@ -119,6 +119,15 @@ def test_spark_says_what_columns_are_made_of(spark: SparkSession) -> None:
     assert analyse(spark, "SELECT * EXCEPT (a) FROM source", COLUMNS).asked is None
 
 
+def test_the_session_of_a_thread_is_the_same_after_a_query_was_analysed_in_another(spark: SparkSession) -> None:
+    spark.conf.set("penstock.test.session", "the thread's")
+    spark.createDataFrame([], "a int")  # which is how one becomes the thread's
+    analyse(spark, "SELECT id FROM source", COLUMNS)
+    active = SparkSession.getActiveSession()
+    assert active is not None
+    assert active.conf.get("penstock.test.session", None) == "the thread's"
+
+
 def test_an_error_is_that_of_its_row_and_its_column(spark: SparkSession, tmp_path: Path) -> None:
     """Also where two columns, and the condition, have the same part that fails."""
     rows = {
