@@ -25,7 +25,7 @@ from benchmarks.cpu import TreeCpu
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.snapshot_task import ChunkTask, chunk_writer
+from penstock.pipeline.snapshots.task import ChunkTask, chunk_writer
 from penstock.postgres.catalog import inspect_schema, inspect_tables
 from penstock.postgres.chunks import plan_chunks, snapshot_schema
 from penstock.postgres.connection import SourceAddress, connect

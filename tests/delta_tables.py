@@ -14,11 +14,11 @@ from typing_extensions import override
 
 from penstock.position import Position
 from penstock.sinks.base import SnapshotPlace
-from penstock.sinks.delta_commit import added, commit, commit_info, transaction
-from penstock.sinks.delta_epoch import DeltaEpoch
-from penstock.sinks.delta_rows import ScanFile, TableFiles, read_all
-from penstock.sinks.delta_schema import file_schema, table_schema
-from penstock.sinks.delta_state import DeltaState, load_state
+from penstock.sinks.delta.commit import added, commit, commit_info, transaction
+from penstock.sinks.delta.epoch import DeltaEpoch
+from penstock.sinks.delta.rows import ScanFile, TableFiles, read_all
+from penstock.sinks.delta.schema import file_schema, table_schema
+from penstock.sinks.delta.state import DeltaState, load_state
 from penstock.sinks.executors import Executors, In, Out
 from penstock.sinks.layout import Layout
 from penstock.sinks.row_files import write_batches

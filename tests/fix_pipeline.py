@@ -19,9 +19,9 @@ from tests.fix_postgres import Database, PostgresServer
 if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
-    from penstock.pipeline.comparing import Comparison
     from penstock.pipeline.observer import PipelineObserver
     from penstock.pipeline.pipeline import Pipeline, RunResult
+    from penstock.pipeline.verification.comparing import Comparison
     from penstock.sinks.base import Sink
 
 
@@ -72,7 +72,7 @@ class Mirror:
         return Position.parse(rows[0][0])
 
     def compare(self, names: Collection[str] = ()) -> list[Comparison]:
-        from penstock.pipeline.verify import compare_tables
+        from penstock.pipeline.verification.verify import compare_tables
 
         return compare_tables(self._spark, self.config, [TableName.parse(name) for name in names])
 

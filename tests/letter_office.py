@@ -15,10 +15,10 @@ from typing_extensions import override
 from penstock.errors import RowRefusedError
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
-from penstock.pipeline.letter_box import LetterBox
-from penstock.pipeline.letter_store import LetterStore
+from penstock.pipeline.letters.box import LetterBox
+from penstock.pipeline.letters.policy import RefusedPolicy
+from penstock.pipeline.letters.store import LetterStore
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema

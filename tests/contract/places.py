@@ -32,14 +32,14 @@ from penstock.postgres.applied import target_connection
 from penstock.postgres.target_tables import Wanted, find_rows
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, SnapshotPlace
-from penstock.sinks.delta_targets import DeltaTargets
+from penstock.sinks.delta.targets import DeltaTargets
 from penstock.sinks.executors import Executors, In, Out
-from penstock.sinks.iceberg_catalog import IcebergCatalog
-from penstock.sinks.iceberg_reader import LakeReader
+from penstock.sinks.iceberg.catalog import IcebergCatalog
+from penstock.sinks.iceberg.reader import LakeReader
 from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.parquet_targets import ParquetTargets
-from penstock.sinks.postgres_rows import parse_rows, stored_names
-from penstock.sinks.postgres_targets import Naming
+from penstock.sinks.parquet.targets import ParquetTargets
+from penstock.sinks.postgres.rows import parse_rows, stored_names
+from penstock.sinks.postgres.targets import Naming
 from tests.delta_tables import rows_of
 from tests.integration.sinks.iceberg_lake import new_catalog
 from tests.property.chronicle import Record

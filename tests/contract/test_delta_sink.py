@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 from typing_extensions import override
 
 from penstock.errors import SinkError
-from penstock.sinks import delta_step
-from penstock.sinks.delta import DeltaSink
-from penstock.sinks.delta_commit import commit
+from penstock.sinks.delta import step as delta_step
+from penstock.sinks.delta.commit import commit
+from penstock.sinks.delta.sink import DeltaSink
 from tests.contract.sink_harness import ITEMS, PIPELINE, SinkHarness
 from tests.contract.sink_rules import MirrorRules
 from tests.delta_tables import InlineExecutors, rows_of

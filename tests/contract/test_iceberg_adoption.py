@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import TargetForeignError
-from penstock.sinks.iceberg_catalog import IcebergCatalog, LoadedTable
+from penstock.sinks.iceberg.catalog import IcebergCatalog, LoadedTable
 from tests.contract.sink_harness import ITEMS
 from tests.contract.test_iceberg_sink import IcebergHarness
 

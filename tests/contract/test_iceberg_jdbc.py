@@ -13,7 +13,7 @@ from typing_extensions import override
 from penstock.errors import SinkError
 from penstock.position import Position
 from penstock.sinks.base import TableChanges
-from penstock.sinks.iceberg_catalog import IcebergCatalog
+from penstock.sinks.iceberg.catalog import IcebergCatalog
 from tests.contract.test_iceberg_sink import IcebergHarness
 from tests.fix_postgres import Database
 from tests.integration.sinks.source import Value

@@ -13,10 +13,10 @@ from pyspark.sql import SparkSession
 from typing_extensions import override
 
 from penstock.errors import SinkError
-from penstock.sinks.iceberg import IcebergSink
-from penstock.sinks.iceberg_catalog import IcebergCatalog
-from penstock.sinks.iceberg_definition import IcebergPlace
-from penstock.sinks.iceberg_maintenance import Maintenance
+from penstock.sinks.iceberg.catalog import IcebergCatalog
+from penstock.sinks.iceberg.definition import IcebergPlace
+from penstock.sinks.iceberg.maintenance import Maintenance
+from penstock.sinks.iceberg.sink import IcebergSink
 from tests.contract.sink_harness import PIPELINE, SinkHarness
 from tests.contract.sink_rules import MirrorRules
 from tests.integration.sinks.iceberg_lake import new_catalog

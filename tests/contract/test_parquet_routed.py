@@ -9,7 +9,7 @@ import pyarrow.dataset as ds
 
 from penstock.position import Position
 from penstock.sinks.layout import Mode
-from penstock.sinks.parquet_sink import ParquetSink
+from penstock.sinks.parquet.sink import ParquetSink
 from penstock.spool import SpoolReader, SpoolWriter
 from tests.integration.sinks.history import PLAIN
 from tests.integration.sinks.source import own_arrays

@@ -17,8 +17,8 @@ from penstock.position import Position
 from penstock.schema import Column, TableSchema
 from penstock.sinks.base import ChangedRows
 from penstock.sinks.executors import In, Out
-from penstock.sinks.parquet_sink import ParquetSink
-from penstock.sinks.parquet_targets import POSITION
+from penstock.sinks.parquet.sink import ParquetSink
+from penstock.sinks.parquet.targets import POSITION
 from tests.contract.sink_harness import ITEMS, PIPELINE, SinkHarness
 from tests.contract.sink_rules import SinkRules
 from tests.integration.sinks.source import Row, Value

@@ -12,7 +12,7 @@ from penstock.errors import ConfigError, PenstockError, PrivilegeError, Recovery
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.target_ddl import probe_target
 from penstock.schema import Column, TableName, TableSchema
-from penstock.sinks.postgres_targets import Naming, PostgresTargets
+from penstock.sinks.postgres.targets import Naming, PostgresTargets
 from tests.contract.sink_harness import ITEMS, PIPELINE
 from tests.contract.test_postgres_sink import PostgresHarness
 from tests.fix_postgres import Database

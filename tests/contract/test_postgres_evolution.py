@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from penstock.change import ChangeCounts, ChangeType
 from penstock.errors import ConnectionLostError, SchemaChangedError, SinkError, SinkRefusedError, TargetForeignError
-from penstock.pipeline.following import Follower
+from penstock.pipeline.following.follower import Follower
+from penstock.pipeline.following.sightings import Look
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
-from penstock.pipeline.sightings import Look
 from penstock.position import Position
 from penstock.postgres.attributes import CatalogShape, MissingValue
 from penstock.postgres.connection import SourceAddress
@@ -28,8 +28,8 @@ from penstock.schema import Attributes, Column, TableSchema
 from penstock.sinks.base import TableChanges, Target
 from penstock.sinks.evolution import CopyAnew, plan_evolution
 from penstock.sinks.layout import Mode
-from penstock.sinks.postgres_sink import PostgresSink
-from penstock.sinks.postgres_targets import Naming
+from penstock.sinks.postgres.sink import PostgresSink
+from penstock.sinks.postgres.targets import Naming
 from penstock.spool import SpoolReader, SpoolWriter
 from tests.contract.test_postgres_sink import ForgetfulExecutors
 from tests.fix_postgres import Database

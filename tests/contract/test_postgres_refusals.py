@@ -12,10 +12,10 @@ import pytest
 from penstock.errors import ValuesRefusedError
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
-from penstock.pipeline.letter_box import LetterBox
-from penstock.pipeline.letter_store import LetterStore
+from penstock.pipeline.letters.box import LetterBox
+from penstock.pipeline.letters.policy import RefusedPolicy
+from penstock.pipeline.letters.store import LetterStore
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.sinks.layout import Mode
 from tests.contract.sink_harness import ITEMS

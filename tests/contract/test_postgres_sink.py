@@ -29,8 +29,8 @@ from penstock.postgres.target_ddl import probe_target
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.base import ChangedRows
 from penstock.sinks.executors import In, Out
-from penstock.sinks.postgres_sink import PostgresSink
-from penstock.sinks.postgres_targets import Naming
+from penstock.sinks.postgres.sink import PostgresSink
+from penstock.sinks.postgres.targets import Naming
 from tests.contract.sink_harness import ITEMS, PIPELINE, SinkHarness
 from tests.contract.sink_rules import LoadingRules, MirrorRules
 from tests.fix_postgres import Database

@@ -16,9 +16,9 @@ from rich.console import Console
 
 from penstock.cli.check import print_check
 from penstock.errors import TransformError
-from penstock.pipeline.check import check_pipeline
+from penstock.pipeline.checks.check import check_pipeline
+from penstock.pipeline.checks.findings import CheckReport, StepState
 from penstock.pipeline.epochs import Epoch, EpochLog
-from penstock.pipeline.findings import CheckReport, StepState
 from penstock.pipeline.membership import save_memberships
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
@@ -26,7 +26,7 @@ from penstock.postgres.ddl_trigger import install_statements
 from penstock.postgres.slot import current_position
 from penstock.postgres.timeline import identify_system
 from penstock.schema import TableName
-from penstock.sinks.delta_log import KEY, OWNER, SOURCE_OID, application_id, record_position
+from penstock.sinks.delta.log import KEY, OWNER, SOURCE_OID, application_id, record_position
 from tests.fix_postgres import Database
 from tests.fix_roles import Roles
 
@@ -212,7 +212,7 @@ def test_a_slot_that_cannot_be_used_and_one_that_is_in_use(shop: Database, check
 def test_an_open_transaction_that_holds_up_the_slot_is_named_instead_of_waited_for(
     shop: Database, check: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.check_source.PATIENCE_WAITS", 1)
+    monkeypatch.setattr("penstock.pipeline.checks.source.PATIENCE_WAITS", 1)
     with shop.connect() as holder:
         holder.execute("INSERT INTO items VALUES (1)")
         report = check()
@@ -223,7 +223,7 @@ def test_an_open_transaction_that_holds_up_the_slot_is_named_instead_of_waited_f
 def test_a_prepared_transaction_is_ended_by_the_statement_that_is_named(
     shop: Database, check: Checker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.check_source.PATIENCE_WAITS", 1)
+    monkeypatch.setattr("penstock.pipeline.checks.source.PATIENCE_WAITS", 1)
     with shop.connect() as holder:
         holder.execute("INSERT INTO items VALUES (1)")
         holder.execute("PREPARE TRANSACTION 'it''s'")
@@ -342,7 +342,7 @@ def test_a_catalog_view_that_may_not_be_read_stops_one_step_only(shop: Database,
 
 def test_a_check_imports_no_spark(shop: Database, lake: Lake, tmp_path: Path) -> None:
     path = _write(shop, tmp_path, {"tables": ["public.*", {"table": "public.orders", "where": "v LIKE 's%'"}]})
-    code = f"import sys; from pathlib import Path; from penstock.pipeline.check import check_pipeline as c; c(Path({str(path)!r}))"
+    code = f"import sys; from pathlib import Path; from penstock.pipeline.checks.check import check_pipeline as c; c(Path({str(path)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; assert 'pyspark' not in sys.modules"],
         timeout=120,

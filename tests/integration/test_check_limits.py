@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from penstock.pipeline.check import check_pipeline
+from penstock.pipeline.checks.check import check_pipeline
 from tests.fix_pipeline import mirror_document
 from tests.fix_postgres import Database
 

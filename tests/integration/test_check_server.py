@@ -17,8 +17,8 @@ import psycopg
 import pytest
 import yaml
 
-from penstock.pipeline.check import check_pipeline
-from penstock.pipeline.findings import CheckReport, StepState
+from penstock.pipeline.checks.check import check_pipeline
+from penstock.pipeline.checks.findings import CheckReport, StepState
 from penstock.testing.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database, server_directory
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from penstock.pipeline.check import check_pipeline
-from penstock.pipeline.findings import CheckReport, StepState
+from penstock.pipeline.checks.check import check_pipeline
+from penstock.pipeline.checks.findings import CheckReport, StepState
 from penstock.postgres.capture_triggers import Installation
 from penstock.postgres.connection import connect
 from tests.fix_postgres import Database

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.position import Position
 from penstock.schema import TableSchema
-from penstock.sinks import delta_epoch
-from penstock.sinks.delta_rows import read_all
+from penstock.sinks.delta import epoch as delta_epoch
+from penstock.sinks.delta.rows import read_all
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.slices import slices_after
 from penstock.sinks.steps import slices_upto, step_ends

@@ -18,8 +18,8 @@ from typing_extensions import override
 from penstock.change import EXACT, ChangeType
 from penstock.position import Position
 from penstock.schema import TableSchema
-from penstock.sinks.delta_epoch import DeltaEpoch
-from penstock.sinks.delta_evolution import evolve_state
+from penstock.sinks.delta.epoch import DeltaEpoch
+from penstock.sinks.delta.evolution import evolve_state
 from penstock.sinks.evolution import CopyAnew
 from penstock.sinks.layout import CURRENT, DELETED, Layout, Mode
 from penstock.spool import SpoolReader, SpoolWriter

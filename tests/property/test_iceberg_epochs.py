@@ -19,16 +19,16 @@ from typing_extensions import override
 from penstock.change import EXACT, ChangeCounts, ChangeType
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
-from penstock.sinks import iceberg_epoch
 from penstock.sinks.base import SnapshotPlace, TableChanges
 from penstock.sinks.evolution import CopyAnew, Evolution
 from penstock.sinks.executors import Executors
-from penstock.sinks.iceberg_catalog import NewFile, TableChange
-from penstock.sinks.iceberg_epoch import EpochWriter
-from penstock.sinks.iceberg_evolution import Past, past_of
-from penstock.sinks.iceberg_files import AnewTask, Stored, Wanted, write_anew
-from penstock.sinks.iceberg_reader import EpochTarget, LakeReader
-from penstock.sinks.iceberg_schema import FIELD_ID
+from penstock.sinks.iceberg import epoch as iceberg_epoch
+from penstock.sinks.iceberg.catalog import NewFile, TableChange
+from penstock.sinks.iceberg.epoch import EpochWriter
+from penstock.sinks.iceberg.evolution import Past, past_of
+from penstock.sinks.iceberg.files import AnewTask, Stored, Wanted, write_anew
+from penstock.sinks.iceberg.reader import EpochTarget, LakeReader
+from penstock.sinks.iceberg.schema import FIELD_ID
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import CURRENT, Layout, Mode
 from penstock.sinks.views import View

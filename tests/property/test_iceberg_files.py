@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.sinks.base import SnapshotPlace
 from penstock.sinks.fold import COUNT, Outcome
-from penstock.sinks.iceberg_files import EpochTask, Stored, WrittenFile, named_columns, write_outcome
-from penstock.sinks.iceberg_schema import FIELD_ID, delete_columns
+from penstock.sinks.iceberg.files import EpochTask, Stored, WrittenFile, named_columns, write_outcome
+from penstock.sinks.iceberg.schema import FIELD_ID, delete_columns
 from penstock.sinks.layout import Layout, Mode
 
 PLAIN = Layout(pa.schema([("id", pa.int16()), ("note", pa.string())]), ("id",), Mode.MIRROR)

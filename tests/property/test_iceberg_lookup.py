@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sinks.iceberg_lookup import FindTask, HeldFile, find_rows
-from penstock.sinks.iceberg_schema import FIELD_ID
+from penstock.sinks.iceberg.lookup import FindTask, HeldFile, find_rows
+from penstock.sinks.iceberg.schema import FIELD_ID
 
 Row = tuple[int | None, str | None, int]
 Key = tuple[int | None, str | None]

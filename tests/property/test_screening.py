@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from penstock.change import CHANGE_TYPE, COMMIT_VERSION, EXACT, ORDINAL
-from penstock.pipeline.screening import Name, Refusal, Screened, screen
+from penstock.pipeline.letters.screening import Name, Refusal, Screened, screen
 from penstock.schema import TableSchema
 from penstock.sinks.fold import fold
 from penstock.sinks.layout import CURRENT, DELETED, Layout, Mode

@@ -92,6 +92,6 @@ def _crash_in_the_first_epoch(shop: Mirror, monkeypatch: pytest.MonkeyPatch) -> 
         raise _CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.sinks.delta.DeltaSink.apply", crash)
+        patch.setattr("penstock.sinks.delta.sink.DeltaSink.apply", crash)
         with pytest.raises(Exception, match="_CrashError"):
             shop.run_once()

@@ -14,12 +14,12 @@ from penstock.errors import SinkRefusedError
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.shadows import Shadows
+from penstock.pipeline.snapshots.shadows import Shadows
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
-from penstock.sinks.delta_merge import merge_statement
+from penstock.sinks.delta.merge import merge_statement
 from penstock.spool.consumers import released
 from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, capture, delete_released
 

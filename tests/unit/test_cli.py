@@ -18,7 +18,7 @@ from penstock.errors import (
     SpoolCorruptError,
     StandbyError,
 )
-from penstock.pipeline.findings import CheckReport, Step, exit_code
+from penstock.pipeline.checks.findings import CheckReport, Step, exit_code
 
 
 def _penstock(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -11,11 +11,11 @@ from typing_extensions import override
 
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
-from penstock.pipeline.following import Follower
+from penstock.pipeline.following.follower import Follower
+from penstock.pipeline.following.sightings import Look
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
-from penstock.pipeline.shadows import Shadows
-from penstock.pipeline.sightings import Look
+from penstock.pipeline.snapshots.shadows import Shadows
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.postgres.attributes import CatalogShape

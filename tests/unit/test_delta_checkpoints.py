@@ -19,13 +19,13 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from penstock.position import Position
-from penstock.sinks import delta_trimming
-from penstock.sinks.delta_checkpoints import write_checkpoint
-from penstock.sinks.delta_commit import commit, commit_info, removed
-from penstock.sinks.delta_compaction import SharedTable, compact
-from penstock.sinks.delta_log import version_at
-from penstock.sinks.delta_state import Unsupported, load_state, newest_checkpoint
-from penstock.sinks.delta_trimming import LogTrimmer
+from penstock.sinks.delta import trimming as delta_trimming
+from penstock.sinks.delta.checkpoints import write_checkpoint
+from penstock.sinks.delta.commit import commit, commit_info, removed
+from penstock.sinks.delta.compaction import SharedTable, compact
+from penstock.sinks.delta.log import version_at
+from penstock.sinks.delta.state import Unsupported, load_state, newest_checkpoint
+from penstock.sinks.delta.trimming import LogTrimmer
 from penstock.sinks.upkeep import Upkeep
 from penstock.spool import storage
 from tests.delta_tables import APPLICATION, InlineExecutors, rows_of, state_of

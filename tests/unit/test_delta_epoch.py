@@ -14,13 +14,14 @@ from typing_extensions import override
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
-from penstock.sinks import delta_epoch, delta_step
 from penstock.sinks.base import ChangedRows
-from penstock.sinks.delta_commit import added, commit, removed, transaction
-from penstock.sinks.delta_definition import snapshot_place
-from penstock.sinks.delta_epoch import DeltaEpoch
-from penstock.sinks.delta_repair import DeltaRepair
-from penstock.sinks.delta_state import Unsupported
+from penstock.sinks.delta import epoch as delta_epoch
+from penstock.sinks.delta import step as delta_step
+from penstock.sinks.delta.commit import added, commit, removed, transaction
+from penstock.sinks.delta.definition import snapshot_place
+from penstock.sinks.delta.epoch import DeltaEpoch
+from penstock.sinks.delta.repair import DeltaRepair
+from penstock.sinks.delta.state import Unsupported
 from penstock.sinks.executors import In, Out
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.row_files import write_batches

@@ -15,9 +15,9 @@ from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, TableName
 from penstock.sinks.base import SnapshotFile
 from penstock.sinks.collapse import may_be_text
-from penstock.sinks.delta_commits import has_moved, held_position
-from penstock.sinks.delta_leftovers import remove_attempts, unfinished_files
-from penstock.sinks.delta_log import (
+from penstock.sinks.delta.commits import has_moved, held_position
+from penstock.sinks.delta.leftovers import remove_attempts, unfinished_files
+from penstock.sinks.delta.log import (
     KEY,
     OWNER,
     SOURCE_OID,
@@ -30,7 +30,7 @@ from penstock.sinks.delta_log import (
     settle_restored,
     version_at,
 )
-from penstock.sinks.delta_writer import DeltaWriter
+from penstock.sinks.delta.writer import DeltaWriter
 from tests.delta_tables import InlineExecutors
 
 NESTED = pa.schema(

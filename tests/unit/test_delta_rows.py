@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.errors import SinkError
 from penstock.position import Position
-from penstock.sinks.delta_bounds import Probes, load_bounds
-from penstock.sinks.delta_commit import commit, commit_info, marked, transaction, wide_stats
-from penstock.sinks.delta_rows import FoundRows, ScanFile, TableFiles, find_counted, find_rows, read_rows
-from penstock.sinks.delta_state import DataFile, Unsupported
-from penstock.sinks.delta_vectors import DeletionVector, write_vectors
+from penstock.sinks.delta.bounds import Probes, load_bounds
+from penstock.sinks.delta.commit import commit, commit_info, marked, transaction, wide_stats
+from penstock.sinks.delta.rows import FoundRows, ScanFile, TableFiles, find_counted, find_rows, read_rows
+from penstock.sinks.delta.state import DataFile, Unsupported
+from penstock.sinks.delta.vectors import DeletionVector, write_vectors
 from penstock.sinks.layout import Layout, Mode
 from tests.delta_tables import APPLICATION, create_table, state_of
 
@@ -85,7 +85,7 @@ def test_statistics_that_say_nothing_rule_nothing_out(text: str | None) -> None:
 def test_bounds_never_rule_out_a_key_that_is_there(keys: list[int], low: int, high: int, many: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if many:
-            patch.setattr("penstock.sinks.delta_bounds._MANY", 0)
+            patch.setattr("penstock.sinks.delta.bounds._MANY", 0)
         probes = Probes(pa.table({"k": pa.array(keys)}), ["k"])
         found = probes.may_be_within(load_bounds(stats(low, high), (pa.field("k", pa.int64()),)))
     there = any(low <= key <= high for key in keys)

@@ -14,10 +14,10 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 from penstock.errors import SinkError
 from penstock.position import Position
-from penstock.sinks.delta_log import record_position
-from penstock.sinks.delta_protocol import can_delete, check_writable
-from penstock.sinks.delta_schema import file_schema, table_schema
-from penstock.sinks.delta_state import DeltaState, DeltaStates, Metadata, Unsupported, load_state
+from penstock.sinks.delta.log import record_position
+from penstock.sinks.delta.protocol import can_delete, check_writable
+from penstock.sinks.delta.schema import file_schema, table_schema
+from penstock.sinks.delta.state import DeltaState, DeltaStates, Metadata, Unsupported, load_state
 from penstock.sinks.row_files import renamed
 
 VECTOR = {"storageType": "u", "pathOrInlineDv": "^-aqEH.-t@S}K{vb[*k^", "offset": 1, "sizeInBytes": 40, "cardinality": 6}

@@ -17,7 +17,7 @@ from penstock.pipeline.states import TableState
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.layout import Mode
-from penstock.sinks.parquet_targets import ParquetTargets
+from penstock.sinks.parquet.targets import ParquetTargets
 from penstock.spool.manifest import parse_manifest
 
 ITEMS = TableName("public", "items")

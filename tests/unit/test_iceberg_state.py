@@ -16,9 +16,9 @@ from penstock.errors import SinkRefusedError, TargetForeignError
 from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, TableName
 from penstock.sinks.base import SnapshotPlace
-from penstock.sinks.iceberg_names import check_names, own_names, stored_name
-from penstock.sinks.iceberg_schema import delete_columns, field_ids, fitted, parse_columns, type_document
-from penstock.sinks.iceberg_state import (
+from penstock.sinks.iceberg.names import check_names, own_names, stored_name
+from penstock.sinks.iceberg.schema import delete_columns, field_ids, fitted, parse_columns, type_document
+from penstock.sinks.iceberg.state import (
     POSITION,
     SNAPSHOT,
     SnapshotMark,
@@ -28,7 +28,7 @@ from penstock.sinks.iceberg_state import (
     identity_properties,
     position_properties,
 )
-from penstock.sinks.iceberg_targets import HadoopTargets, identifier
+from penstock.sinks.iceberg.targets import HadoopTargets, identifier
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.origin import Origin, OriginColumn
 from penstock.sinks.row_files import write_batches

@@ -20,11 +20,11 @@ from penstock.change import ChangeCounts
 from penstock.cli.main import app
 from penstock.errors import SpoolCorruptError
 from penstock.pipeline.config import load_config
-from penstock.pipeline.letter_folding import CHANGES_SUFFIX, LETTERS_SUFFIX
-from penstock.pipeline.letter_store import LetterStore
-from penstock.pipeline.letters import LETTERS
+from penstock.pipeline.letters.folding import CHANGES_SUFFIX, LETTERS_SUFFIX
+from penstock.pipeline.letters.letter import LETTERS
+from penstock.pipeline.letters.policy import RefusedPolicy
+from penstock.pipeline.letters.store import LetterStore
 from penstock.pipeline.orders import load_orders
-from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.states import TableState
 from penstock.pipeline.status import inspect_status
 from penstock.position import Position

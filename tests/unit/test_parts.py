@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SpoolCorruptError
-from penstock.pipeline.parts import ATTACHED, DETACHED, load_parts, moved_parts, save_parts
+from penstock.pipeline.following.parts import ATTACHED, DETACHED, load_parts, moved_parts, save_parts
 from penstock.postgres.attributes import Parts
 from penstock.schema import TableName
 

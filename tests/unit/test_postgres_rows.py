@@ -13,7 +13,7 @@ from penstock.postgres.types.registry import decode_column
 from penstock.postgres.types.resolver import TypeResolver
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.postgres_rows import added_columns, constant_texts, in_key_order, parse_rows, stored_names, target_columns, text_blocks
+from penstock.sinks.postgres.rows import added_columns, constant_texts, in_key_order, parse_rows, stored_names, target_columns, text_blocks
 
 TIME = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
 COLUMNS = pa.schema([("id", pa.string()), ("note", pa.string())])

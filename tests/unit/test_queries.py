@@ -12,8 +12,8 @@ import pytest
 
 from penstock.change import CHANGE_TYPE, EXACT, EXACT_TYPE, METADATA_FIELDS, UNCHANGED
 from penstock.errors import ConfigError, RowRefusedError, SinkError, TransformError
-from penstock.pipeline.snapshot_queries import ChunkAsker
-from penstock.pipeline.snapshot_task import write_file
+from penstock.pipeline.snapshots.queries import ChunkAsker
+from penstock.pipeline.snapshots.task import write_file
 from penstock.pipeline.table_rules import TableRule, build_transform
 from penstock.pipeline.transforming import TransformingSink
 from penstock.position import Position

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SinkError
-from penstock.sinks.delta_vectors import DeletionVector, _z85_decode, load_vector, local_path, write_vectors, z85_encode
-from penstock.sinks.roaring import decode_positions, encode_positions
+from penstock.sinks.delta.roaring import decode_positions, encode_positions
+from penstock.sinks.delta.vectors import DeletionVector, _z85_decode, load_vector, local_path, write_vectors, z85_encode
 
 HEAD = struct.pack("<I", 1681511377)
 

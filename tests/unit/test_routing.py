@@ -13,13 +13,13 @@ import yaml
 from penstock.errors import ConfigError, ConnectionLostError, MembersDifferError, PenstockError, TargetRewoundError, UnsupportedTableError
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.pipeline.epochs import Epoch
-from penstock.pipeline.following import Follower, why_anew
-from penstock.pipeline.gone import keep_gone
+from penstock.pipeline.following.follower import Follower, why_anew
+from penstock.pipeline.following.gone import keep_gone
+from penstock.pipeline.following.sightings import Look
 from penstock.pipeline.membership import fail_rejoined
 from penstock.pipeline.routes import Route
 from penstock.pipeline.routing import gather, route_tables, routed_views
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
-from penstock.pipeline.sightings import Look
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, fail_unpublished
 from penstock.position import Position

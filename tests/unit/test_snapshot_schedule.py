@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from penstock.pipeline.snapshot_schedule import Schedule, Step, Turn
+from penstock.pipeline.snapshots.schedule import Schedule, Step, Turn
 
 _MB = 1 << 20
 

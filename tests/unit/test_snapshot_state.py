@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.pipeline.snapshot_copy import chunk_bytes
-from penstock.pipeline.snapshot_progress import load_all_progress, load_progress
-from penstock.pipeline.snapshot_state import ChunkRecord, SnapshotPlan, SnapshotStore, new_plan_id, record_chunk
+from penstock.pipeline.snapshots.copy import chunk_bytes
+from penstock.pipeline.snapshots.progress import load_all_progress, load_progress
+from penstock.pipeline.snapshots.state import ChunkRecord, SnapshotPlan, SnapshotStore, new_plan_id, record_chunk
 from penstock.position import Position
 from penstock.postgres.chunks import cut_chunks
 from penstock.postgres.outline import Leaf, MeasuredTable, TableOutline

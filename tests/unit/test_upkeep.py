@@ -17,7 +17,7 @@ from penstock.pipeline import upkeep
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.upkeep import Jobs, TableUpkeep
 from penstock.schema import TableName
-from penstock.sinks.delta_upkeep import remove_temporary
+from penstock.sinks.delta.upkeep import remove_temporary
 from penstock.sinks.upkeep import Rest
 from tests.unit.test_applier import Ledger
 from tests.waiting import wait_for

@@ -14,14 +14,14 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConnectionLostError, SnapshotLostError
 from penstock.pipeline.config import PipelineConfig
-from penstock.pipeline.meeting import Meeting
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.verify import SideBySide, judge
+from penstock.pipeline.verification.meeting import Meeting
+from penstock.pipeline.verification.verify import SideBySide, judge
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.exported import ExportedSnapshot
 from penstock.schema import TableName
-from penstock.sinks.delta_log import KEY, OWNER, SOURCE_OID, application_id, record_position
+from penstock.sinks.delta.log import KEY, OWNER, SOURCE_OID, application_id, record_position
 from penstock.spark.lock import is_locked
 from tests.holding import locked_elsewhere
 

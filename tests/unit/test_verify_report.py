@@ -8,9 +8,9 @@ import json
 from rich.console import Console
 
 from penstock.cli.verify import exit_code, print_report
-from penstock.pipeline.comparing import ColumnDifference, Comparison, RowDifference
 from penstock.pipeline.states import TableState
-from penstock.pipeline.verdicts import TableVerdict, VerifyReport
+from penstock.pipeline.verification.comparing import ColumnDifference, Comparison, RowDifference
+from penstock.pipeline.verification.verdicts import TableVerdict, VerifyReport
 from penstock.position import Position
 from penstock.schema import TableName
 

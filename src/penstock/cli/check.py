@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.pipeline.findings import CheckReport, Finding, StepState
+from penstock.pipeline.checks.findings import CheckReport, Finding, StepState
 
 _COLOURS = {StepState.OK: "green", StepState.WARNING: "yellow", StepState.PROBLEM: "red", StepState.SKIPPED: "dim"}
 _WORDS = {StepState.OK: "ok", StepState.WARNING: "ok", StepState.PROBLEM: "problem", StepState.SKIPPED: "not tried"}

@@ -20,7 +20,7 @@ from penstock.cli.verify import print_report
 from penstock.errors import ConfigError, StillDifferentError
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.verify import verify_tables
+from penstock.pipeline.verification.verify import verify_tables
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.slot import current_position
 from penstock.spark.session import SHORT_LIVED

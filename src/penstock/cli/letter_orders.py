@@ -15,8 +15,8 @@ from rich.table import Table
 from penstock.cli.table_orders import parse_table
 from penstock.errors import NoTablesError
 from penstock.pipeline.config import load_config
-from penstock.pipeline.letter_store import LetterStore
-from penstock.pipeline.letters import LetterStatus
+from penstock.pipeline.letters.letter import LetterStatus
+from penstock.pipeline.letters.store import LetterStore
 from penstock.pipeline.orders import change_orders
 
 

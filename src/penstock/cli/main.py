@@ -61,7 +61,7 @@ def capture(
 def check(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
     """Try what a run needs before its first row, leave nothing behind, and list all problems with their fixes. Exit 0 ready, 2 or 3 not."""
     from penstock.cli.check import print_check
-    from penstock.pipeline.check import check_pipeline
+    from penstock.pipeline.checks.check import check_pipeline
 
     report = check_pipeline(config)
     if as_json:
@@ -126,7 +126,7 @@ def main() -> None:
         app(standalone_mode=True)
     except PenstockError as error:
         Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
-        from penstock.pipeline.findings import exit_code
+        from penstock.pipeline.checks.findings import exit_code
 
         sys.exit(exit_code(error.code))
 

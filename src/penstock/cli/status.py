@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from penstock.pipeline.snapshot_progress import SnapshotProgress
+from penstock.pipeline.snapshots.progress import SnapshotProgress
 from penstock.pipeline.states import TableState
 from penstock.pipeline.status import PipelineStatus
 

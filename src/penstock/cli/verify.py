@@ -12,10 +12,10 @@ from rich.table import Table
 
 from penstock.cli.run import start_session
 from penstock.errors import ConfigError
-from penstock.pipeline.comparing import Comparison, RowDifference
 from penstock.pipeline.config import load_config
-from penstock.pipeline.verdicts import VerifyReport
-from penstock.pipeline.verify import verify_tables
+from penstock.pipeline.verification.comparing import Comparison, RowDifference
+from penstock.pipeline.verification.verdicts import VerifyReport
+from penstock.pipeline.verification.verify import verify_tables
 from penstock.postgres.connection import connect
 from penstock.schema import TableName
 

@@ -21,14 +21,14 @@ from penstock.errors import ConnectionLostError, PenstockError, Recovery, Schema
 from penstock.pipeline.bringing import Bringer
 from penstock.pipeline.epoch_work import is_behind, plan_work
 from penstock.pipeline.epochs import Epoch, EpochLog
-from penstock.pipeline.following import Follower
+from penstock.pipeline.following.follower import Follower
+from penstock.pipeline.following.sightings import Look
+from penstock.pipeline.following.watch import CatalogWatch
 from penstock.pipeline.ledger import TableLedger
-from penstock.pipeline.letter_box import LetterBox
+from penstock.pipeline.letters.box import LetterBox
 from penstock.pipeline.observer import EpochReport, PipelineObserver
-from penstock.pipeline.shadows import Shadows
-from penstock.pipeline.sightings import Look
+from penstock.pipeline.snapshots.shadows import Shadows
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.watch import CatalogWatch
 from penstock.position import Position
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.pipeline.following import Follower
-from penstock.pipeline.letter_box import LetterBox
+from penstock.pipeline.following.follower import Follower
+from penstock.pipeline.letters.box import LetterBox
 from penstock.position import Position
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName

@@ -21,10 +21,10 @@ from penstock.capture.trigger_settings import NAME_RULE, is_change_table_name
 from penstock.errors import ConfigError
 from penstock.pipeline.durations import checked_duration, parse_seconds
 from penstock.pipeline.existing_policy import ExistingPolicy
+from penstock.pipeline.letters.policy import RefusedPolicy
 from penstock.pipeline.maintenance_config import MaintenanceConfig
 from penstock.pipeline.polling_config import PollingConfig
 from penstock.pipeline.references import EnvReference, FileReference, Model
-from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.routes import Route, check_routes
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
 from penstock.pipeline.sink_config import SinkConfig

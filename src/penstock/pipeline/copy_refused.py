@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from penstock.pipeline.copy_letters import RefusedRows, chunk_basket, made_basket
-from penstock.pipeline.snapshot_repair import KeyTask
-from penstock.pipeline.snapshot_state import ChunkRecord, SnapshotPlan
+from penstock.pipeline.letters.copy import RefusedRows, chunk_basket, made_basket
+from penstock.pipeline.snapshots.repair import KeyTask
+from penstock.pipeline.snapshots.state import ChunkRecord, SnapshotPlan
 
 
 def gather_refused(

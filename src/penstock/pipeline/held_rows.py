@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from penstock.change import COMMIT_VERSION, EXACT, EXACT_TYPE, ORDINAL
 from penstock.errors import RowRefusedError, SnapshotLostError, SpoolCorruptError
-from penstock.pipeline.letter_store import LetterStore
-from penstock.pipeline.letters import LetterStatus
-from penstock.pipeline.screening import Name
+from penstock.pipeline.letters.letter import LetterStatus
+from penstock.pipeline.letters.screening import Name
+from penstock.pipeline.letters.store import LetterStore
 from penstock.position import Position
 from penstock.postgres.routed import is_same_shape
 from penstock.schema import TableSchema

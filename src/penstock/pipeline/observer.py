@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from penstock.pipeline.snapshot_progress import SnapshotProgress
+from penstock.pipeline.snapshots.progress import SnapshotProgress
 from penstock.pipeline.states import TableStatus
 from penstock.position import Position
 from penstock.schema import TableName

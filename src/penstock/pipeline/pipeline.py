@@ -24,31 +24,31 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.errors import CaptureFailedError, PenstockError, PrivilegeError, Recovery
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
-from penstock.pipeline.background import BackgroundSnapshots, Door
 from penstock.pipeline.clock import await_end, planned_end
 from penstock.pipeline.companion import CaptureCompanion
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.existing import await_copies, take_over
-from penstock.pipeline.following import Follower
-from penstock.pipeline.gone import keep_gone
-from penstock.pipeline.letter_box import LetterBox
-from penstock.pipeline.letter_store import LetterStore
+from penstock.pipeline.following.follower import Follower
+from penstock.pipeline.following.gone import keep_gone
+from penstock.pipeline.following.sightings import Look
+from penstock.pipeline.letters.box import LetterBox
+from penstock.pipeline.letters.policy import RefusedPolicy
+from penstock.pipeline.letters.store import LetterStore
 from penstock.pipeline.membership import load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import change_orders, load_orders, with_orders
-from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.roster import Roster
 from penstock.pipeline.schema_policy import SchemaRule
-from penstock.pipeline.shadows import Shadows
 from penstock.pipeline.sides import begins_at, check_fit, side_of
-from penstock.pipeline.sightings import Look
 from penstock.pipeline.sinks import open_sink
-from penstock.pipeline.snapshot import SnapshotCoordinator
-from penstock.pipeline.snapshot_copy import CopyLetters
-from penstock.pipeline.snapshot_executors import SparkSnapshotExecutors
-from penstock.pipeline.snapshot_progress import load_all_progress
-from penstock.pipeline.snapshot_state import SnapshotStore
+from penstock.pipeline.snapshots.background import BackgroundSnapshots, Door
+from penstock.pipeline.snapshots.coordinator import SnapshotCoordinator
+from penstock.pipeline.snapshots.copy import CopyLetters
+from penstock.pipeline.snapshots.executors import SparkSnapshotExecutors
+from penstock.pipeline.snapshots.progress import load_all_progress
+from penstock.pipeline.snapshots.shadows import Shadows
+from penstock.pipeline.snapshots.state import SnapshotStore
 from penstock.pipeline.spark_queries import SparkQueries
 from penstock.pipeline.standing import over_holes
 from penstock.pipeline.states import TableState, TableStatus

@@ -14,15 +14,15 @@ from functools import partial
 
 from penstock.errors import MembersDifferError, PenstockError, Recovery
 from penstock.pipeline.apply import EpochApplier
-from penstock.pipeline.background import BackgroundSnapshots
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.existing import await_copies, take_over
-from penstock.pipeline.gone import why_gone
+from penstock.pipeline.following.gone import why_gone
+from penstock.pipeline.following.parts import load_parts, moved_parts, save_parts
+from penstock.pipeline.following.sightings import Look
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import TableOrders, change_orders, load_orders
-from penstock.pipeline.parts import load_parts, moved_parts, save_parts
 from penstock.pipeline.sides import side_of
-from penstock.pipeline.sightings import Look
+from penstock.pipeline.snapshots.background import BackgroundSnapshots
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Selection, Tables, inspect_pipeline, select_tables
 from penstock.postgres.attributes import Parts, inspect_parts

@@ -17,7 +17,7 @@ from penstock.sinks.layout import Mode
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.sinks.postgres_targets import Naming
+    from penstock.sinks.postgres.targets import Naming
 
 
 def open_sink(config: PipelineConfig, spark: SparkSession, mode_of: Callable[[TableName], Mode] | None = None) -> Sink:
@@ -25,19 +25,19 @@ def open_sink(config: PipelineConfig, spark: SparkSession, mode_of: Callable[[Ta
     modes = mode_of or config.mode_of
     if config.sink.postgres is not None:
         from penstock.sinks.executors import SparkExecutors
-        from penstock.sinks.postgres_sink import PostgresSink
+        from penstock.sinks.postgres.sink import PostgresSink
 
         scratch = config.sink.root / "penstock_reads"
         address, naming = _postgres(config.sink.postgres)
         return PostgresSink(SparkExecutors(spark), address, config.pipeline, naming, mode_of=modes, spark=spark, scratch=scratch)
     if config.sink.parquet is not None:
         from penstock.sinks.executors import SparkExecutors
-        from penstock.sinks.parquet_sink import ParquetSink
+        from penstock.sinks.parquet.sink import ParquetSink
 
         return ParquetSink(SparkExecutors(spark), config.sink.root, config.pipeline, spark)
     if config.sink.iceberg is not None:
         return _iceberg_sink(config.sink.iceberg, config.pipeline, spark, modes, config.maintenance)
-    from penstock.sinks.delta import DeltaSink
+    from penstock.sinks.delta.sink import DeltaSink
 
     return DeltaSink(spark, config.sink.root, config.pipeline, modes, config.maintenance.delta)
 
@@ -45,9 +45,9 @@ def open_sink(config: PipelineConfig, spark: SparkSession, mode_of: Callable[[Ta
 def _iceberg_sink(
     config: IcebergConfig, pipeline: str, spark: SparkSession, mode_of: Callable[[TableName], Mode], chosen: MaintenanceConfig
 ) -> Sink:
-    from penstock.sinks.iceberg import IcebergSink
-    from penstock.sinks.iceberg_definition import IcebergPlace
-    from penstock.sinks.iceberg_maintenance import EXPIRE_EVERY, Maintenance
+    from penstock.sinks.iceberg.definition import IcebergPlace
+    from penstock.sinks.iceberg.maintenance import EXPIRE_EVERY, Maintenance
+    from penstock.sinks.iceberg.sink import IcebergSink
 
     expire_every = EXPIRE_EVERY if chosen.vacuum else 0
     maintenance = Maintenance(chosen.compact_after, chosen.iceberg_keep_seconds, expire_every, chosen.iceberg_versions)
@@ -58,16 +58,16 @@ def _iceberg_sink(
 def open_targets(config: PipelineConfig) -> Targets:
     """The same tables, looked at without Spark; `EnvironmentUnfitError` if only Spark can."""
     if config.sink.postgres is not None:
-        from penstock.sinks.postgres_targets import PostgresTargets
+        from penstock.sinks.postgres.targets import PostgresTargets
 
         address, naming = _postgres(config.sink.postgres)
         return PostgresTargets(address, config.pipeline, naming)
     if config.sink.parquet is not None:
-        from penstock.sinks.parquet_targets import ParquetTargets
+        from penstock.sinks.parquet.targets import ParquetTargets
 
         return ParquetTargets(config.sink.root, config.pipeline)
     if config.sink.iceberg is not None:
-        from penstock.sinks.iceberg_targets import HadoopTargets
+        from penstock.sinks.iceberg.targets import HadoopTargets
 
         iceberg = config.sink.iceberg
         if f"spark.sql.catalog.{iceberg.catalog}" in config.spark.conf:
@@ -75,13 +75,13 @@ def open_targets(config: PipelineConfig) -> Targets:
                 f"the catalog {iceberg.catalog} can be asked only by Spark", hint="see `penstock verify`, which starts Spark"
             )
         return HadoopTargets(iceberg.warehouse, iceberg.namespace, config.pipeline)
-    from penstock.sinks.delta_targets import DeltaTargets
+    from penstock.sinks.delta.targets import DeltaTargets
 
     return DeltaTargets(config.sink.root, config.pipeline)
 
 
 def _postgres(config: PostgresConfig) -> tuple[SourceAddress, Naming]:
-    from penstock.sinks.postgres_targets import Naming
+    from penstock.sinks.postgres.targets import Naming
 
     return config.address(), Naming(config.schemas, config.schema_prefix)
 

@@ -10,8 +10,8 @@ from penstock.capture.following import missing_capture
 from penstock.errors import PenstockError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch, EpochLog
-from penstock.pipeline.letter_store import LetterStore
-from penstock.pipeline.snapshot_progress import SnapshotProgress, load_all_progress
+from penstock.pipeline.letters.store import LetterStore
+from penstock.pipeline.snapshots.progress import SnapshotProgress, load_all_progress
 from penstock.position import Position
 from penstock.postgres.connection import connect
 from penstock.postgres.slot import COPY_ANEW, Slot, current_position, inspect_slot

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from penstock.pipeline.existing_policy import ExistingPolicy
+from penstock.pipeline.letters.policy import RefusedPolicy
 from penstock.pipeline.references import EnvReference, FileReference, Model
-from penstock.pipeline.refused_policy import RefusedPolicy
 from penstock.pipeline.routes import SOURCE_COLUMN, Route
 from penstock.pipeline.schema_policy import SchemaPolicy
 from penstock.pipeline.transform_config import ColumnsConfig

@@ -27,7 +27,7 @@ from penstock.errors import (
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.existing_policy import ExistingPolicy
-from penstock.pipeline.following import why_anew
+from penstock.pipeline.following.follower import why_anew
 from penstock.pipeline.orders import TableOrders, with_orders
 from penstock.pipeline.routing import route_tables
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule

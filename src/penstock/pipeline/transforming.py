@@ -20,9 +20,9 @@ from typing_extensions import override
 
 from penstock.change import ChangeCounts
 from penstock.errors import PenstockError, RowRefusedError, SchemaChangedError, SinkError, TableRewrittenError, ValuesMissingError
-from penstock.pipeline.copy_letters import Basket
-from penstock.pipeline.snapshot_queries import AskingSink, ChunkAsker
-from penstock.pipeline.snapshot_task import RefusingWriter, write_file
+from penstock.pipeline.letters.copy import Basket
+from penstock.pipeline.snapshots.queries import AskingSink, ChunkAsker
+from penstock.pipeline.snapshots.task import RefusingWriter, write_file
 from penstock.pipeline.spark_queries import SparkQueries
 from penstock.position import Position
 from penstock.postgres.chunks import Aside

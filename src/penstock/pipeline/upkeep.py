@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
-from penstock.pipeline.letter_store import LetterStore
+from penstock.pipeline.letters.store import LetterStore
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.schema import TableName
 from penstock.sinks.base import Sink

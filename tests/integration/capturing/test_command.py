@@ -13,7 +13,7 @@ from penstock.cli.main import app
 from penstock.errors import CaptureMissingError, ConfigError, SlotMissingError, SpoolFormatError, SpoolLockedError
 from penstock.pipeline import companion
 from penstock.pipeline.capturing import forget_consumer, plan_capture
-from penstock.pipeline.check import check_pipeline
+from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.companion import CaptureCompanion
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.status import inspect_status

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipeline.comparing import EXAMPLES, ColumnDifference, Comparison, RowDifference, TableComparer
+from penstock.pipeline.verification.comparing import EXAMPLES, ColumnDifference, Comparison, RowDifference, TableComparer
 from penstock.schema import Column, TableName, TableSchema
 
 _SHAPE = {

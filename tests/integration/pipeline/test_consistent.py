@@ -15,7 +15,7 @@ from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.states import TableState
 from penstock.position import Position
 from penstock.sinks.base import TableChanges, Target
-from penstock.sinks.delta import DeltaSink
+from penstock.sinks.delta.sink import DeltaSink
 from tests.fix_pipeline import MirrorFactory
 from tests.fix_postgres import Database
 from tests.integration.pipeline.test_online import DEADLINE_SECONDS, Running, running

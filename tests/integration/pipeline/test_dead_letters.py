@@ -7,7 +7,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from penstock.pipeline.orders import change_orders
-from penstock.pipeline.verify import verify_tables
+from penstock.pipeline.verification.verify import verify_tables
 from penstock.schema import TableName
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import NoTablesError, PipelineBusyError, PositionGapError, SlotMissingError, SystemChangedError
 from penstock.pipeline import pipeline
-from penstock.pipeline.check import check_pipeline
+from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.orders import change_orders
@@ -16,7 +16,7 @@ from penstock.pipeline.pipeline import RunResult
 from penstock.pipeline.status import inspect_status
 from penstock.position import Position
 from penstock.schema import TableName
-from penstock.sinks.delta import DeltaSink
+from penstock.sinks.delta.sink import DeltaSink
 from penstock.spool.layout import SpoolLayout
 from tests.fix_pipeline import Mirror, MirrorFactory, two_tables
 from tests.fix_postgres import Database

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from penstock.cli.table_orders import order
-from penstock.pipeline.check_places import check_places
+from penstock.pipeline.checks.places import check_places
 from penstock.pipeline.sinks import open_targets
 from penstock.schema import TableName
 from tests.fix_pipeline import MirrorFactory

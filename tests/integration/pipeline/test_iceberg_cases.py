@@ -18,7 +18,7 @@ from penstock.cli.run import run_pipeline
 from penstock.pipeline.orders import change_orders
 from penstock.pipeline.states import TableStatus
 from penstock.schema import TableName
-from penstock.sinks.iceberg import IcebergSink
+from penstock.sinks.iceberg.sink import IcebergSink
 from tests.fix_pipeline import Mirror, mirror_document
 from tests.fix_postgres import Database, PostgresServer
 from tests.integration.pipeline.test_signals_and_versions import is_active, own_handlers, signalled_once

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from penstock.pipeline.maintenance_config import MaintenanceConfig
 from penstock.pipeline.states import TableState
-from penstock.sinks.delta_state import newest_checkpoint
+from penstock.sinks.delta.state import newest_checkpoint
 from penstock.sinks.upkeep import Upkeep
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database

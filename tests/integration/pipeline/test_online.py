@@ -15,7 +15,7 @@ from penstock.pipeline.config import load_config
 from penstock.pipeline.pipeline import RunResult
 from penstock.pipeline.states import TableState
 from penstock.schema import TableName
-from penstock.sinks.delta import DeltaSink
+from penstock.sinks.delta.sink import DeltaSink
 from penstock.testing.streams import wait_for
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyspark.sql import SparkSession
 
 from penstock.cli.table_orders import order
-from penstock.pipeline.check_places import check_places
-from penstock.pipeline.verify import verify_tables
+from penstock.pipeline.checks.places import check_places
+from penstock.pipeline.verification.verify import verify_tables
 from tests.fix_pipeline import MirrorFactory
 from tests.fix_postgres import Database
 

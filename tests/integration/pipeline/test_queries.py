@@ -15,10 +15,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError
-from penstock.pipeline.check import check_pipeline
-from penstock.pipeline.letter_store import LetterStore
+from penstock.pipeline.checks.check import check_pipeline
+from penstock.pipeline.letters.store import LetterStore
 from penstock.pipeline.states import TableState
-from penstock.pipeline.verify import verify_tables
+from penstock.pipeline.verification.verify import verify_tables
 from penstock.spark.query import VALUE, WHERE
 from penstock.spark.query_plan import analyse
 from penstock.spark.query_run import answer
@@ -229,7 +229,7 @@ def test_a_check_starts_spark_for_a_query_alone_and_says_what_is_wrong_with_it(d
     database.execute(ORDERS)
     made = mirror(tables=[{"table": "public.orders", "sql": "SELECT count(*) AS n FROM source"}])
     code = (
-        "import sys; from pathlib import Path; from penstock.pipeline.check import check_pipeline as c; "
+        "import sys; from pathlib import Path; from penstock.pipeline.checks.check import check_pipeline as c; "
         f"print(*(each.what for each in c(Path({str(made.path)!r})).problems)); "
         "from pyspark import SparkContext; assert SparkContext._active_spark_context is None"
     )

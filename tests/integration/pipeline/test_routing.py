@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from penstock.pipeline import roster
 from penstock.pipeline.states import TableState
-from penstock.pipeline.verify import verify_tables
+from penstock.pipeline.verification.verify import verify_tables
 from penstock.schema import TableName
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database, PostgresServer

@@ -16,7 +16,7 @@ from penstock.cli.run import run_pipeline
 from penstock.errors import SpoolFormatError
 from penstock.position import Position
 from penstock.sinks.base import Sink, TableChanges, Target
-from penstock.sinks.delta import DeltaSink
+from penstock.sinks.delta.sink import DeltaSink
 from tests.fix_pipeline import Mirror, MirrorFactory, two_tables
 from tests.fix_postgres import Database
 from tests.waiting import wait_for

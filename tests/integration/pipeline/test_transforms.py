@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.pipeline.states import TableState
-from penstock.pipeline.verify import verify_tables
+from penstock.pipeline.verification.verify import verify_tables
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
 from tests.unit.test_transforms import ANSWERS, COLUMNS

@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 from penstock.errors import NoTablesError
 from penstock.pipeline.scratch import scratch_directory
 from penstock.pipeline.states import TableState
-from penstock.pipeline.verdicts import TableVerdict, VerifyReport
-from penstock.pipeline.verify import verify_tables
+from penstock.pipeline.verification.verdicts import TableVerdict, VerifyReport
+from penstock.pipeline.verification.verify import verify_tables
 from penstock.schema import TableName
 from tests.fix_pipeline import MirrorFactory
 from tests.fix_postgres import Database

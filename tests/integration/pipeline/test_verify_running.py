@@ -20,8 +20,8 @@ from pyspark.sql import SparkSession
 
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.verdicts import VerifyReport
-from penstock.pipeline.verify import verify_tables
+from penstock.pipeline.verification.verdicts import VerifyReport
+from penstock.pipeline.verification.verify import verify_tables
 from penstock.position import Position
 from penstock.testing.shop import ShopWorkload, create_shop
 from tests.fix_pipeline import Mirror, mirror_document

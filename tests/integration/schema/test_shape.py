@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.pipeline.gone import why_gone
+from penstock.pipeline.following.gone import why_gone
 from penstock.postgres.attributes import CatalogShape, MissingValue, inspect_parts, inspect_shape
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import SourceAddress, connect

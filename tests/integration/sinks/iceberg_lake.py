@@ -9,9 +9,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from penstock.schema import TableName
-from penstock.sinks.iceberg import IcebergSink, ModeOf, mirrored
-from penstock.sinks.iceberg_definition import IcebergPlace
-from penstock.sinks.iceberg_maintenance import Maintenance
+from penstock.sinks.iceberg.definition import IcebergPlace
+from penstock.sinks.iceberg.maintenance import Maintenance
+from penstock.sinks.iceberg.sink import IcebergSink, ModeOf, mirrored
 from tests.integration.sinks.mirror import PIPELINE
 
 _numbers = count()

@@ -14,7 +14,7 @@ from penstock.change import EXACT, EXACT_TYPE, LogStep
 from penstock.position import Position
 from penstock.postgres.chunks import snapshot_schema
 from penstock.sinks.base import Sink, TableChanges, Target
-from penstock.sinks.delta import DeltaSink
+from penstock.sinks.delta.sink import DeltaSink
 from penstock.sinks.row_files import write_batches
 from penstock.spool import SpoolReader, SpoolWriter
 from tests.integration.sinks.source import Row, Source, Value, exact_of, own_arrays, whole

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import SchemaChangedError, TargetForeignError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
-from penstock.sinks.delta import DeltaSink
+from penstock.sinks.delta.sink import DeltaSink
 from penstock.sinks.directories import directory_name
 from tests.integration.sinks.mirror import PIPELINE, Mirror
 from tests.integration.sinks.source import Source, Value

@@ -14,10 +14,11 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.errors import SchemaChangedError, SinkError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, Column
-from penstock.sinks import delta, delta_checkpoints
-from penstock.sinks.delta import DeltaSink
-from penstock.sinks.delta_epoch import DeltaEpoch
-from penstock.sinks.delta_state import load_state, newest_checkpoint
+from penstock.sinks.delta import checkpoints as delta_checkpoints
+from penstock.sinks.delta import sink as delta
+from penstock.sinks.delta.epoch import DeltaEpoch
+from penstock.sinks.delta.sink import DeltaSink
+from penstock.sinks.delta.state import load_state, newest_checkpoint
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import VALID_FROM, VALID_FROM_TIME, Layout, Mode
 from penstock.sinks.slices import load_changes

@@ -15,12 +15,12 @@ from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, Tar
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.base import ChangedRows, SnapshotFile
-from penstock.sinks.iceberg import IcebergSink
-from penstock.sinks.iceberg_catalog import IcebergCatalog, TableChange
-from penstock.sinks.iceberg_epoch import EpochWriter
-from penstock.sinks.iceberg_maintenance import Maintenance
-from penstock.sinks.iceberg_state import POSITION
-from penstock.sinks.iceberg_targets import HadoopTargets
+from penstock.sinks.iceberg.catalog import IcebergCatalog, TableChange
+from penstock.sinks.iceberg.epoch import EpochWriter
+from penstock.sinks.iceberg.maintenance import Maintenance
+from penstock.sinks.iceberg.sink import IcebergSink
+from penstock.sinks.iceberg.state import POSITION
+from penstock.sinks.iceberg.targets import HadoopTargets
 from tests.integration.sinks.iceberg_lake import new_catalog, open_lake, summaries
 from tests.integration.sinks.mirror import PIPELINE, Mirror
 from tests.integration.sinks.source import NULL, Source, Value

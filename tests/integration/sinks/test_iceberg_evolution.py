@@ -15,9 +15,9 @@ from penstock.position import Position
 from penstock.schema import TableSchema
 from penstock.sinks.base import TableChanges, Target
 from penstock.sinks.evolution import Evolution
-from penstock.sinks.iceberg import IcebergSink
-from penstock.sinks.iceberg_catalog import IcebergCatalog
-from penstock.sinks.iceberg_state import POSITION
+from penstock.sinks.iceberg.catalog import IcebergCatalog
+from penstock.sinks.iceberg.sink import IcebergSink
+from penstock.sinks.iceberg.state import POSITION
 from penstock.sinks.layout import CURRENT, Mode
 from penstock.sinks.row_files import write_batches
 from penstock.spool import SpoolReader, SpoolWriter

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import SlotLostError
-from penstock.pipeline import snapshot_round
-from penstock.pipeline.snapshot_schedule import Schedule
+from penstock.pipeline.snapshots import round as snapshot_round
+from penstock.pipeline.snapshots.schedule import Schedule
 from tests.fix_captured import Captured
 from tests.integration.slot.conftest import RoughServer
 from tests.integration.snapshot.copying import Copying, Watcher

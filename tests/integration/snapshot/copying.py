@@ -17,13 +17,13 @@ import pytest
 from psycopg import sql
 
 from penstock.errors import PenstockError
-from penstock.pipeline import snapshot_round
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.snapshot import SnapshotCoordinator
-from penstock.pipeline.snapshot_copy import CopyLetters
-from penstock.pipeline.snapshot_executors import SnapshotExecutors
-from penstock.pipeline.snapshot_progress import SnapshotProgress
-from penstock.pipeline.snapshot_state import SnapshotStore
+from penstock.pipeline.snapshots import round as snapshot_round
+from penstock.pipeline.snapshots.coordinator import SnapshotCoordinator
+from penstock.pipeline.snapshots.copy import CopyLetters
+from penstock.pipeline.snapshots.executors import SnapshotExecutors
+from penstock.pipeline.snapshots.progress import SnapshotProgress
+from penstock.pipeline.snapshots.state import SnapshotStore
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_schema, inspect_tables
 from penstock.postgres.connection import SourceAddress, connect

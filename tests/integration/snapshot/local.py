@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from typing_extensions import override
 
 from penstock.change import EXACT, change_schema
-from penstock.pipeline.snapshot_executors import SnapshotExecutors
+from penstock.pipeline.snapshots.executors import SnapshotExecutors
 from penstock.position import Position
 from penstock.postgres.chunks import snapshot_schema
 from penstock.schema import TableName, TableSchema

@@ -8,7 +8,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from penstock.pipeline.snapshot_task import ChunkTask
+from penstock.pipeline.snapshots.task import ChunkTask
 from penstock.postgres.catalog import inspect_schema, inspect_tables
 from penstock.postgres.chunks import Chunk, plan_chunks, read_chunk, snapshot_schema
 from penstock.postgres.connection import SourceAddress, connect
@@ -23,7 +23,7 @@ ROWS = 40
 # In a process of its own, as an executor's worker is.
 WORKER = """
 import pickle, resource, sys
-from penstock.pipeline.snapshot_task import write_chunk
+from penstock.pipeline.snapshots.task import write_chunk
 arguments = pickle.load(sys.stdin.buffer)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 file = write_chunk(*arguments)

@@ -16,7 +16,7 @@ _ROWS = 40
 _SCRIPT = """
 import resource, sys
 from pathlib import Path
-from penstock.pipeline.snapshot_task import ChunkTask, write_chunk
+from penstock.pipeline.snapshots.task import ChunkTask, write_chunk
 from penstock.postgres.catalog import inspect_tables
 from penstock.postgres.chunks import cut_chunks, snapshot_schema
 from penstock.postgres.connection import SourceAddress, connect

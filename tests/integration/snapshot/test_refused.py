@@ -14,9 +14,9 @@ import pytest
 from penstock.change import ChangeCounts
 from penstock.errors import RowRefusedError, SnapshotLostError, UnrepresentableError
 from penstock.pipeline.held_rows import check_held, load_held
-from penstock.pipeline.letter_box import LetterBox, ShadowLetters
-from penstock.pipeline.letter_store import LetterStore
-from penstock.pipeline.refused_policy import RefusedPolicy
+from penstock.pipeline.letters.box import LetterBox, ShadowLetters
+from penstock.pipeline.letters.policy import RefusedPolicy
+from penstock.pipeline.letters.store import LetterStore
 from penstock.pipeline.transforming import TransformingSink
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_tables

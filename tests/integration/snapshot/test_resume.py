@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.snapshot_progress import load_all_progress, load_progress
-from penstock.pipeline.snapshot_state import SnapshotStore
+from penstock.pipeline.snapshots.progress import load_all_progress, load_progress
+from penstock.pipeline.snapshots.state import SnapshotStore
 from penstock.schema import TableName
 from tests.fix_captured import capturing
 from tests.fix_postgres import PostgresServer

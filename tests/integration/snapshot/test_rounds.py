@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from penstock.pipeline import snapshot_round
+from penstock.pipeline.snapshots import round as snapshot_round
 from penstock.postgres import outline
 from penstock.schema import TableName
 from penstock.spool import storage

@@ -1,0 +1,1 @@
+"""Following the schema: what the log and the catalog show of tables that change."""

@@ -1,0 +1,1 @@
+"""Dead letters: changes that a table refuses, kept until they are replayed."""

@@ -1,0 +1,276 @@
+"""One table on its way into the target: planned or taken up again, read chunk by chunk, repaired, committed.
+
+What has been done is durable after each step (`snapshots/state.py`), so a table may be left at any moment and taken up by the next run, or
+under the next snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from penstock.errors import NoTablesError, TableRewrittenError
+from penstock.pipeline.copy_refused import gather_refused
+from penstock.pipeline.letters.copy import RefusedRows, made_basket
+from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.snapshots.executors import SnapshotExecutors
+from penstock.pipeline.snapshots.progress import SnapshotProgress, measure
+from penstock.pipeline.snapshots.queries import AskingSink
+from penstock.pipeline.snapshots.repair import KeyTask, changed_between, is_repairable, key_reader, plan_rereading
+from penstock.pipeline.snapshots.schedule import Step
+from penstock.pipeline.snapshots.state import ChunkRecord, SavedSnapshot, SnapshotPlan, SnapshotStore, new_plan_id
+from penstock.pipeline.snapshots.task import ChunkTask, RecordedTask, record_rows, recording_writer, source_rows
+from penstock.position import Position
+from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.chunks import cut_chunks
+from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.exported import ExportedSnapshot
+from penstock.postgres.outline import MeasuredTable, inspect_fingerprint, inspect_outline
+from penstock.postgres.types.policy import TypePolicy
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import ChangedRows, Sink, SnapshotFile
+from penstock.spool.reader import SpoolReader
+
+_log = logging.getLogger("penstock.snapshot")
+
+_SMALLEST_CHUNK_BYTES = 16 << 20
+_CHUNKS_A_LANE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPlaces:
+    """What the copies of all tables share: where they read, where they write, who is told."""
+
+    executors: SnapshotExecutors
+    address: SourceAddress
+    sink: Sink
+    store: SnapshotStore
+    spool: Path
+    observer: PipelineObserver
+    chunk_bytes: int
+    lanes: int
+    types: TypePolicy
+    publication: str | None
+    is_stopping: Callable[[], bool]
+    letters: CopyLetters | None = None
+    is_by_looks: bool = False
+    """Whether changes come by looks, each with all that happened since the one before."""
+
+
+class CopyLetters(Protocol):
+    """Who takes rows that are refused while a table is copied."""
+
+    def puts_aside(self, table: TableName) -> bool:
+        """Whether such rows do not stop the copy."""
+
+    def take_copied(self, schema: TableSchema, refused: Sequence[RefusedRows], fence: Position, changed: ChangedRows | None) -> None:
+        """What was refused, in files, right before the copy is handed over to the target."""
+
+    def copied(self, table: TableName) -> None:
+        """The target has it."""
+
+
+class TableCopy:
+    """Steps may be done by different threads, one at a time; only chunks are read by several at once."""
+
+    def __init__(self, table: CatalogTable, places: CopyPlaces) -> None:
+        self.table = table
+        self.restarts = 0
+        self.faults = 0
+        self._places = places
+        self._plan: SnapshotPlan | None = None
+        self._records: dict[int, ChunkRecord] = {}
+        self._fence = Position.ZERO
+        self._changed: ChangedRows | None = None
+        self._reread: tuple[KeyTask, ...] = ()
+        self._doom: str | None = None
+
+    @property
+    def name(self) -> TableName:
+        return self.table.name
+
+    @property
+    def plan(self) -> SnapshotPlan:
+        assert self._plan is not None, "a table is opened before anything else"
+        return self._plan
+
+    @property
+    def progress(self) -> SnapshotProgress:
+        return measure(SavedSnapshot(self.plan, dict(self._records)))
+
+    def open(self, exported: ExportedSnapshot) -> list[tuple[int, int]]:
+        """Take up what is there, or plan anew; gives the chunks that are missing, each with its bytes."""
+        places = self._places
+        with connect(places.address) as connection:
+            found = inspect_outline(connection, self.table, places.types, places.publication)
+        if not found.outline.schema.columns:
+            raise NoTablesError(f"table {self.name} is gone", hint="remove it from the tables, or create it again")
+        saved = places.store.load(self.name)
+        if saved is not None and not saved.records and saved.plan.chunks:
+            saved = None  # nothing has been read: a new plan has a later fence, and less to repair
+        reason = self._doom or (None if saved is None else self._why_anew(saved, found, exported))
+        self._doom, self._changed, self._reread = None, None, ()
+        if saved is None or reason is not None:
+            if reason is not None:
+                self._tell_restart(reason)
+            self._begin(found, exported)
+        else:
+            self._resume(saved)
+        return [(number, self.plan.chunks[number].heap_bytes) for number in self._missing]
+
+    def then(self, exported: ExportedSnapshot) -> Step:
+        """What follows the last chunk. Chunks of one fence are exact there, whatever the fence of now is."""
+        fences = {record.fence for record in self._records.values()}
+        self._fence = exported.fence if len(fences) != 1 else next(iter(fences))
+        return Step.COMMIT if len(fences) <= 1 else Step.REREAD
+
+    def read(self, exported: ExportedSnapshot, number: int) -> None:
+        """Read one chunk, on an executor, which records it."""
+        places, plan = self._places, self.plan
+        task = ChunkTask(number, plan.chunks[number], plan.place)
+        recorded = RecordedTask(task, str(places.store.records_directory(plan)), exported.fence)
+        record = self._run(exported, recorded)
+        self._records[number] = record
+        self.faults = 0
+        facts = {"table": str(self.name), "plan": plan.id, "chunk": number, "rows": record.file.rows, "fence": str(record.fence)}
+        _log.info("chunk read", extra=facts)
+        places.observer.snapshot_advanced(self.name, 1, record.file.rows, plan.chunks[number].heap_bytes)
+        places.observer.snapshot_progressed(self.progress)
+
+    def _run(self, exported: ExportedSnapshot, recorded: RecordedTask) -> ChunkRecord:
+        places, schema = self._places, self.plan.outline.schema
+        how = {"refuse_inexact": places.types.refuses_inexact, "puts_aside": self._puts_aside}
+        asker = places.sink.asker_for(schema) if isinstance(places.sink, AskingSink) else None
+        if asker is not None:
+            read = partial(source_rows, places.address, exported.name, recorded, **how)
+            aside = made_basket(Path(recorded.records), recorded.task.index, recorded.fence) if self._puts_aside else None
+            return asker.copy(places.executors, read, partial(record_rows, recorded), aside)
+        writer = recording_writer(places.address, exported.name, places.sink.writer_for(schema), **how)
+        (record,) = places.executors.run(writer, [recorded])
+        return record
+
+    def reread(self, exported: ExportedSnapshot) -> bool:
+        """Read what changed between the fences again, as it is now; False if the run is to end before."""
+        places, outline = self._places, self.plan.outline
+        first = min(record.fence for record in self._records.values())
+        slices = changed_between(places.spool, outline, first, exported.fence, places.is_stopping, is_by_looks=places.is_by_looks)
+        if slices is None:
+            return False
+        self._fence, self._changed, self._reread = exported.fence, None, ()
+        if slices:
+            directory = places.store.records_directory(self.plan) / f"repair-{exported.fence.value:016X}"
+            tasks = plan_rereading(places.executors, outline, slices, directory)
+            refuses = places.types.refuses_inexact
+            reader = key_reader(places.address, exported.name, refuse_inexact=refuses, puts_aside=self._puts_aside)
+            files = places.executors.run(reader, tasks) if tasks else []
+            rows = tuple(str(directory / "rows" / file.name) for file in files if file.rows)
+            self._changed, self._reread = ChangedRows(str(directory / "keys"), rows), tuple(tasks)
+            facts = {"table": str(self.name), "first": str(first), "fence": str(exported.fence), "rows": sum(file.rows for file in files)}
+            _log.info("changed rows read again", extra=facts)
+        return True
+
+    def commit(self) -> None:
+        """Hand the table over to the target. The table must still be what was read: what was altered meanwhile is found out here."""
+        places, plan = self._places, self.plan
+        with connect(places.address) as connection:
+            fingerprint = inspect_fingerprint(connection, self.table, places.publication)
+        if fingerprint != plan.outline.fingerprint:
+            raise TableRewrittenError(f"table {self.name} was altered while it was being copied; its snapshot starts again")
+        files = [self._records[number].file for number in sorted(self._records)]
+        target = places.sink.load_target(self.name)
+        if target is None or target.applied != self._fence:  # else an attempt was made whose answer was lost
+            self._hand_over(files)
+        if places.letters is not None:
+            places.letters.copied(self.name)
+        places.store.forget(self.name)
+        rows = sum(file.rows for file in files)
+        _log.info("snapshot finished", extra={"table": str(self.name), "plan": plan.id, "fence": str(self._fence), "rows": rows})
+        places.observer.snapshot_finished(self.name, rows)
+
+    def _hand_over(self, files: Sequence[SnapshotFile]) -> None:
+        places, schema, changed = self._places, self.plan.outline.schema, self._changed
+        if places.letters is not None and self._puts_aside:
+            unmade: Sequence[str] = ()
+            if changed is not None and isinstance(places.sink, AskingSink):
+                changed, unmade = places.sink.make_changed(schema, changed)
+            records = places.store.records_directory(self.plan)
+            refused = gather_refused(self.plan, records, self._records, self._reread, unmade)
+            places.letters.take_copied(schema, refused, self._fence, self._changed)
+        if changed is None:
+            places.sink.finish_snapshot(schema, files, self._fence)
+        else:
+            places.sink.repair_snapshot(schema, files, changed, self._fence)
+
+    @property
+    def _puts_aside(self) -> bool:
+        letters = self._places.letters
+        return letters is not None and letters.puts_aside(self.name)
+
+    def doom(self, reason: str) -> None:
+        """What has been read is of no use: the table is planned anew when it is opened again."""
+        self.restarts += self._doom is None
+        self._doom = reason
+
+    def chunk_bytes(self, number: int) -> int:
+        return self.plan.chunks[number].heap_bytes if number >= 0 else 0
+
+    def _tell_restart(self, reason: str) -> None:
+        _log.warning("snapshot starts again", extra={"table": str(self.name), "reason": reason})
+        self._places.observer.interrupted(f"the snapshot of {self.name} starts again: {reason}", 0.0)
+
+    @property
+    def _missing(self) -> list[int]:
+        return [number for number in range(len(self.plan.chunks)) if number not in self._records]
+
+    def _why_anew(self, saved: SavedSnapshot, found: MeasuredTable, exported: ExportedSnapshot) -> str | None:
+        """Why what has been read is of no use; None if it is."""
+        plan = saved.plan
+        difference = plan.outline.difference(found.outline)
+        if difference is not None:
+            return difference
+        if not self._places.sink.can_resume_snapshot(plan.outline.schema, plan.place, [record.file for record in saved.records.values()]):
+            return "the target no longer has what was written to it"
+        start = SpoolReader(self._places.spool).start
+        if start is not None and start > plan.fence:
+            return f"the spool no longer has what changed since {plan.fence}"
+        if not saved.missing and len(saved.fences) == 1:
+            return None
+        if plan.fence > exported.fence:
+            return f"it began at {plan.fence}, and the server is only at {exported.fence}"
+        if not is_repairable(plan.outline.schema):
+            return "its rows cannot be asked for by key"
+        return None
+
+    def _begin(self, found: MeasuredTable, exported: ExportedSnapshot) -> None:
+        places = self._places
+        places.store.forget(self.name)
+        size = chunk_bytes(found.total_bytes, places.chunk_bytes, places.lanes)
+        place = places.sink.begin_snapshot(found.outline.schema, exported.fence)
+        chunks = tuple(cut_chunks(found, size))
+        self._plan = SnapshotPlan(new_plan_id(), found.outline, exported.fence, place, chunks, datetime.now(UTC))
+        self._records = {}
+        places.store.begin(self._plan)
+        _log.info(
+            "snapshot planned", extra={"table": str(self.name), "plan": self._plan.id, "chunks": len(chunks), "fence": str(exported.fence)}
+        )
+        places.observer.snapshot_planned(self.name, len(chunks), self._plan.heap_bytes)
+
+    def _resume(self, saved: SavedSnapshot) -> None:
+        observer, plan = self._places.observer, saved.plan
+        self._plan, self._records = plan, dict(saved.records)
+        facts = {"table": str(self.name), "plan": plan.id, "done": len(saved.records), "chunks": len(plan.chunks)}
+        _log.info("chunks are there already", extra=facts)
+        observer.snapshot_planned(self.name, len(plan.chunks), plan.heap_bytes)
+        observer.snapshot_resumed(self.name, len(saved.records), len(plan.chunks))
+        progress = self.progress
+        observer.snapshot_advanced(self.name, progress.chunks_done, progress.rows, progress.heap_bytes_done)
+
+
+def chunk_bytes(total_bytes: int, largest_bytes: int, lanes: int) -> int:
+    """How much of the heap one task reads: `largest_bytes`, or less where a table would not keep all executors busy to its end."""
+    return min(largest_bytes, max(_SMALLEST_CHUNK_BYTES, total_bytes // (_CHUNKS_A_LANE * lanes)))

@@ -1,0 +1,1 @@
+"""Source and targets compared, row by row where they differ."""

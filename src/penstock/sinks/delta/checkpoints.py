@@ -1,0 +1,206 @@
+"""Checkpoints of Delta tables: what a log comes to, in one Parquet file, so that nobody has to read it from the beginning.
+
+They are written from what we know of the table anyway, which takes milliseconds, where Delta runs several jobs of Spark's for seconds; only
+what asks for more than we know is left to Delta. A checkpoint also says which files are gone, for the sake of VACUUM, which leaves alone
+what older versions need: that is taken over from the checkpoint before it and from the commits since. Nothing else depends on checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from penstock.sinks.delta.protocol import check_writable
+from penstock.sinks.delta.state import DeltaState, Unsupported, checkpoint_parts, commit_file
+from penstock.spool import storage
+
+_TEXTS = pa.map_(pa.string(), pa.string())
+_VECTOR = pa.struct(
+    {
+        "storageType": pa.string(),
+        "pathOrInlineDv": pa.string(),
+        "offset": pa.int32(),
+        "sizeInBytes": pa.int32(),
+        "cardinality": pa.int64(),
+        "maxRowIndex": pa.int64(),
+    }
+)
+_KINDS = {
+    "txn": pa.struct({"appId": pa.string(), "version": pa.int64(), "lastUpdated": pa.int64()}),
+    "add": pa.struct(
+        {
+            "path": pa.string(),
+            "partitionValues": _TEXTS,
+            "size": pa.int64(),
+            "modificationTime": pa.int64(),
+            "dataChange": pa.bool_(),
+            "tags": _TEXTS,
+            "deletionVector": _VECTOR,
+            "baseRowId": pa.int64(),
+            "defaultRowCommitVersion": pa.int64(),
+            "clusteringProvider": pa.string(),
+            "stats": pa.string(),
+        }
+    ),
+    "remove": pa.struct(
+        {
+            "path": pa.string(),
+            "deletionTimestamp": pa.int64(),
+            "dataChange": pa.bool_(),
+            "size": pa.int64(),
+            "deletionVector": _VECTOR,
+        }
+    ),
+    "metaData": pa.struct(
+        {
+            "id": pa.string(),
+            "name": pa.string(),
+            "description": pa.string(),
+            "format": pa.struct({"provider": pa.string(), "options": _TEXTS}),
+            "schemaString": pa.string(),
+            "partitionColumns": pa.list_(pa.string()),
+            "configuration": _TEXTS,
+            "createdTime": pa.int64(),
+        }
+    ),
+    "protocol": pa.struct(
+        {
+            "minReaderVersion": pa.int32(),
+            "minWriterVersion": pa.int32(),
+            "readerFeatures": pa.list_(pa.string()),
+            "writerFeatures": pa.list_(pa.string()),
+        }
+    ),
+    "domainMetadata": pa.struct({"domain": pa.string(), "configuration": pa.string(), "removed": pa.bool_()}),
+}
+_STATS_AS_JSON = "delta.checkpoint.writeStatsAsJson"
+_HINT = "_last_checkpoint"
+
+
+def write_checkpoint(path: Path, state: DeltaState, since_ms: int) -> None:
+    """Write the checkpoint of `state`, unless it is there. Of what is gone, it names what went since `since_ms`.
+
+    `Unsupported`: that is Delta's to write.
+    """
+    check_writable(state)
+    if state.metadata.properties.get(_STATS_AS_JSON, "true").lower() != "true":
+        raise Unsupported("its checkpoints keep statistics in another form")
+    log = path / "_delta_log"
+    target = log / f"{state.version:020d}.checkpoint.parquet"
+    if target.exists():
+        return
+    gone, domains = _load_past(path, state.version, since_ms)
+    adds = _array("add", ({"partitionValues": {}, **file.action, "dataChange": False} for file in state.files.values()))
+    parts = {
+        "protocol": _array("protocol", [state.protocol]),
+        "metaData": _array("metaData", [state.metadata.action]),
+        "txn": _array("txn", ({"appId": name, "version": version} for name, version in state.transactions.items())),
+        "domainMetadata": _array("domainMetadata", domains),
+        "remove": gone.filter(pc.invert(pc.is_in(_keys(gone), _keys(adds)))),
+        "add": adds,
+    }
+    rows = pa.concat_tables([pa.table({kind: part}) for kind, part in parts.items()], promote_options="default").select(list(_KINDS))
+    written = log / f".penstock-{uuid4().hex}.tmp"
+    pq.write_table(rows, written, store_schema=False)
+    storage.sync_file(written)
+    storage.rename(written, target)
+    storage.sync_directory(log)
+    _leave_hint(log, state.version, rows.num_rows, target.stat().st_size, len(adds))
+
+
+def have_checkpoint_written(spark: SparkSession, path: Path) -> None:
+    """Have Delta write a checkpoint of the table as it is now. If it cannot, it keeps that to itself."""
+    jvm = spark._jvm  # noqa: SLF001 Delta has no other door to its log
+    assert jvm is not None
+    nothing = getattr(getattr(jvm.scala, "None$"), "MODULE$")
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path))  # noqa: SLF001
+    log.checkpoint(log.update(False, nothing, nothing), nothing)
+
+
+def _leave_hint(log: Path, version: int, actions: int, size: int, files: int) -> None:
+    """Where readers need not look for the checkpoint. A checksum of what Delta wrote there before would be wrong now."""
+    found = storage.read_bytes(log / _HINT)
+    try:
+        is_newer = found is not None and json.loads(found)["version"] >= version
+    except (ValueError, KeyError, TypeError):
+        is_newer = False
+    if not is_newer:
+        hint = {"version": version, "size": actions, "sizeInBytes": size, "numOfAddFiles": files}
+        storage.remove_file(log / f".{_HINT}.crc")
+        storage.replace_bytes(log / _HINT, json.dumps(hint).encode())
+
+
+def _load_past(path: Path, version: int, since_ms: int) -> tuple[pa.StructArray, list[Mapping[str, Any]]]:
+    """What went from the table up to `version`, the newest last, each once; and the domains that it has."""
+    log = path / "_delta_log"
+    begun, names = checkpoint_parts(storage.list_files(log), version)
+    found: dict[str, Mapping[str, Any]] = {}
+    domains: dict[str, Mapping[str, Any]] = {}
+    older = [_array("remove", [])]
+    for name in names:
+        file = pq.ParquetFile(log / name)
+        for kind in {"remove", "domainMetadata"} & set(file.schema_arrow.names):
+            rows = file.read([kind]).column(kind).combine_chunks().drop_null()
+            if kind == "remove":
+                older.append(_fitted(rows, _KINDS[kind]))
+            else:
+                domains |= {each["domain"]: each for each in rows.to_pylist()}
+    for number in range(begun + 1, version + 1):
+        data = storage.read_bytes(commit_file(path, number))
+        if data is None:
+            raise Unsupported("commits are missing after its newest checkpoint")
+        for action in _actions(data):
+            if "remove" in action:
+                removed = action["remove"]
+                vector = removed.get("deletionVector") or {}
+                found[json.dumps([removed["path"], *map(vector.get, ("storageType", "pathOrInlineDv", "offset"))])] = removed
+            elif "domainMetadata" in action:
+                domains[action["domainMetadata"]["domain"]] = action["domainMetadata"]
+    newer = _array("remove", ({**each, "dataChange": False} for each in found.values()))
+    past = pa.concat_arrays(older)
+    past = pa.concat_arrays([past.filter(pc.invert(pc.is_in(_keys(past), _keys(newer)))), newer])
+    since = pc.greater_equal(pc.fill_null(pc.struct_field(past, "deletionTimestamp"), 0), since_ms)
+    return past.filter(since), [each for each in domains.values() if not each.get("removed")]
+
+
+def _actions(data: bytes) -> Iterator[Mapping[str, Any]]:
+    return (json.loads(line) for line in data.splitlines() if b'"remove"' in line or b'"domainMetadata"' in line)
+
+
+def _keys(files: pa.StructArray) -> pa.Array:
+    """What tells one state of a file from the next: its path, and the vector that it had."""
+    parts = [pc.struct_field(files, ["deletionVector", name]).cast(pa.string()) for name in ("storageType", "pathOrInlineDv", "offset")]
+    return pc.binary_join_element_wise(pc.struct_field(files, "path"), *(pc.fill_null(part, "") for part in parts), "\n")
+
+
+def _array(kind: str, actions: Iterable[Mapping[str, Any]]) -> pa.StructArray:
+    return pa.array([_value(action, _KINDS[kind]) for action in actions], _KINDS[kind])
+
+
+def _value(found: Any, wanted: pa.DataType) -> Any:
+    """As Arrow takes it: a struct without what it has no room for, a map as pairs."""
+    if found is None:
+        return None
+    if pa.types.is_map(wanted):
+        return list(found.items())
+    if pa.types.is_struct(wanted):
+        return {field.name: _value(found.get(field.name), field.type) for field in wanted}
+    return found
+
+
+def _fitted(found: pa.StructArray, wanted: pa.DataType) -> pa.StructArray:
+    """With just the fields that are `wanted`, null where it has none."""
+    names = {field.name for field in found.type}
+    parts = []
+    for field in wanted:
+        part = found.field(field.name) if field.name in names else pa.nulls(len(found), field.type)
+        parts.append(_fitted(part, field.type) if pa.types.is_struct(field.type) and field.name in names else part.cast(field.type))
+    return pa.StructArray.from_arrays(parts, fields=list(wanted), mask=found.is_null())

@@ -1,0 +1,128 @@
+"""One step of a Delta table from a version that we know to the next: what executors found and wrote, committed in one piece.
+
+Places of rows that go are put into one file of deletion vectors, and then all of it, with the position, into the next commit of the log.
+Until that commit nothing of it is part of the table: what a crash leaves behind are files that VACUUM takes away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import SinkError
+from penstock.position import Position
+from penstock.sinks.base import SnapshotFile
+from penstock.sinks.delta.bounds import load_bounds
+from penstock.sinks.delta.commit import EPOCH, added, commit, commit_info, marked, removed, transaction
+from penstock.sinks.delta.protocol import can_delete, check_writable
+from penstock.sinks.delta.roaring import Positions
+from penstock.sinks.delta.rows import FoundRows, ScanFile, TableFiles
+from penstock.sinks.delta.schema import file_schema, table_schema
+from penstock.sinks.delta.state import DeltaState, Unsupported
+from penstock.sinks.delta.task import EpochPart
+from penstock.sinks.delta.vectors import load_vector, vector_file, write_vectors
+from penstock.sinks.layout import Layout
+
+
+@dataclass(frozen=True)
+class DeltaStep:
+    """From `state`, of the table at `path`, to the position `end`."""
+
+    path: Path
+    application: str
+    layout: Layout
+    state: DeltaState
+    end: Position
+    declared: tuple[dict[str, Any], ...] = field(default=(), kw_only=True)
+    """What else the commit says of the table, with which `state` already reckons: its columns and properties, as they are from then on."""
+
+    def check(self, *, deletes: bool) -> None:
+        """Raise `Unsupported` where the table is to be left to Delta itself."""
+        check_writable(self.state)
+        if deletes and not can_delete(self.state):
+            raise Unsupported("it has no deletion vectors")
+        strange = set(table_schema(self.state.metadata).names) - set(self.layout.schema.names)
+        if deletes and strange:
+            # A row that goes and comes again would lose what somebody else keeps there; a MERGE leaves it alone.
+            raise Unsupported(f"it has a column {sorted(strange)[0]!r} that is not the source's")
+
+    def table(self, *, scanned: bool) -> TableFiles:
+        """As executors know it; `scanned`: with the files that are there."""
+        names, own = file_schema(self.state.metadata), table_schema(self.state.metadata)
+        key = self.layout.identity if scanned else ()
+        fields = tuple(names.field(own.get_field_index(name)) for name in key)
+        files = self.state.files.values() if scanned else ()
+        scans = tuple(ScanFile(file.path, load_bounds(file.stats, fields), file.vector) for file in files)
+        return TableFiles(str(self.path), own, names, key, scans)
+
+    def commit(self, parts: Sequence[EpochPart], *, adds_only: bool, rewritten: Mapping[str, SnapshotFile] | None = None) -> bool:
+        """Make the one commit that follows. False: somebody else made it meanwhile, and the table is to be looked at again.
+
+        Then, and where it cannot be made at all, nothing is left behind. `rewritten` has, for every file that is there, the one that takes
+        its place, without the rows that go.
+        """
+        if rewritten is None:
+            changed, written = self._changed(parts)
+        else:
+            changed = [removed(file) for file in self.state.files.values()] + added(rewritten.values())
+            written = {self.path / file.name for file in rewritten.values()}
+        actions = [
+            commit_info(EPOCH, {"position": str(self.end)}, adds_only=adds_only),
+            transaction(self.application, self.end),
+            *self.declared,
+            *changed,
+            *added(part.file for part in parts),
+        ]
+        is_ours = False
+        try:
+            is_ours = commit(self.path, self.state.version + 1, actions)
+        except Unsupported:
+            _remove([*written, *(self.path / part.file.name for part in parts)])
+            raise
+        if not is_ours:
+            _remove([*written, *(self.path / part.file.name for part in parts)])
+        return is_ours
+
+    def gone_rows(self, parts: Sequence[EpochPart]) -> dict[str, Positions]:
+        """By file, the places of the rows that go."""
+        gone: dict[str, list[Positions]] = {}
+        for part in parts:
+            for found in part.gone:
+                gone.setdefault(found.path, []).append(found.positions)
+        return {name: np.unique(np.concatenate(positions)) for name, positions in gone.items()}
+
+    def _changed(self, parts: Sequence[EpochPart]) -> tuple[list[dict[str, Any]], set[Path]]:
+        """What becomes of the files that are there, and what was written for that."""
+        files = self.state.files
+        if any(part.emptied for part in parts):
+            return [removed(file) for file in files.values()], set()
+        gone: dict[str, list[FoundRows]] = {}
+        for part in parts:
+            for found in part.gone:
+                gone.setdefault(found.path, []).append(found)
+        positions = {name: self._positions(name, found) for name, found in gone.items()}
+        whole = {name for name, rows in positions.items() if rows.size == gone[name][0].file_rows}
+        try:
+            vectors = write_vectors(self.path, {name: rows for name, rows in positions.items() if name not in whole})
+        except OSError as error:
+            raise SinkError(f"nothing could be written to {self.path}: {error.strerror}") from error
+        actions = [removed(files[name]) for name in whole]
+        for name, vector in vectors.items():
+            actions += marked(files[name], vector, gone[name][0].file_rows)
+        return actions, {vector_file(self.path, vector) for vector in vectors.values()}
+
+    def _positions(self, name: str, found: Sequence[FoundRows]) -> Positions:
+        """All rows of the file that are gone then."""
+        vector = self.state.files[name].vector
+        before = [] if vector is None else [load_vector(self.path, vector)]
+        return np.unique(np.concatenate([*before, *(each.positions for each in found)]))
+
+
+def _remove(files: Iterable[Path]) -> None:
+    """They never became part of the table."""
+    for file in files:
+        file.unlink(missing_ok=True)

@@ -1,0 +1,184 @@
+"""Rows that an Iceberg table holds, found by key, by whoever runs on an executor.
+
+Only the columns by which rows are looked for are read, of files that may have such rows, and the others where there is one. What a later
+equality delete names is not there. Columns are known by their numbers, whatever they were called when a file was written.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.errors import SinkError
+from penstock.postgres.types.arrays import as_arrow
+from penstock.sinks.iceberg.schema import by_number, field_ids, numbers_of
+from penstock.sinks.keys import key_codes
+from penstock.sinks.layout import CURRENT
+from penstock.sinks.lives import bools_of
+from penstock.sinks.values import take
+
+_AT_ONCE = 4
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldFile:
+    """A file of the table, of rows or of deletes. What is of a later sequence came later."""
+
+    path: str
+    sequence: int
+    columns: tuple[int, ...] = ()
+    """By which deletes name rows; numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindTask:
+    """Which rows of `files` have, in `columns`, the values that are in `keys`, files with columns `k_<i>`; but what `deletes` name."""
+
+    files: tuple[HeldFile, ...]
+    deletes: tuple[HeldFile, ...]
+    columns: tuple[str, ...]
+    keys: tuple[str, ...]
+    schema: pa.Schema
+    """Of the rows that are to be written, with numbers."""
+    directory: str
+    is_current: bool = False
+    """Only rows that are not history."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """Rows in a file whose columns are called `v_<i>`; None: there are none."""
+
+    path: str | None
+    is_known: bool = True
+    """Whether all files could be read: some give their columns no numbers."""
+
+
+class _NotNumberedError(Exception):
+    pass
+
+
+def find_rows(task: FindTask) -> FoundFile:
+    """The function that travels to the executors."""
+    keys = pa.concat_tables([pq.read_table(file) for file in task.keys]).rename_columns(list(task.columns))
+    finder = _Finder(task, keys)
+    try:
+        with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1), thread_name_prefix="penstock-find") as threads:
+            found = list(threads.map(finder.find, task.files))
+    except _NotNumberedError:
+        return FoundFile(None, is_known=False)
+    rows = pa.concat_tables([task.schema.empty_table(), *found])
+    sequences = np.repeat([file.sequence for file in task.files], [each.num_rows for each in found]).astype(np.int64)
+    rows = take(rows, np.flatnonzero(_is_there(rows, sequences, task)))
+    if task.is_current:
+        rows = rows.filter(rows.column(CURRENT))
+    if not rows.num_rows:
+        return FoundFile(None)
+    Path(task.directory).mkdir(parents=True, exist_ok=True)
+    path = Path(task.directory) / f"found-{secrets.token_hex(8)}.parquet"
+    pq.write_table(rows.rename_columns([f"v_{at}" for at in range(rows.num_columns)]), path)
+    return FoundFile(str(path))
+
+
+class _Finder:
+    """Keys, and how to meet them in a file."""
+
+    def __init__(self, task: FindTask, keys: pa.Table) -> None:
+        self._task = task
+        self._keys = keys
+        self._columns = pa.schema([task.schema.field(name) for name in task.columns])
+        self._sets = {name: keys.column(name).combine_chunks().unique() for name in task.columns}
+
+    def find(self, held: HeldFile) -> pa.Table:
+        parts = [self._task.schema.empty_table()]
+        with _opened(held.path) as file:
+            known = numbers_of(file.schema_arrow)
+            if not known:
+                raise _NotNumberedError
+            names = {number: file.schema_arrow.names[at] for number, at in known.items()}
+            for group in range(file.num_row_groups):
+                if self._may_be_in(file.metadata.row_group(group), names):
+                    read = [names[number] for number in field_ids(self._columns, self._task.columns) if number in names]
+                    at = self._meet(by_number(file.read_row_group(group, read or None), self._columns))
+                    if at.size:
+                        rows = by_number(file.read_row_group(group), self._task.schema)
+                        parts.append(take(rows, at))
+        return pa.concat_tables(parts)
+
+    def _may_be_in(self, group: pq.RowGroupMetaData, names: dict[int, str]) -> bool:
+        """By the file's own statistics, of whole numbers alone. A name with a dot may be that of a column inside of another."""
+        numbers = field_ids(self._columns, self._task.columns)
+        wanted = {names.get(number, "."): self._sets[name] for number, name in zip(numbers, self._task.columns, strict=True)}
+        wanted = {name: values for name, values in wanted.items() if "." not in name and pa.types.is_integer(values.type)}
+        for at in range(group.num_columns if wanted else 0):
+            column = group.column(at)
+            values = wanted.get(column.path_in_schema)
+            stats = column.statistics
+            if values is None or values.null_count or stats is None or not stats.has_min_max or type(stats.min) is not int:
+                continue
+            if not pc.any(pc.and_(pc.greater_equal(values, stats.min), pc.less_equal(values, stats.max))).as_py():
+                return False
+        return True
+
+    def _meet(self, rows: pa.Table) -> Numbers:
+        """Where `rows` have one of the keys. Most are ruled out by one column alone."""
+        at = np.arange(rows.num_rows)
+        for name, values in self._sets.items():
+            column = rows.column(name)
+            left = column if at.size == rows.num_rows else column.take(as_arrow(at, pa.int64()))
+            at = np.compress(bools_of(pc.is_in(left, values)), at)
+        if not at.size or len(self._sets) == 1:
+            return at
+        asked, found = key_codes([self._keys, take(rows, at)], self._task.columns)
+        return np.compress(np.isin(found, asked), at)
+
+
+def _is_there(rows: pa.Table, sequences: Numbers, task: FindTask) -> npt.NDArray[np.bool_]:
+    """Which rows no later delete names."""
+    there = np.ones(rows.num_rows, np.bool_)
+    if not rows.num_rows:
+        return there
+    later = sorted((file for file in task.deletes if file.sequence > sequences.min()), key=lambda file: file.columns)
+    for columns, files in groupby(later, lambda file: file.columns):
+        last = _last_deletes(rows, list(files), columns)
+        there &= sequences >= last
+    return there
+
+
+def _last_deletes(rows: pa.Table, files: Sequence[HeldFile], columns: Sequence[int]) -> Numbers:
+    """For each row, of which sequence the last delete is that names it; -1: none does."""
+    names = [name for number in columns for name in rows.column_names if field_ids(rows.schema, [name]) == [number]]
+    schema = pa.schema([rows.schema.field(name) for name in names])
+    read = []
+    for held in files:
+        with _opened(held.path) as file:
+            read.append(by_number(file.read(), schema))
+    deletes = pa.concat_tables(read)
+    sequences = np.repeat([file.sequence for file in files], [each.num_rows for each in read]).astype(np.int64)
+    found, gone = key_codes([rows.select(names), deletes], names)
+    last = np.full(max(int(found.max(initial=-1)), int(gone.max(initial=-1))) + 1, -1, np.int64)
+    np.maximum.at(last, gone, sequences)
+    return last[found]
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[pq.ParquetFile]:
+    try:
+        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
+            yield parquet
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise SinkError(f"the file {path} of an Iceberg table cannot be read: {error}") from error

@@ -1,0 +1,139 @@
+"""What keeps Iceberg tables quick to read, and their metadata small, between epochs.
+
+Every epoch with updates leaves a file of equality deletes, which whoever reads the table has to take in; so, after a number of them, the
+data files are rewritten without the rows that are gone. Files that cannot hold such a row, by their bounds, are left alone; the deletes
+would stay beside them for ever, so those that reach no file are taken out. Every epoch leaves a small file of rows too; after a number of
+those, they are made one. Every epoch leaves a snapshot, which every commit lists; so those that are old or too many are expired. A
+rewrite says no position: by the time that it is committed, the table may hold more than when it began.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from penstock.errors import SinkError
+from penstock.sinks.iceberg.catalog import LoadedTable, TableMovedError, failing
+from penstock.sinks.iceberg.scan import delete_files, each
+
+_log = logging.getLogger(__name__)
+
+_REST = 10
+"""A rewrite that took a second is not followed by another for ten: however large the table, it takes no more than a tenth of the time."""
+EXPIRE_EVERY = 100
+KEPT_SNAPSHOTS = 5
+"""So many stay however old: by these the position is known, whatever others put on top of ours."""
+
+_SMALL_BYTES = 16 * 1024 * 1024
+"""A file below that is made one with others. A larger one is rewritten only without rows that are gone."""
+_TARGET_BYTES = ("write.target-file-size-bytes", 512 * 1024 * 1024)
+_OPTIONS = {
+    "delete-file-threshold": "1",
+    "min-input-files": "1",
+    "remove-dangling-deletes": "true",
+    "partial-progress.enabled": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Maintenance:
+    """When a table is looked after."""
+
+    delete_files: int = 64
+    """A table with so many files of deletes, or so many files of rows more than after the last time, is rewritten; 0: never."""
+    keep_seconds: float = 3600.0
+    """Snapshots older than this expire."""
+    expire_every: int = EXPIRE_EVERY
+    """With so many snapshots more than after the last time; 0: never."""
+    versions: int = 1000
+    """At most so many snapshots are kept, however young; but in any case those younger than `hold_seconds`."""
+    hold_seconds: float = 600.0
+
+
+class Maintainer:
+    """Looks after one table. Called by one thread, beside the one that writes to it."""
+
+    def __init__(self, spark: SparkSession, maintenance: Maintenance) -> None:
+        self._spark = spark
+        self._maintenance = maintenance
+        self._rests_until = 0.0
+        self._kept = 0
+        self._data_files = 0
+
+    def is_due(self, table: LoadedTable) -> bool:
+        """Whether there is something to do for the table."""
+        return self._is_slow(table) or self._is_long(table)
+
+    def keep(self, table: LoadedTable) -> None:
+        """Do what is due for the table as it is now. What fails is tried again after a later epoch: no row depends on it."""
+        try:
+            if self._is_slow(table):
+                self._rewrite(table)
+            if self._is_long(table):
+                self._expire(table)
+        except (SinkError, TableMovedError) as error:
+            _log.warning("table not maintained", extra={"location": table.location, "error": type(error).__name__})
+
+    def _is_slow(self, table: LoadedTable) -> bool:
+        count = max(table.delete_files or 0, table.data_files - self._data_files)
+        return 0 < self._maintenance.delete_files <= count and time.monotonic() >= self._rests_until
+
+    def _rewrite(self, table: LoadedTable) -> None:
+        started = time.monotonic()
+        with failing(f"rewriting {table.location}"):
+            jvm: Any = self._spark._jvm  # noqa: SLF001
+            actions = jvm.org.apache.iceberg.spark.actions.SparkActions.get(self._spark._jsparkSession)  # noqa: SLF001
+            action = actions.rewriteDataFiles(table.java)
+            for name, value in {**_OPTIONS, "min-file-size-bytes": str(_small_bytes(table))}.items():
+                action = action.option(name, value)
+            action.execute()
+            _take_out_idle(table, jvm)
+            table.java.refresh()
+            self._data_files = int(table.java.currentSnapshot().summary().get("total-data-files") or 0)
+        took = time.monotonic() - started
+        self._rests_until = time.monotonic() + _REST * took
+        _log.info("table rewritten", extra={"location": table.location, "seconds": round(took, 3)})
+
+    def _is_long(self, table: LoadedTable) -> bool:
+        every = self._maintenance.expire_every
+        return bool(every) and len(table.base.snapshots()) >= self._kept + every
+
+    def _expire(self, table: LoadedTable) -> None:
+        with failing(f"expiring snapshots of {table.location}"):
+            table.java.refresh()
+            before = int(self._oldest_kept(table) * 1000)
+            table.java.expireSnapshots().expireOlderThan(before).retainLast(KEPT_SNAPSHOTS).cleanExpiredFiles(True).commit()
+            table.java.refresh()
+            self._kept = len(table.java.operations().current().snapshots())
+
+    def _oldest_kept(self, table: LoadedTable) -> float:
+        """Snapshots from before this moment expire."""
+        chosen, now = self._maintenance, time.time()
+        found = table.java.operations().current().snapshots()
+        beyond = len(found) - chosen.versions
+        crowded = 0.0 if beyond <= 0 else found[beyond].timestampMillis() / 1000
+        return max(now - chosen.keep_seconds, min(crowded, now - chosen.hold_seconds))
+
+
+def _small_bytes(table: LoadedTable) -> int:
+    """Iceberg's own bound is three quarters of what it makes files to be, and would have nearly all of a table written each time."""
+    name, default = _TARGET_BYTES
+    return min(_SMALL_BYTES, int(table.base.properties().get(name) or default) * 3 // 4)
+
+
+def _take_out_idle(table: LoadedTable, jvm: Any) -> None:
+    """Take out the deletes that no file of the table is read with. Files that are added later are never read with older deletes."""
+    table.java.refresh()
+    with closing(table.java.newScan().planFiles()) as tasks:
+        used = {str(file.location()) for task in each(tasks.iterator()) for file in each(task.deletes().iterator())}
+    idle = [file for file in delete_files(jvm, table) if str(file.location()) not in used]
+    if idle:
+        update = table.java.newRewrite()
+        for file in idle:
+            update.deleteFile(file)
+        update.commit()

@@ -1,0 +1,266 @@
+"""`ParquetSink`: logs of changes as plain Parquet files, a directory for each table, readable by anything.
+
+A log is only added to. What an epoch brings is written to a directory with a hidden name, and renamed to one that names the position:
+that is the commit, of data and position at once. The chunks of a snapshot, as changes of the kind `snapshot`, are one such directory too,
+at the fence. How far a table is, is the greatest position among the names.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+from typing_extensions import override
+
+from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, TableRewrittenError, TargetRewoundError
+from penstock.position import Position
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import SHADOWS, ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.executors import Executors
+from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.parquet.files import EpochTask, RepairTask, repair_chunk, write_epoch, write_snapshot
+from penstock.sinks.parquet.targets import (
+    POSITION,
+    LogTable,
+    ParquetTargets,
+    load_positions,
+    load_table,
+    position_directory,
+    save_table,
+)
+from penstock.sinks.slices import slices_after
+from penstock.spool import storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_HIDDEN = "."
+_SHAPE = "shape.parquet"
+
+
+class ParquetSink(ParquetTargets, Sink):
+    def __init__(self, executors: Executors, root: Path, pipeline: str, spark: SparkSession | None = None) -> None:
+        """`spark` is needed by `read` alone."""
+        super().__init__(root, pipeline)
+        self._executors = executors
+        self._spark = spark
+        self._reached: dict[TableName, Position] = {}
+
+    @property
+    @override
+    def chunk_writer(self) -> ChunkWriter:
+        return write_snapshot
+
+    @override
+    def load_target(self, table: TableName) -> Target | None:
+        target = super().load_target(table)
+        self._remember(table, target.applied if target is not None else None)
+        return target
+
+    # snapshots -------------------------------------------------------------------------------------------------------------------
+
+    @override
+    def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
+        """What was there goes: a log that is begun anew does not go on with the old one."""
+        path = self.path(schema.name)
+        self.load_target(schema.name)
+        begun = LogTable.of(self._pipeline, schema, f"{_HIDDEN}snapshot-{secrets.token_hex(8)}")
+        layout = _layout(begun)
+        copy = path / begun.copy
+        storage.make_directory(path)
+        save_table(path, replace(begun, counts=False))
+        _remove(path, lambda name: name.startswith((_HIDDEN, POSITION)))
+        storage.make_directory(copy)
+        # Whoever reads a log in which nothing has happened yet finds its columns here.
+        pq.write_table(layout.schema.empty_table(), copy / _SHAPE)
+        storage.sync_file(copy / _SHAPE)
+        storage.sync_directories([copy, path, *path.parents[:2]])
+        save_table(path, begun)
+        self._remember(schema.name, None)
+        return SnapshotPlace(str(copy), layout.schema, "snapshot")
+
+    @override
+    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+        path, target = self.path(schema.name), self.load_target(schema.name)
+        found = load_table(path)
+        if target is None or target.applied is not None or found is None or not found.counts:
+            return False
+        if place.directory != str(path / found.copy) or not found.is_of(schema):
+            return False
+        sizes = {entry.name: entry.stat().st_size for entry in (path / found.copy).glob("*.parquet")}
+        return _SHAPE in sizes and all(sizes.get(file.name) == file.bytes for file in files if file.rows)
+
+    @override
+    def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
+        self._publish_copy(schema.name, self._copy(schema), files, fence)
+
+    @override
+    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+        copy = self._copy(schema)
+        # Under a name of their own: of an attempt that does not get to its end, the chunks are still what they were.
+        layout = _layout(LogTable.of(self._pipeline, schema, copy.name))
+        place = SnapshotPlace(str(copy), layout.schema, f"repaired-{fence.value:016X}")
+        chunks: list[str | None] = [*(file.name for file in files if file.rows), None]
+        tasks = [RepairTask(place, index, chunk, schema.key, changed, fence) for index, chunk in enumerate(chunks)]
+        self._publish_copy(schema.name, copy, self._executors.run(repair_chunk, tasks), fence)
+
+    def _copy(self, schema: TableSchema) -> Path:
+        """The directory of a snapshot that is not finished."""
+        path = self.path(schema.name)
+        found = load_table(path)
+        if found is None or found.pipeline != self._pipeline or not found.counts or not (path / found.copy).is_dir():
+            raise TableRewrittenError(f"{path} has been filled or removed by somebody else meanwhile; the snapshot starts again")
+        return path / found.copy
+
+    def _publish_copy(self, table: TableName, copy: Path, files: Sequence[SnapshotFile], fence: Position) -> None:
+        """What attempts at chunks left that did not get to their end is no part of it."""
+        wanted = {_SHAPE, *(file.name for file in files if file.rows)}
+        with _failing(copy.parent):
+            _remove(copy, lambda name: name not in wanted)
+            _publish(copy, fence)
+        self._remember(table, fence)
+
+    # tables that go and come ------------------------------------------------------------------------------------------------------
+
+    @override
+    def drop(self, table: TableName) -> None:
+        self.load_target(table)
+        storage.remove_tree(self.path(table))
+        self._remember(table, None)
+
+    @override
+    def remove_foreign(self, table: TableName) -> None:
+        storage.remove_tree(self.path(table))
+        self._remember(table, None)
+
+    @override
+    def disown(self, table: TableName) -> None:
+        found = load_table(self.path(table))
+        if found is not None:
+            save_table(self.path(table), replace(found, counts=False))
+        self._remember(table, None)
+
+    @override
+    def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
+        """The directories change places: for a moment between two renames there is none."""
+        path = self.path(table)
+        if not isinstance(shadow, ParquetSink) or self.load_target(table) is None or shadow.load_target(table) is None:
+            raise TargetRewoundError(f"{path} is gone, so nothing can take its place", hint="restart the pipeline to copy the table anew")
+        other = shadow.path(table)
+        if load_positions(other)[-1] < position:
+            self._add(other, position, None)
+        old = path.with_name(f"{_HIDDEN}{path.name}-{secrets.token_hex(8)}")
+        storage.rename(path, old)
+        storage.rename(other, path)
+        storage.sync_directory(path.parent)
+        storage.remove_tree(old)
+        self._remember(table, position)
+
+    @override
+    def shadow(self, copy: str) -> Sink:
+        return ParquetSink(self._executors, self._root / SHADOWS / self._pipeline / copy, self._pipeline, self._spark)
+
+    @override
+    def drop_shadows(self) -> None:
+        shutil.rmtree(self._root / SHADOWS / self._pipeline, ignore_errors=True)
+
+    @override
+    def version_at(self, table: TableName, position: Position) -> int | None:
+        return max((each.value for each in load_positions(self.path(table)) if each <= position), default=None)
+
+    @override
+    def read(self, table: TableName, version: int | None = None) -> DataFrame:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        path, found = self.path(table), load_table(self.path(table))
+        if self._spark is None or found is None:
+            raise TargetRewoundError(f"{path} is gone", hint="restart the pipeline to copy the table anew")
+        wanted = [each for each in load_positions(path) if version is None or each.value <= version]
+        files = [str(file) for each in wanted for file in sorted(position_directory(path, each).glob("*.parquet"))]
+        struct = from_arrow_schema(_layout(found).schema, prefer_timestamp_ntz=True)
+        return self._spark.read.schema(struct).parquet(*files)
+
+    # epochs -----------------------------------------------------------------------------------------------------------------------
+
+    @override
+    def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
+        path = self.path(target.table)
+        applied = self._checked_position(target)
+        found = load_table(path)
+        assert found is not None
+        for schema in changes.schemas:
+            if schema not in changes.views and not found.is_of(schema):
+                raise SchemaChangedError(
+                    f"table {target.table} changed its columns, its key or its identity, and the target cannot follow that yet",
+                    hint=f"remove {path} and run again to copy the table anew",
+                )
+        if applied < end:
+            slices = tuple(slices_after(changes.slices, applied))
+            layout = _layout(found)
+            with _failing(path):
+                self._add(path, end, (lambda directory: EpochTask(directory, layout, slices, changes.views)) if slices else None)
+            self._remember(target.table, end)
+
+    def _add(self, path: Path, end: Position, task: Callable[[str], EpochTask] | None) -> None:
+        """Write what belongs to a position, then let it be seen."""
+        _remove(path, lambda name: name.startswith(_HIDDEN))
+        directory = path / f"{_HIDDEN}epoch-{secrets.token_hex(8)}"
+        storage.make_directory(directory)
+        written = self._executors.run(write_epoch, [task(str(directory))]) if task is not None else []
+        # What an attempt left that did not get to its end, or was not waited for, is no part of it.
+        wanted = {file.name for file in written if file.rows}
+        _remove(directory, lambda name: name not in wanted)
+        _publish(directory, end)
+
+    def _checked_position(self, target: Target) -> Position:
+        """How far the table is, by its own word, which must not be less than it was."""
+        path = self.path(target.table)
+        now = super().load_target(target.table)
+        known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
+        if now is None or now.applied is None or now.applied < known:
+            holds = "is gone, or was never filled" if now is None or now.applied is None else f"reaches only up to {now.applied}"
+            raise TargetRewoundError(
+                f"{path} {holds}, and was at {known}",
+                hint=f"restart to go on from where it is, or remove {path} first to copy the table anew",
+            )
+        return now.applied
+
+    def _remember(self, table: TableName, position: Position | None) -> None:
+        if position is None:
+            self._reached.pop(table, None)
+        else:
+            self._reached[table] = position
+
+
+@contextmanager
+def _failing(path: Path) -> Iterator[None]:
+    """What the disk refuses is tried again: it may have room by then."""
+    try:
+        yield
+    except OSError as error:
+        raise SinkError(f"nothing could be added to {path}: {error.strerror}") from error
+
+
+def _publish(directory: Path, position: Position) -> None:
+    """The commit: a hidden directory gets the name that shows it, and says how far the table is."""
+    storage.sync_directory(directory)
+    storage.rename(directory, position_directory(directory.parent, position))
+    storage.sync_directory(directory.parent)
+
+
+def _layout(table: LogTable) -> Layout:
+    if POSITION in table.columns.names:
+        raise SinkRefusedError(f"the table has a column named {POSITION!r}, a name that the log needs for itself", hint="rename the column")
+    return Layout(table.columns, table.key, Mode.APPEND)
+
+
+def _remove(directory: Path, is_wanted: Callable[[str], bool]) -> None:
+    for entry in directory.iterdir():
+        if is_wanted(entry.name):
+            storage.remove_tree(entry) if entry.is_dir() else storage.remove_file(entry)

@@ -1,0 +1,1 @@
+"""Tables in another Postgres: copied and merged in one transaction with the position."""

@@ -1,0 +1,400 @@
+"""`PostgresSink`: tables as tables of another Postgres database, with the source's own types.
+
+Data and position commit together: the position is a row of `penstock.applied`, written in the transaction that writes the table. An epoch
+is one task on an executor and one transaction (`postgres/epoch.py`). A snapshot's chunks are transactions too, into a staging table that
+takes the table's place in the one transaction that also records the fence (`postgres/snapshot.py`).
+
+Values are the source's own text all the way (`TypePolicy.form`), so none is beyond its column, and there is no `_exact`. Whether a commit
+whose answer was lost took place, the position says, which is asked before each epoch.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typing_extensions import override
+
+from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
+from penstock.errors import SchemaChangedError, SinkError, TableRewrittenError, TargetForeignError, TargetRewoundError
+from penstock.position import Position
+from penstock.postgres.applied import (
+    OWN_SCHEMA,
+    AppliedRecord,
+    ensure_prepared,
+    forget_chunks,
+    forget_record,
+    is_prepared,
+    is_there,
+    load_chunks,
+    load_record,
+    lock_position,
+    owned_tables,
+    record_begun,
+    record_position,
+    record_settled,
+    record_shape_of,
+    target_transaction,
+)
+from penstock.postgres.connection import Connection, SourceAddress
+from penstock.postgres.target_ddl import create_table, difference, drop_table, put_in_place, staging_table
+from penstock.postgres.target_lock import TargetLock
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.evolution import Evolution
+from penstock.sinks.executors import Executors
+from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.origin import Origin
+from penstock.sinks.postgres.epoch import EpochTask, apply_epoch
+from penstock.sinks.postgres.evolution import evolved_record, is_written_alike, plan_alteration
+from penstock.sinks.postgres.read import TableSource, read_table
+from penstock.sinks.postgres.refusals import find_refused
+from penstock.sinks.postgres.rows import is_told_by_text, source_columns, target_columns
+from penstock.sinks.postgres.snapshot import ChunkLoader, FinishTask, chunk_name, finish
+from penstock.sinks.postgres.targets import Naming, PostgresTargets
+from penstock.sinks.slices import slices_after
+from penstock.sinks.source_truncates import source_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_ROWS_A_PART = 500_000
+
+ModeOf = Callable[[TableName], Mode]
+
+
+def _mirror(_: TableName) -> Mode:
+    return Mode.MIRROR
+
+
+class PostgresSink(PostgresTargets, Sink):
+    def __init__(
+        self,
+        executors: Executors,
+        address: SourceAddress,
+        pipeline: str,
+        naming: Naming,
+        *,
+        spark: SparkSession | None = None,
+        scratch: Path | None = None,
+        mode_of: ModeOf = _mirror,
+        lock: TargetLock | None = None,
+    ) -> None:
+        """`spark` and `scratch`, a directory that executors reach, are needed by `read` alone."""
+        super().__init__(address, pipeline, naming)
+        self._executors = executors
+        self._spark = spark
+        self._scratch = None if scratch is None else scratch / secrets.token_hex(8)
+        self._mode_of = mode_of
+        self._lock = lock or TargetLock(address, pipeline)
+        self._reached: dict[TableName, Position] = {}
+        self._finishing: dict[TableName, str] = {}
+
+    @property
+    @override
+    def chunk_writer(self) -> ChunkWriter:
+        return ChunkLoader(self._address)
+
+    @override
+    def close(self) -> None:
+        self._lock.close()
+
+    @override
+    def _connected(self, doing: str) -> AbstractContextManager[Connection]:
+        return self._lock.looking(doing)
+
+    @override
+    def load_target(self, table: TableName) -> Target | None:
+        target = super().load_target(table)
+        self._remember(table, target.applied if target is not None else None)
+        return target
+
+    # snapshots -------------------------------------------------------------------------------------------------------------------
+
+    @override
+    def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
+        layout = self._layout(schema)
+        self._lock.ensure()
+        former = self.find_record(schema.name)
+        token = secrets.token_hex(8)
+        columns = target_columns(schema)
+        origin = Origin.of(schema)
+        known = None if origin is None else str(origin)
+        begun = AppliedRecord(self._pipeline, schema.name, schema.oid, columns, schema.key, layout.mode, None, token, known)
+        with target_transaction(self._address, f"creating {self.describe(schema.name)}") as connection:
+            ensure_prepared(connection)
+            _drop_staging(connection, former)
+            create_table(connection, staging_table(token), columns)
+            record_begun(connection, self.place(schema.name), begun)
+        self._remember(schema.name, None)
+        files = layout.columns.append(layout.schema.field(EXACT)) if EXACT in layout.schema.names else layout.columns
+        return SnapshotPlace(self.describe(schema.name), files, token)
+
+    @override
+    def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
+        record = self.find_record(schema.name)
+        if record is None or record.position is not None or record.staging != place.prefix or record.source_oid != schema.oid:
+            return False
+        if record.columns != target_columns(schema) or record.mode != self._mode_of(schema.name):
+            return False
+        with target_transaction(self._address, f"looking at {self.describe(schema.name)}") as connection:
+            found = {chunk_name(number): rows for number, rows in load_chunks(connection, place.prefix).items()}
+            return is_there(connection, staging_table(place.prefix)) and all(found.get(file.name) == file.rows for file in files)
+
+    @override
+    def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
+        self._lock.ensure()
+        finish(self._finish_task(schema, files, fence, None))
+        self._check_reached(schema.name, fence)
+        self._finishing.pop(schema.name, None)
+
+    @override
+    def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
+        self._lock.ensure()
+        self._executors.run(finish, [self._finish_task(schema, files, fence, changed)])
+        self._check_reached(schema.name, fence)
+        self._finishing.pop(schema.name, None)
+
+    def _finish_task(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position, changed: ChangedRows | None) -> FinishTask:
+        """An attempt of this sink whose answer was lost may have done it: that of a repeated one is the same."""
+        name, place = schema.name, self.place(schema.name)
+        record = self.find_record(name)
+        token = None if record is None else record.staging
+        if record is None or token is None or (record.position is not None and self._finishing.get(name) != token):
+            raise TableRewrittenError(f"{place} has been filled or removed by somebody else meanwhile; the snapshot starts again")
+        self._finishing[name] = token
+        chunks = {file.name: file.rows for file in files}
+        return FinishTask(self._address, self._pipeline, place, self._layout(schema), token, chunks, fence, changed)
+
+    # tables that go and come ------------------------------------------------------------------------------------------------------
+
+    @override
+    def drop(self, table: TableName) -> None:
+        self._lock.ensure()
+        record = self.find_record(table)
+        with target_transaction(self._address, f"dropping {self.describe(table)}") as connection:
+            _drop_staging(connection, record)
+            drop_table(connection, self.place(table))
+            if is_prepared(connection):
+                forget_record(connection, self.place(table), self._pipeline)
+        self._remember(table, None)
+
+    @override
+    def adopt(self, schema: TableSchema) -> bool:
+        """Nothing of it is touched before the transaction that ends its snapshot, which changes the rows that differ."""
+        self._lock.ensure()
+        place, layout, columns = self.place(schema.name), self._layout(schema), target_columns(schema)
+        with target_transaction(self._address, f"adopting {self.describe(schema.name)}") as connection:
+            ensure_prepared(connection)
+            reason = (
+                difference(connection, place, columns, layout.identity) if layout.mode is Mode.MIRROR else f"{layout.mode} adds columns"
+            )
+            if reason is not None:
+                raise TargetForeignError(
+                    f"{self.describe(schema.name)} cannot be adopted: {reason}", hint="alter the table there, or set existing: replace"
+                )
+            former, _ = load_record(connection, place)
+            if former is not None:
+                forget_record(connection, place, former.pipeline)
+            begun = AppliedRecord(self._pipeline, schema.name, schema.oid, columns, schema.key, layout.mode, None, None)
+            record_begun(connection, place, begun)
+        return False
+
+    @override
+    def remove_foreign(self, table: TableName) -> None:
+        self._lock.ensure()
+        place = self.place(table)
+        with target_transaction(self._address, f"dropping {self.describe(table)}") as connection:
+            drop_table(connection, place)
+            former = load_record(connection, place)[0] if is_prepared(connection) else None
+            if former is not None:
+                forget_record(connection, place, former.pipeline)
+        self._remember(table, None)
+
+    @override
+    def disown(self, table: TableName) -> None:
+        if self.find_record(table) is not None:
+            self._record_position(table, None)
+        self._remember(table, None)
+
+    @override
+    def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
+        self._lock.ensure()
+        mine = self.find_record(table)
+        if not isinstance(shadow, PostgresSink) or mine is None or (found := shadow.find_record(table)) is None:
+            raise TargetRewoundError(
+                f"{self.describe(table)} is gone, so nothing can take its place", hint="restart the pipeline to copy the table anew"
+            )
+        identity = Layout(source_columns(found.columns), found.key, Mode(found.mode)).identity
+        place, other = self.place(table), shadow.place(table)
+        with target_transaction(self._address, f"replacing {self.describe(table)}") as connection:
+            ensure_prepared(connection)
+            lock_position(connection, place, self._pipeline)
+            put_in_place(connection, other, place, identity)
+            record_shape_of(connection, place, other)
+            record_settled(connection, place, self._pipeline, position)
+        self._remember(table, None)
+        self._check_reached(table, position)
+
+    @override
+    def shadow(self, copy: str) -> Sink:
+        return PostgresSink(
+            self._executors,
+            self._address,
+            self._pipeline,
+            Naming(shadow=copy),
+            spark=self._spark,
+            scratch=None,
+            mode_of=self._mode_of,
+            lock=self._lock,
+        )
+
+    @override
+    def drop_shadows(self) -> None:
+        self._lock.ensure()
+        with target_transaction(self._address, f"removing what is left of shadows in {self._address.describe()}") as connection:
+            if is_prepared(connection):
+                for place in owned_tables(connection, self._pipeline, OWN_SCHEMA):
+                    drop_table(connection, place)
+                    forget_record(connection, place, self._pipeline)
+
+    @override
+    def version_at(self, table: TableName, position: Position) -> int | None:
+        """There are no versions but that of now."""
+        record = self.find_record(table)
+        return record.position.value if record is not None and record.position is not None and record.position <= position else None
+
+    @override
+    def read(self, table: TableName, version: int | None = None) -> DataFrame:
+        record = self.find_record(table)
+        if record is None or self._spark is None or self._scratch is None:
+            raise SinkError(f"{self.describe(table)} cannot be read: it is gone")
+        layout = Layout(source_columns(record.columns), record.key, Mode(record.mode))
+        # A DataFrame that is made from another does not keep that alive, so the files stay for as long as this does.
+        weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+        source = TableSource(self._address, self._pipeline, self.place(table), layout, None if version is None else Position.of(version))
+        return read_table(self._spark, self._executors, source, self._scratch)
+
+    # epochs -----------------------------------------------------------------------------------------------------------------------
+
+    @override
+    def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
+        self._lock.ensure()
+        record = self._checked_record(target)
+        assert record.position is not None
+        if record.position >= end:
+            return
+        self._check_shape(record, target, changes)
+        slices = slices_after(changes.slices, record.position)
+        if slices or changes.evolution is not None:
+            self._executors.run(apply_epoch, [self._epoch_task(record, replace(changes, slices=slices), record.position, end)])
+        else:
+            self._record_position(target.table, end)
+        self._check_reached(target.table, end)
+
+    @override
+    def find_refused(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
+        record = self._checked_record(target)
+        assert record.position is not None
+        slices = slices_after(changes.slices, record.position)
+        task = self._epoch_task(record, replace(changes, slices=slices), record.position, end)
+        return self._executors.run(find_refused, [task])[0]
+
+    @override
+    def can_evolve(self, target: Target, evolution: Evolution) -> bool:
+        record = self.find_record(target.table)
+        return record is not None and _is_known_as(record, target) and is_written_alike(record, evolution)
+
+    def _epoch_task(self, record: AppliedRecord, changes: TableChanges, start: Position, end: Position) -> EpochTask:
+        evolution = changes.evolution
+        becomes = record if evolution is None else evolved_record(record, evolution)
+        layout = Layout(source_columns(becomes.columns), becomes.key, Mode(becomes.mode))
+        counts = sum((slice.file.counts for slice in changes.slices), ChangeCounts())
+        by_source = counts.truncates and source_column(changes.views.values()) is not None
+        return EpochTask(
+            self._address,
+            self._pipeline,
+            self.place(changes.table),
+            layout,
+            tuple(changes.slices),
+            changes.views,
+            _parts(layout, counts, can_part=not by_source and is_told_by_text(becomes.columns, becomes.key)),
+            start,
+            end,
+            None if evolution is None else (becomes, plan_alteration(record, evolution)),
+        )
+
+    def _checked_record(self, target: Target) -> AppliedRecord:
+        """How the table stands, by its own word: it must not be less far than it was."""
+        record = self.find_record(target.table)
+        known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
+        applied = None if record is None else record.position
+        if record is None or applied is None or applied < known:
+            holds = "is gone, or was never filled" if applied is None else f"holds {target.table} only up to {applied}"
+            raise TargetRewoundError(
+                f"{self.describe(target.table)} {holds}, and was at {known}",
+                hint=f"restart to go on from where it is, or drop {self.place(target.table)} first to copy the table anew",
+            )
+        return record
+
+    def _check_shape(self, record: AppliedRecord, target: Target, changes: TableChanges) -> None:
+        """Whoever found out how the changes are to be read must know the table as it is; nobody did: they must have its own shape."""
+        if changes.views or changes.evolution is not None:
+            is_same = _is_known_as(record, target) and changes.views.keys() >= set(changes.schemas)
+        else:
+            known = (record.source_oid, record.key, record.columns)
+            is_same = all((schema.oid, schema.key, target_columns(schema)) == known for schema in changes.schemas)
+        if not is_same or record.mode != self._mode_of(changes.table):
+            raise SchemaChangedError(
+                f"table {changes.table} changed its columns, its key, its mode or its identity, and the target cannot follow that",
+                hint=f"penstock tables resync {changes.table}, or drop {self.describe(changes.table)} and run again to copy the table anew",
+            )
+
+    def _layout(self, schema: TableSchema) -> Layout:
+        for column in schema.columns:
+            assert column.arrow_type == EXACT_TYPE.key_type, "a pipeline into Postgres reads values as text"
+        return Layout(source_columns(target_columns(schema)), schema.key, self._mode_of(schema.name))
+
+    def _record_position(self, table: TableName, position: Position | None) -> None:
+        with target_transaction(self._address, f"recording the position of {self.describe(table)}") as connection:
+            record_position(connection, self.place(table), self._pipeline, position)
+
+    def _check_reached(self, table: TableName, position: Position) -> None:
+        record = self.find_record(table)
+        if record is None or record.position != position:
+            raise SinkError(f"{self.describe(table)} is not at {position}, though the server reported no error")
+        self._remember(table, position)
+
+    def _remember(self, table: TableName, position: Position | None) -> None:
+        if position is None:
+            self._reached.pop(table, None)
+        else:
+            self._reached[table] = position
+
+
+def _is_known_as(record: AppliedRecord, target: Target) -> bool:
+    origin = None if record.origin is None else Origin.parse(record.origin)
+    return (record.source_oid, record.key, origin) == (target.source_oid, target.key, target.origin)
+
+
+def _drop_staging(connection: Connection, record: AppliedRecord | None) -> None:
+    if record is not None and record.staging is not None:
+        drop_table(connection, staging_table(record.staging))
+        forget_chunks(connection, record.staging)
+
+
+def _parts(layout: Layout, counts: ChangeCounts, *, can_part: bool) -> int:
+    """Runs in which an epoch is folded. What concerns several keys at once cannot be cut; rows that only come need not even be together."""
+    only_inserts = not (counts.updates or counts.deletes or counts.moves or counts.truncates)
+    if layout.mode is Mode.APPEND or (layout.mode is Mode.MIRROR and only_inserts):
+        return 0
+    looks_up = layout.mode not in (Mode.MIRROR, Mode.APPEND)
+    if not can_part or (counts.unchanged and counts.moves) or (counts.truncates and looks_up):
+        return 1
+    return max(1, -(-counts.rows // _ROWS_A_PART))
