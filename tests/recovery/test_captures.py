@@ -18,6 +18,7 @@ from tests.recovery.lives import kill, started, wait_for_word
 from tests.waiting import wait_for
 
 CAPTURES: dict[str, dict[str, Any]] = {
+    "polling": {"polling": {"interval": "200 ms", "cursors": {"shop.orders": "changed_at"}}},  # the other two tables by xmin
     "trigger": {},
 }
 
