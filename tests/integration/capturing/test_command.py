@@ -90,7 +90,7 @@ def test_a_second_capture_of_the_spool_ends_and_names_the_first(shared: SharedSl
     second = shared.start(path)
     assert second.wait() == 1
     assert f"PEN-2001: process {first.pid} writes to the spool" in second.log.read_text()
-    embedded = CaptureCompanion(shared.load(shared.config("embedded", ["public.a"], capture="embedded")))
+    embedded = CaptureCompanion(shared.load(shared.config("embedded", ["public.a"], process="embedded")))
     monkeypatch.setattr(companion, "_END_SECONDS", 0.1)
     with pytest.raises(SpoolLockedError, match=f"process {first.pid} writes to the spool") as raised:
         embedded.check()
@@ -168,8 +168,8 @@ def test_pipelines_that_do_not_agree_with_the_capture_are_refused(shared: Shared
 
 def test_a_configuration_that_captures_by_itself_is_refused(shared: SharedSlot) -> None:
     _table(shared, "a")
-    with pytest.raises(ConfigError, match=r"source\.capture is embedded"):
-        plan_capture(shared.load(shared.config("one", ["public.a"], capture="embedded")))
+    with pytest.raises(ConfigError, match=r"source\.process is embedded"):
+        plan_capture(shared.load(shared.config("one", ["public.a"], process="embedded")))
 
 
 def test_a_slot_that_is_gone_is_not_made_anew_in_silence(shared: SharedSlot) -> None:
