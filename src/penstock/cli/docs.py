@@ -6,6 +6,7 @@ Pages are committed, so that they can be read where the code is; a test holds th
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -19,9 +20,14 @@ from penstock.connectors.settings import connector_options_page
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.config import PipelineConfig, SourceConfig, SparkConfig, TlsConfig, TypesConfig
 from penstock.pipeline.maintenance_config import MaintenanceConfig
+from penstock.pipeline.polling_config import PollingConfig
 from penstock.pipeline.sink_config import DeltaConfig, IcebergConfig, ParquetConfig, PostgresConfig, SinkConfig
 from penstock.pipeline.table_rules import TableRule
+from penstock.pipeline.transform_config import ColumnsConfig, MaskConfig
 from penstock.spark.options import options_page
+
+_MODULES = re.compile(r"\b(?:[a-z_]+\.)+")
+"""Where a type is declared, before its name."""
 
 _FOLLOWS: Mapping[Recovery, str] = {
     Recovery.RETRY: "Penstock backs off and tries again by itself, from the same position.",
@@ -60,7 +66,8 @@ def configuration_page() -> str:
         "",
         "<!-- Generated from src/penstock/pipeline/config.py by `make docs`. -->",
         "",
-        "One YAML file. Relative paths are relative to the file. A key that is not listed here is an error.",
+        "One YAML file. Relative paths are relative to the file. A key that is not listed here is an error. Durations are written as",
+        "`500 ms`, `1 second`, `10 minutes`, `2 hours` or `7 days`.",
     ]
     for model, key in _MODELS.items():
         summary = inspect.cleandoc(model.__doc__ or "")
@@ -72,8 +79,11 @@ def configuration_page() -> str:
 _MODELS: Mapping[type[BaseModel], str] = {
     PipelineConfig: "The file",
     SourceConfig: "`source`",
+    PollingConfig: "`source.polling`",
     TlsConfig: "`source.tls`",
     TableRule: "`tables[]`",
+    ColumnsConfig: "`tables[].columns`",
+    MaskConfig: "`tables[].columns.mask`, of one column",
     SinkConfig: "`sink`",
     DeltaConfig: "`sink.delta`",
     PostgresConfig: "`sink.postgres`",
@@ -115,9 +125,7 @@ def _plain(value: object) -> object:
 
 def _type_text(annotation: object) -> str:
     text = annotation.__name__ if isinstance(annotation, type) and not hasattr(annotation, "__args__") else str(annotation)
-    for noise in ("penstock.pipeline.config.", "penstock.pipeline.references.", "penstock.pipeline.sink_config.", "pathlib.", "typing."):
-        text = text.replace(noise, "")
-    return f"`{text}`".replace("|", "\\|")
+    return f"`{_MODULES.sub('', text)}`".replace("|", "\\|")
 
 
 def _sorted_errors() -> list[type[PenstockError]]:

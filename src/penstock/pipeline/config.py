@@ -43,7 +43,7 @@ _YAML_NAME = re.compile(r"(alias|anchor|tag|handle) (['\"]).*\2")
 
 
 class TlsConfig(Model):
-    """How the connection is secured; the same words as libpq's."""
+    """How the connection is secured; the same words as libpq's. Without it, what `dsn` says counts."""
 
     mode: Literal["disable", "allow", "prefer", "require", "verify-ca", "verify-full"] = "verify-full"
     root_cert: Path | None = None
@@ -123,7 +123,7 @@ class SparkConfig(Model):
 
     master: str | None = Field(default=None, description="default: what spark-submit was given; without spark-submit, `local[*]`")
     packages: tuple[str, ...] = Field(default=(), description="Maven coordinates; under spark-submit they are given by --packages")
-    conf: dict[str, str] = Field(default_factory=dict)
+    conf: dict[str, str] = Field(default_factory=dict, description="settings of Spark; they win over those that Penstock makes")
 
 
 class TypesConfig(Model):
@@ -155,18 +155,18 @@ class TypesConfig(Model):
 class PipelineConfig(Model):
     """The whole file."""
 
-    pipeline: str
+    pipeline: str = Field(description="its name: lower-case letters, digits and underscores, at most 40, a letter first")
     source: SourceConfig
     tables: Annotated[tuple[TableRule, ...], Field(min_length=1)]
     sink: SinkConfig
     mode: Mode | None = Field(
         None,
         description="what the target's table holds: `mirror` (the default), the source's rows; `soft_delete`, deleted ones too, flagged; "
-        "`history`, every version of every row; `append`, every change. Iceberg has `mirror` alone, Parquet `append`",
+        "`history`, every version of every row; `append`, every change. Parquet has `append` alone",
     )
     state: Path = Field(Path("state"), description="spool and checkpoint; on a disk that the executors reach")
     trigger: str = Field("1 second", description="how often an epoch is applied, at most")
-    max_rows_per_epoch: int = Field(1_000_000, gt=0)
+    max_rows_per_epoch: int = Field(1_000_000, gt=0, description="the most changes of one epoch, in whole segments of the spool")
     max_spool_bytes: int = Field(20 << 30, gt=0, description="at this size receiving pauses until targets catch up")
     confirm: Confirm = Field(
         Confirm.APPLIED, description="what the server may forget: `applied`, what the targets have; `spooled`, what the spool has on disk"
