@@ -1,6 +1,7 @@
 """`penstock`: check, run, capture, status, tables, dead-letters, verify, drop, demo.
 
-Exit codes: 0 ok, 1 runtime, 2 configuration, 3 source or machine, 4 source and target differ, 130 interrupted.
+Exit codes: 0 ok, 1 runtime, 2 configuration, 3 source or machine, 4 source and target differ, 5 they differ by dead letters alone, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def verify(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
-    """Compare source and target row by row at one position, while the pipeline runs or not. Exit 0 equal, 4 different or not comparable."""
+    """Compare source and target row by row at one position, while the pipeline runs or not. Exit 0 equal, 4 different or not compared, 5
+    equal but for rows in dead letters."""
     from penstock.cli.verify import run_verify
 
     code = run_verify(config, table or [], as_json=as_json, console=Console(), progress=Console(stderr=True))
@@ -102,7 +104,8 @@ def verify(
 
 @app.command()
 def drop(config: ConfigPath, yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False) -> None:
-    """Drop what the pipeline has at its source: slot, publication, event trigger. The tables stay, and follow nothing any more."""
+    """Drop what the pipeline has at its source: slot, publication, event trigger, change table. The tables stay, and follow nothing
+    any more."""
     from penstock.cli.drop import drop_pipeline
 
     raise typer.Exit(drop_pipeline(config, is_sure=yes))
