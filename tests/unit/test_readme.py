@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
@@ -30,7 +33,7 @@ def test_the_configuration_shown_is_valid(tmp_path: Path) -> None:
 
 
 def test_every_command_shown_exists() -> None:
-    commands = set(re.findall(r"^\$ penstock (\w+)", "\n".join(_blocks("console")), re.MULTILINE))
+    commands = set(re.findall(r"^\$ penstock ([\w-]+)", "\n".join(_blocks("console")), re.MULTILINE))
     assert commands
     for command in commands:
         assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0
@@ -38,6 +41,22 @@ def test_every_command_shown_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert targets
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in targets)
+
+
+def _options(group: Any, before: str) -> Iterator[tuple[str, set[str]]]:
+    """Every command below `group`, with its own options."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _options(command, f"{before} {name}")
+        else:
+            yield f"{before} {name}", {option for each in command.params for option in each.opts if option.startswith("--")}
+
+
+def test_reference_of_commands_has_every_command_with_its_options_and_no_other() -> None:
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(penstock [a-z -]*[a-z])([^|]*)", page, re.MULTILINE)
+    shown = {command: set(re.findall(r"--\w+", rest)) for command, rest in rows}
+    assert shown == dict(_options(get_command(app), "penstock"))
 
 
 def test_the_format_shown_is_the_one_that_is_registered() -> None:
