@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from typing_extensions import override
 
 from penstock.pipeline.maintenance_config import MaintenanceConfig
 from penstock.pipeline.states import TableState
 from penstock.sinks.delta.state import newest_checkpoint
+from penstock.sinks.iceberg import maintenance as iceberg_maintenance
+from penstock.sinks.iceberg.state import load_metadata
 from penstock.sinks.upkeep import Upkeep
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database
@@ -25,12 +28,23 @@ TABLE = "public.items"
 UPKEEP = Upkeep(compact_after=4, checkpoint_after=5, keep_seconds=10.0, versions=1000, hold_seconds=5.0)
 
 
-class DeltaTable:
+class Table:
     """As its directory has it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @property
+    def standing(self) -> dict[str, object]:
+        raise NotImplementedError
+
+    @property
+    def is_kept(self) -> bool:
+        found = self.standing
+        return bool(found["is_cut"] and found["is_compacted"])
+
+
+class DeltaTable(Table):
     @property
     def commits(self) -> list[int]:
         return sorted(int(file.stem) for file in (self.path / "_delta_log").glob("*.json"))
@@ -41,31 +55,50 @@ class DeltaTable:
         return self.commits[-1] - newest_checkpoint(self.path)
 
     @property
+    @override
     def standing(self) -> dict[str, object]:
         commits, compacted = self.commits, list(self.path.glob("compact-*.parquet"))
         return {"is_cut": commits[0] > 0, "is_compacted": bool(compacted), "commits": (commits[0], commits[-1]), "behind": self.behind}
 
+
+class IcebergTable(Table):
+    operations: frozenset[str] = frozenset()
+
     @property
-    def is_kept(self) -> bool:
-        found = self.standing
-        return bool(found["is_cut"] and found["is_compacted"])
+    @override
+    def standing(self) -> dict[str, object]:
+        found = load_metadata(self.path) or {}
+        snapshots = sorted(found.get("snapshots", ()), key=lambda each: int(each["sequence-number"]))
+        self.operations |= {each["summary"]["operation"] for each in snapshots}
+        return {
+            "is_cut": bool(snapshots) and "parent-snapshot-id" in snapshots[0],
+            "is_compacted": "replace" in self.operations,
+            "snapshots": len(snapshots),
+            "commits": found.get("last-sequence-number"),
+        }
 
 
 @pytest.fixture
-def made(mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Mirror]:
+def make(
+    mirror_into: MirrorFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[Callable[[str], Mirror]]:
     """Looked after as if a week had some seconds, and nothing of it may fail."""
     caplog.set_level(logging.WARNING, "penstock")
     monkeypatch.setattr(MaintenanceConfig, "delta", property(lambda _: UPKEEP))
-    yield mirror(maintenance={"compact_after": 4})
+    monkeypatch.setattr(iceberg_maintenance, "EXPIRE_EVERY", 5)
+    yield lambda kind: mirror_into(kind, maintenance={"compact_after": 4, "keep": "4 seconds" if kind == "iceberg" else None})
     assert not [record for record in caplog.get_records("call") if "could not be maintained" in record.message], caplog.text
 
 
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_a_table_that_changes_all_the_while_stays_small_current_and_readable(
-    database: Database, made: Mirror, spark: SparkSession, tmp_path: Path
+    kind: str, database: Database, make: Callable[[str], Mirror], spark: SparkSession, tmp_path: Path
 ) -> None:
     database.execute("CREATE TABLE items (id int PRIMARY KEY, n int, note text)")
     database.execute("INSERT INTO items SELECT i, 0, i FROM generate_series(1, 60) i")
-    table = DeltaTable(made.config.sink.root / "public" / "items")
+    made = make(kind)
+    place = made.config.sink.root / "public" / "items"
+    table: Table = DeltaTable(place) if kind == "delta" else IcebergTable(place)
 
     def write() -> None:
         """Every row of every file so far may go, while its file is made one with others."""
@@ -81,11 +114,13 @@ def test_a_table_that_changes_all_the_while_stays_small_current_and_readable(
 
         run.wait_for_state(TABLE, TableState.STREAMING)
         wait_for(is_kept, "maintenance", lambda: table.standing, DEADLINE_SECONDS)
-        _check_read_beside(spark, table, write)
+        if isinstance(table, DeltaTable):
+            _check_read_beside(spark, table, write)
         assert run.state(TABLE) is TableState.STREAMING
     made.run_once()
     made.assert_equal(TABLE)
-    _check_from_outside(spark, table, database, tmp_path / "copy")
+    if isinstance(table, DeltaTable):
+        _check_from_outside(spark, table, database, tmp_path / "copy")
 
 
 def _check_read_beside(spark: SparkSession, table: DeltaTable, write: Callable[[], None]) -> None:

@@ -55,6 +55,10 @@ def table_properties(place: IcebergPlace, former: LoadedTable | None, identity: 
         "format-version": str(version),
         "write.metadata.delete-after-commit.enabled": "true",
         "write.metadata.previous-versions-max": str(_METADATA_VERSIONS),
+        # A rewrite that meets epochs commits between two of them.
+        "commit.retry.num-retries": "20",
+        "commit.retry.min-wait-ms": "20",
+        "commit.retry.max-wait-ms": "500",
         # Whoever expires snapshots leaves those by which the position is known.
         "history.expire.min-snapshots-to-keep": str(KEPT_SNAPSHOTS),
     }

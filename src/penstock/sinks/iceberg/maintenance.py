@@ -71,13 +71,12 @@ class Maintainer:
 
     def keep(self, table: LoadedTable) -> None:
         """Do what is due for the table as it is now. What fails is tried again after a later epoch: no row depends on it."""
-        try:
-            if self._is_slow(table):
-                self._rewrite(table)
-            if self._is_long(table):
-                self._expire(table)
-        except (SinkError, TableMovedError) as error:
-            _log.warning("table not maintained", extra={"location": table.location, "error": type(error).__name__})
+        for is_due, work in ((self._is_long, self._expire), (self._is_slow, self._rewrite)):
+            try:
+                if is_due(table):
+                    work(table)
+            except (SinkError, TableMovedError) as error:
+                _log.warning("table not maintained", extra={"location": table.location, "error": type(error).__name__})
 
     def _is_slow(self, table: LoadedTable) -> bool:
         count = max(table.delete_files or 0, table.data_files - self._data_files)
