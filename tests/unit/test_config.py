@@ -10,6 +10,7 @@ from penstock.capture.confirming import Confirm
 from penstock.capture.settings import CaptureSettings
 from penstock.errors import ConfigError, SecretError
 from penstock.pipeline.config import PipelineConfig, load_config
+from penstock.pipeline.references import FileReference
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.sinks.layout import Mode
@@ -217,6 +218,12 @@ def test_tls_settings_reach_the_connection(tmp_path: Path) -> None:
     conninfo = config.source.address().conninfo("test")
     assert "sslmode=verify-full" in conninfo
     assert f"sslrootcert={tmp_path}/ca.pem" in conninfo
+
+
+def test_the_file_of_a_hash_key_lies_beside_the_configuration(tmp_path: Path) -> None:
+    config = _load(tmp_path, MINIMAL + "hash_key: {file: keys/hash}\n")
+    assert isinstance(config.hash_key, FileReference)
+    assert config.hash_key.file == tmp_path / "keys" / "hash"
 
 
 def test_a_dsn_that_is_none_is_refused(tmp_path: Path) -> None:

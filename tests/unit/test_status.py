@@ -85,3 +85,9 @@ def test_L01_a_slot_that_is_gone_under_recorded_epochs_is_a_warning() -> None:
     assert gone.warnings[0].startswith("slot penstock_shop is gone, and the targets hold only what committed up to 0/50")
     assert "warning    slot penstock_shop is gone" in shown(gone)
     assert replace(gone, epoch=None).warnings == replace(gone, source_error="no answer").warnings == LAG.warnings
+
+
+def test_a_capture_without_a_slot_says_nothing_of_one() -> None:
+    found = shown(replace(status(CAPTURE), slot_name="", slot=None))
+    assert "slot" not in found
+    assert "WAL" not in found.splitlines()[1]

@@ -40,17 +40,17 @@ def _facts(status: PipelineStatus) -> list[tuple[str, str]]:
         facts.append(("position", f"{status.epoch.position}, epoch {status.epoch.number}"))
     if status.source_error is not None:
         facts.append(("source", status.source_error))
-    elif status.slot is None:
+    elif status.slot is None and status.slot_name:
         facts.append(("slot", f"{status.slot_name} does not exist"))
-    else:
+    elif status.slot is not None:
         reader = f"read by process {status.slot.active_pid}" if status.slot.active_pid else "not being read"
         facts.append(("slot", f"{status.slot.name}, confirmed {status.slot.confirmed}, {reader}, WAL {status.slot.wal_status}"))
     if status.lag_bytes is not None:
         seconds = f", {status.lag_seconds:.1f} s" if status.lag_seconds is not None else ""
-        kept = f"the server keeps {_bytes(status.retained_bytes or 0)} of WAL"
+        kept = f"; the server keeps {_bytes(status.retained_bytes)} of WAL" if status.retained_bytes is not None else ""
         safe_bytes = status.slot.safe_wal_bytes if status.slot is not None else None
         room = f" and has room for {_bytes(max(0, safe_bytes))}" if safe_bytes is not None else ""
-        facts.append(("lag", f"{_bytes(status.lag_bytes)}{seconds}; {kept}{room}"))
+        facts.append(("lag", f"{_bytes(status.lag_bytes)}{seconds}{kept}{room}"))
     if status.capture is not None:
         capture = status.capture
         trouble = f" ({capture.failure.code}: {capture.failure.message})" if capture.failure else ""

@@ -431,4 +431,7 @@ def _resolved(config: PipelineConfig, base: Path) -> PipelineConfig:
     if source.tls is not None:
         paths = {name: base / value for name in ("root_cert", "cert", "key") if (value := getattr(source.tls, name)) is not None}
         source = source.model_copy(update={"tls": source.tls.model_copy(update=paths)})
-    return config.model_copy(update={"source": source, "sink": config.sink.resolved(base), "state": base / config.state})
+    found = {"source": source, "sink": config.sink.resolved(base), "state": base / config.state, "hash_key": config.hash_key}
+    if isinstance(config.hash_key, FileReference):
+        found["hash_key"] = FileReference(file=base / config.hash_key.file)
+    return config.model_copy(update=found)

@@ -1,4 +1,4 @@
-"""The part of a check that looks at this machine: the state directory, a capture of its own, the target, Java."""
+"""The part of a check that looks at this machine: the state directory, a capture of its own, the target, Spark, Java."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LEAST_FREE_BYTES = 256 << 20
 
 def check_places(config: PipelineConfig) -> list[Step]:
     capture = [_check_capture(config)] if config.source.process == "separate" else []
-    return [_check_state(config), *capture, _check_sink(config), _check_java()]
+    return [_check_state(config), *capture, _check_sink(config), _check_spark(config), _check_java()]
 
 
 def _check_state(config: PipelineConfig) -> Step:
@@ -82,6 +82,19 @@ def _check_postgres(config: PostgresConfig) -> Step:
         probe_target(address)
         with _place(config.state) as place:
             _write_durably(place)
+    return step
+
+
+def _check_spark(config: PipelineConfig) -> Step:
+    """Whether the sink has a package for this Spark. Whoever names packages of their own is taken at their word."""
+    step = Step("spark")
+    with step.catching():
+        from penstock.pipeline.sinks import sink_packages
+        from penstock.spark.session import spark_minor
+
+        step.detail = f"Spark {spark_minor()}"
+        packages = config.spark.packages or sink_packages(config)
+        step.detail = ", ".join([step.detail, *packages])
     return step
 
 
