@@ -230,7 +230,7 @@ def test_deletes_that_no_file_is_read_with_do_not_stay_beside_files_that_are_lef
     assert lake.again().load_target(NAME) == mirror.target()
 
 
-def test_a_snapshot_begun_again_leaves_nothing_of_the_first_and_can_be_resumed(lake: Lake) -> None:
+def test_a_snapshot_begun_again_leaves_nothing_of_the_first_and_can_be_resumed(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     lake.sink.disown(NAME)
     assert lake.sink.load_target(NAME) is not None
     assert lake.mirror.target().applied is None
@@ -244,7 +244,15 @@ def test_a_snapshot_begun_again_leaves_nothing_of_the_first_and_can_be_resumed(l
     file = _write(place.directory, place.schema, f"{place.prefix}-000000-y.parquet")
     assert lake.sink.can_resume_snapshot(wider, place, [file])
     assert not lake.sink.can_resume_snapshot(wider, place, [replace(file, bytes=1)])
-    lake.sink.finish_snapshot(wider, [file], Position.of(300))
+    commit = IcebergCatalog.commit
+
+    def crossed(self: IcebergCatalog, loaded: object, change: TableChange, position: Position) -> None:
+        monkeypatch.undo()
+        lake.spark.sql(f"ALTER TABLE {lake.sink.sql_name(NAME)} SET TBLPROPERTIES ('owner' = 'somebody')")
+        commit(self, loaded, change, position)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(IcebergCatalog, "commit", crossed)
+    lake.sink.finish_snapshot(wider, [file], Position.of(300))  # what somebody does meanwhile costs no copy
     assert not lake.sink.can_resume_snapshot(wider, place, [file])
     target = lake.sink.load_target(NAME)
     assert target is not None

@@ -9,7 +9,7 @@ then takes the place of what was loaded, or does not.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -140,7 +140,8 @@ class IcebergCatalog:
         schema, problem = self._columns(base, Mode(properties.get(MODE, Mode.MIRROR.value)), ".".join(identifier))
         if snapshot is None:
             return LoadedTable(table, base, base.location(), schema, properties, problem=problem)
-        deletes, files = (int(snapshot.summary().get(f"total-{kind}-files") or 0) for kind in ("delete", "data"))
+        deletes = _count(snapshot, "total-delete-files", lambda: snapshot.deleteManifests(table.io()))
+        files = _count(snapshot, "total-data-files", lambda: snapshot.dataManifests(table.io()))
         return LoadedTable(table, base, base.location(), schema, properties, deletes, files, problem=problem)
 
     def _columns(self, base: Any, mode: Mode, name: str) -> tuple[pa.Schema, SinkRefusedError | None]:
@@ -261,6 +262,14 @@ class IcebergCatalog:
         for at, part in enumerate(identifier):
             array[at] = part
         return self._iceberg.catalog.TableIdentifier.of(array)
+
+
+def _count(snapshot: Any, name: str, manifests: Callable[[], Any]) -> int:
+    """By the snapshot's summary; whoever committed it need not have said so there."""
+    told = snapshot.summary().get(name)
+    if told is not None:
+        return int(told)
+    return sum(int(each.addedFilesCount() or 0) + int(each.existingFilesCount() or 0) for each in manifests())
 
 
 def is_hadoop(conf: Mapping[str, str], catalog: str) -> bool:

@@ -84,19 +84,25 @@ class Maintainer:
 
     def _rewrite(self, table: LoadedTable) -> None:
         started = time.monotonic()
-        with failing(f"rewriting {table.location}"):
-            jvm: Any = self._spark._jvm  # noqa: SLF001
-            actions = jvm.org.apache.iceberg.spark.actions.SparkActions.get(self._spark._jsparkSession)  # noqa: SLF001
-            action = actions.rewriteDataFiles(table.java)
-            for name, value in {**_OPTIONS, "min-file-size-bytes": str(_small_bytes(table))}.items():
-                action = action.option(name, value)
-            action.execute()
-            _take_out_idle(table, jvm)
-            table.java.refresh()
-            self._data_files = int(table.java.currentSnapshot().summary().get("total-data-files") or 0)
-        took = time.monotonic() - started
-        self._rests_until = time.monotonic() + _REST * took
+        try:
+            with failing(f"rewriting {table.location}"):
+                self._rewrite_files(table)
+        finally:
+            # Also after one that failed: what is given up when it takes too long would be begun again at once, for ever.
+            took = time.monotonic() - started
+            self._rests_until = time.monotonic() + _REST * took
         _log.info("table rewritten", extra={"location": table.location, "seconds": round(took, 3)})
+
+    def _rewrite_files(self, table: LoadedTable) -> None:
+        jvm: Any = self._spark._jvm  # noqa: SLF001
+        actions = jvm.org.apache.iceberg.spark.actions.SparkActions.get(self._spark._jsparkSession)  # noqa: SLF001
+        action = actions.rewriteDataFiles(table.java)
+        for name, value in {**_OPTIONS, "min-file-size-bytes": str(_small_bytes(table))}.items():
+            action = action.option(name, value)
+        action.execute()
+        _take_out_idle(table, jvm)
+        table.java.refresh()
+        self._data_files = int(table.java.currentSnapshot().summary().get("total-data-files") or 0)
 
     def _is_long(self, table: LoadedTable) -> bool:
         every = self._maintenance.expire_every

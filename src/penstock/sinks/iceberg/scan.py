@@ -32,7 +32,7 @@ def plan_scan(jvm: Any, loaded: LoadedTable, keys: Mapping[str, pa.ChunkedArray]
         scan = loaded.java.newScan().filter(_within(jvm, keys)).ignoreResiduals()
         with closing(scan.planFiles()) as tasks:
             files = [_row_file(task.file()) for task in each(tasks.iterator())]
-        deletes = [_delete_file(file) for file in delete_files(jvm, loaded)] if loaded.delete_files else []
+        deletes = [_delete_file(file) for file in delete_files(jvm, loaded)]
     known = [file for file in (*files, *deletes) if file is not None]
     if len(known) < len(files) + len(deletes):
         return None

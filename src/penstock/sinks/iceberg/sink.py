@@ -10,6 +10,7 @@ costs more with each delete, until it is rewritten (`iceberg/maintenance.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from py4j.protocol import Py4JJavaError
@@ -51,6 +52,7 @@ from penstock.sinks.origin import Origin
 from penstock.sinks.slices import slices_after
 
 _FILES = "snapshot-*.parquet"
+_FILL_ATTEMPTS = 5
 
 ModeOf = Callable[[TableName], Mode]
 
@@ -179,13 +181,20 @@ class IcebergSink(Sink):
         self._remember(schema.name, fence)
 
     def _fill(self, table: TableName, files: Sequence[SnapshotFile], position: Position) -> None:
-        """Make the table exactly `files`. It must count as no copy yet: somebody else's rows are not to be lost."""
-        loaded = self._loaded(table)
-        if self._target(table, loaded).applied is not None:
-            raise TableRewrittenError(f"{self.describe(table)} has been filled by somebody else meanwhile; the snapshot starts again")
+        """Make the table exactly `files`. It must count as no copy yet: somebody else's rows are not to be lost.
+
+        Whoever gets in between with something else, a property or a comment, costs another commit, and never the files.
+        """
         new = [NewFile(file.name, file.rows, file.bytes) for file in files if file.rows]
-        self._commit(loaded, TableChange(new, is_whole=loaded.delete_files is not None), position)
-        self._remove_leftovers(table, loaded, [file.name for file in new])
+        for _ in range(_FILL_ATTEMPTS):
+            loaded = self._loaded(table)
+            if self._target(table, loaded).applied is not None:
+                raise TableRewrittenError(f"{self.describe(table)} has been filled by somebody else meanwhile; the snapshot starts again")
+            with suppress(TableMovedError):
+                self._catalog.commit(loaded, TableChange(new, is_whole=loaded.delete_files is not None), position)
+                self._remove_leftovers(table, loaded, [file.name for file in new])
+                return
+        raise _moved(loaded)
 
     @override
     def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
