@@ -107,13 +107,13 @@ test: install install-spark42 ## All tests on Spark 4.1, and the tests of the so
 .PHONY: test-one-half
 test-one-half:
 	$(MAKE) test-spark41
+	$(MAKE) test-acceptance
 
 .PHONY: test-other-half
 test-other-half:
 	$(MAKE) test-capture
 	$(MAKE) test-spark42
 	$(MAKE) test-recovery
-	$(MAKE) test-acceptance
 
 .PHONY: test-unit
 test-unit: install ## Unit and property tests; seconds

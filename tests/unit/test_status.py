@@ -88,6 +88,6 @@ def test_L01_a_slot_that_is_gone_under_recorded_epochs_is_a_warning() -> None:
 
 
 def test_a_capture_without_a_slot_says_nothing_of_one() -> None:
-    found = shown(replace(status(CAPTURE), slot_name="", slot=None))
+    found = shown(replace(status(replace(CAPTURE, lag=None)), slot_name="", slot=None))
     assert "slot" not in found
-    assert "WAL" not in found.splitlines()[1]
+    assert "WAL" not in found

@@ -156,6 +156,10 @@ class TransformingSink(Sink, AskingSink):
             shutil.rmtree(directory, ignore_errors=True)
 
     @override
+    def steps(self, slices: Sequence[FileSlice], end: Position) -> list[Position]:
+        return self._sink.steps(slices, end)
+
+    @override
     def find_refused(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
         transform = self._transform_of(target.table)
         if transform is None:

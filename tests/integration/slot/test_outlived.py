@@ -27,7 +27,7 @@ def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_s
         "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t SELECT g, repeat('x', 700) FROM generate_series(1, 100) g"
     )
     sink = FileSink(tmp_path / "lake")
-    copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows, patch=monkeypatch)
+    copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows)
     watcher = Watcher()
     given_up = threading.Event()
     close = Schedule.close

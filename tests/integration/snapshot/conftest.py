@@ -30,7 +30,7 @@ def captured(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathF
 def copying(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copying:
     """Without Spark. One database and one capture for a whole module: give every test tables of its own."""
     sink = FileSink(tmp_path / "lake")
-    return Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows, patch=monkeypatch)
+    return Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows)
 
 
 @pytest.fixture
@@ -44,4 +44,4 @@ def copying_on_spark(spark: SparkSession, captured: Captured, tmp_path: Path, mo
     def rows(table: TableName) -> list[dict[str, Any]]:
         return list(spark.read.format("delta").load(str(sink.path(table))).toArrow().to_pylist())
 
-    return Copying(captured, tmp_path / "lake", executors=SparkSnapshotExecutors(spark), sink=sink, rows=rows, patch=monkeypatch)
+    return Copying(captured, tmp_path / "lake", executors=SparkSnapshotExecutors(spark), sink=sink, rows=rows)

@@ -13,12 +13,10 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-import pytest
 from psycopg import sql
 
 from penstock.errors import PenstockError
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.snapshots import round as snapshot_round
 from penstock.pipeline.snapshots.coordinator import SnapshotCoordinator
 from penstock.pipeline.snapshots.copy import CopyLetters
 from penstock.pipeline.snapshots.executors import SnapshotExecutors
@@ -28,6 +26,7 @@ from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_schema, inspect_tables
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
+from penstock.postgres.slot import OnWait
 from penstock.postgres.types.policy import TypePolicy
 from penstock.postgres.types.rows import decode_rows
 from penstock.schema import TableName, TableSchema
@@ -74,9 +73,7 @@ class Watcher(PipelineObserver):
 class Copying:
     """The tables of a captured database, on their way into a lake."""
 
-    def __init__(
-        self, captured: Captured, lake: Path, *, executors: SnapshotExecutors, sink: Sink, rows: RowsOf, patch: pytest.MonkeyPatch
-    ) -> None:
+    def __init__(self, captured: Captured, lake: Path, *, executors: SnapshotExecutors, sink: Sink, rows: RowsOf) -> None:
         self.captured = captured
         self.address = SourceAddress.parse(captured.database.dsn)
         self.executors = executors
@@ -87,7 +84,6 @@ class Copying:
         self.held: dict[Position, dict[TableName, Texts]] = {}
         """What every table held, by fence."""
         self._tables: list[CatalogTable] = []
-        patch.setattr(snapshot_round, "export_snapshot", self._export)
 
     def run(
         self,
@@ -122,6 +118,7 @@ class Copying:
             slot=self.captured.slot,
             max_hold_seconds=hold_seconds,
             letters=letters,
+            export=self._export,
         )
         read = len(watcher.read)
         failures = coordinator.copy(
@@ -163,7 +160,7 @@ class Copying:
         return target is not None and target.applied is not None
 
     @contextmanager
-    def _export(self, address: SourceAddress, on_wait: Any) -> Iterator[ExportedSnapshot]:
+    def _export(self, address: SourceAddress, on_wait: OnWait, _tables: Sequence[CatalogTable] = ()) -> Iterator[ExportedSnapshot]:
         with export_snapshot(address, on_wait) as exported:
             self.held[exported.fence] = self._contents(exported.name, self._tables)
             yield exported

@@ -158,7 +158,7 @@ def test_C08_K12_rows_that_a_transform_refuses_are_letters_also_where_they_chang
     captured.start()
     sink, name, made = OriginSink(tmp_path / "lake"), TableName("public", table), box(tmp_path / "lake")
     seen = TransformingSink(sink, lambda _: transform, LocalExecutors(), tmp_path / "staged", PRICES)
-    copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=seen, rows=sink.rows, patch=monkeypatch)
+    copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=seen, rows=sink.rows)
     copying.run(table, chunks=4, letters=made)
     captured.execute(
         f"UPDATE {table} SET price = '1' WHERE id IN (5, 60)",

@@ -215,7 +215,7 @@ def test_N09_rows_that_enter_and_leave_the_filter_are_repaired(
         )
         captured.start()
         sink = FileSink(tmp_path / "lake")
-        copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows, patch=monkeypatch)
+        copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows)
         copying.run("f", chunks=3)
         captured.execute("UPDATE f SET region = 'EU' WHERE id % 5 = 0", "UPDATE f SET region = 'US' WHERE id % 4 = 0")
         captured.execute("UPDATE f SET secret = 'x'")

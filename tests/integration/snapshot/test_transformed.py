@@ -55,7 +55,7 @@ class Copied:
         self.transform = HASHED
         self.sink = OriginSink(directory / "lake")
         seen = TransformingSink(self.sink, lambda _: self.transform, LocalExecutors(), directory / "staged", QUERY)
-        self.copying = Copying(captured, directory / "lake", executors=LocalExecutors(), sink=seen, rows=self.sink.rows, patch=patch)
+        self.copying = Copying(captured, directory / "lake", executors=LocalExecutors(), sink=seen, rows=self.sink.rows)
 
     def assert_exact(self, name: TableName) -> None:
         """The target is what is left of the source at the fence."""

@@ -58,19 +58,19 @@ def test_query_behind_a_capture_of_its_own_says_when_there_is_none(
 ) -> None:
     local.provision()
     checkpoint = Checkpoint()
-    with local.run(checkpoint, capture="separate") as run, pytest.raises(CaptureMissingError) as raised:
+    with local.run(checkpoint, process="separate") as run, pytest.raises(CaptureMissingError) as raised:
         run.step()
     assert "penstock capture" in str(raised.value.hint)
-    with SpoolLock(local.spool), local.run(checkpoint, capture="separate") as run:
+    with SpoolLock(local.spool), local.run(checkpoint, process="separate") as run:
         assert run.step()
     # One that has begun waits, and says so.
-    with caplog.at_level(logging.WARNING), local.run(checkpoint, capture="separate") as run:
+    with caplog.at_level(logging.WARNING), local.run(checkpoint, process="separate") as run:
         assert not run.step()
         assert not run.step()
     assert [record.message for record in caplog.records if record.name == stream.__name__] == ["capture is not running"]
     # But not for ever, if it is to end.
     monkeypatch.setattr(stream, "_PATIENCE_SECONDS", 0.2)
-    with local.run(checkpoint, capture="separate", endingPosition="FF/0") as run, pytest.raises(CaptureMissingError):
+    with local.run(checkpoint, process="separate", endingPosition="FF/0") as run, pytest.raises(CaptureMissingError):
         run.step()
 
 

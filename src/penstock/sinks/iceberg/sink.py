@@ -194,7 +194,7 @@ class IcebergSink(Sink):
                 self._catalog.commit(loaded, TableChange(new, is_whole=loaded.delete_files is not None), position)
                 self._remove_leftovers(table, loaded, [file.name for file in new])
                 return
-        raise _moved(loaded)
+        raise SinkError(f"others commit to {self.describe(table)} faster than a copy can be put in; it is tried again")
 
     @override
     def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
