@@ -248,7 +248,7 @@ def test_a_snapshot_begun_again_leaves_nothing_of_the_first_and_can_be_resumed(l
 
     def crossed(self: IcebergCatalog, loaded: object, change: TableChange, position: Position) -> None:
         monkeypatch.undo()
-        lake.spark.sql(f"ALTER TABLE {lake.sink.sql_name(NAME)} SET TBLPROPERTIES ('owner' = 'somebody')")
+        lake.spark.sql(f"ALTER TABLE {lake.sink.sql_name(NAME)} SET TBLPROPERTIES ('colour' = 'red')")
         commit(self, loaded, change, position)  # type: ignore[arg-type]
 
     monkeypatch.setattr(IcebergCatalog, "commit", crossed)
