@@ -12,7 +12,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from penstock.errors import RowRefusedError
+from penstock.errors import RowRefusedError, SinkError, SinkRefusedError
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.letters.box import LetterBox
@@ -22,7 +22,7 @@ from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import TableChanges, Target
+from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.fold import fold
 from penstock.sinks.layout import Mode
 from penstock.sinks.slice_reader import read_slices
@@ -56,10 +56,28 @@ class ListSink(Ledger):
         self.transform: Transform | None = None
         """Only says what it would refuse; rows stay as they are."""
         self.step_rows = 1_000_000
+        self.copy = "first"
 
     @override
     def load_target(self, table: TableName) -> Target:
-        return Target(table, self.table.oid, self.table.key, self.layout.columns, self.applied[table], self.layout.mode)
+        columns, applied, mode = self.layout.columns, self.applied[table], self.layout.mode
+        return Target(table, self.table.oid, self.table.key, columns, applied, mode, copy=self.copy)
+
+    @override
+    def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
+        assert isinstance(shadow, ListSink)
+        fault = next(self.faults, "")
+        if fault == "before":
+            raise Died
+        if fault == "refused":
+            raise SinkRefusedError("it does not fit", hint="make it fit")
+        if fault == "failed":
+            raise SinkError("not now")
+        self.list, self.copy, self.applied[table] = PlainTarget(self.layout, shadow.list.rows), shadow.copy, position
+        if fault == "after":
+            raise Died
+        if fault == "lost":
+            raise SinkRefusedError("nobody knows whether it did", hint="look")
 
     @override
     def steps(self, slices: Sequence[FileSlice], end: Position) -> list[Position]:

@@ -50,6 +50,8 @@ class AppliedRecord:
     """From which columns of the source its own are, in the sink's words; None: nobody wrote it down."""
     is_replaced: bool = False
     """Whether what stands there is not the table that was put there, but somebody's of the same name."""
+    copy: str | None = None
+    """Names the copy of the source that the table began with; None: nobody wrote it down."""
 
 
 @contextmanager
@@ -96,7 +98,7 @@ def load_record(connection: Connection, place: TableName) -> tuple[AppliedRecord
     if not is_prepared(connection):
         return None, is_there(connection, place)
     row: Any = _one(connection, "load", place)
-    pipeline, schema, table, oid, columns, key, mode, position, staging, origin, is_replaced, exists = row
+    pipeline, schema, table, oid, columns, key, mode, position, staging, origin, copy, is_replaced, exists = row
     if pipeline is None:
         return None, bool(exists)
     record = AppliedRecord(
@@ -110,6 +112,7 @@ def load_record(connection: Connection, place: TableName) -> tuple[AppliedRecord
         staging,
         origin,
         is_replaced,
+        copy,
     )
     return record, bool(exists)
 

@@ -46,6 +46,8 @@ class Target:
     mode: Mode = Mode.MIRROR
     origin: Origin | None = None
     """From which columns of the source its own are; None: nobody wrote it down."""
+    copy: str | None = None
+    """Tells the copy of the source that it began with from any other; None: nobody wrote it down. A shadow's goes with its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,10 @@ class Sink(Targets):
 
     @abstractmethod
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
-        """Make the table what `shadow`, a sink of the same kind, holds of it, and its applied position `position`, in one commit."""
+        """Make the table what `shadow`, a sink of the same kind, holds of it, and its applied position `position`, in one commit.
+
+        A table that has the shadow's `copy` and is at `position` has been replaced; one that was not, whatever was tried, is none such.
+        """
 
     @abstractmethod
     def shadow(self, copy: str) -> Sink:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -91,7 +92,7 @@ class LetterBox:
         shutil.rmtree(self._asked, ignore_errors=True)
         for table, posting in list(self._posted.items()):
             if table in targets:
-                self._settle(posting, targets[table].applied)
+                self._settle(posting, counts=posting.counts_for(targets[table]))
 
     def void(self, table: TableName) -> None:
         """The table is to be copied from the beginning."""
@@ -164,9 +165,9 @@ class LetterBox:
         table = shadow.table
         mine = main.load_target(table)
         if mine is not None and table in self._posted:
-            self._settle(self._posted[table], mine.applied)
+            self._settle(self._posted[table], counts=self._posted[table].counts_for(mine))
         copied = self._of_shadows.get(table, ())
-        posting = Posting(table, end, copied, anew=True)
+        posting = Posting(table, end, copied, anew=True, copy=shadow.copy)
         if changes.slices and (copied or self._is_suspicious(table, changes.slices)):
             letters = tuple(self.store.pending_slices(copied, end))
             report = self._run(replace(self._task(shadow, changes, list(changes.slices), [], end), letters=letters))
@@ -180,10 +181,8 @@ class LetterBox:
         """The target has the epoch that was screened last."""
         posting = self._posted.get(table)
         if posting is not None:
-            self._settle(posting, posting.end)
+            self._settle(posting, counts=True)
             self.store.fold(table)
-            if posting.anew:  # a copy that is ready may still wait while the table goes on
-                self._of_shadows.pop(table, None)
         if table in self._replaying:
             self._replayed(table)
 
@@ -195,7 +194,16 @@ class LetterBox:
     def copied(self, table: TableName) -> None:
         posting = self._posted.get(table)
         if posting is not None:
-            self._settle(posting, posting.end)
+            self._settle(posting, counts=True)
+
+    def give_up_copy(self, main: Sink, table: TableName) -> None:
+        """A copy did not get to take the place of what `main` has; or it did, and the answer was lost: that the table itself says."""
+        self._of_shadows.pop(table, None)
+        posting = self._posted.get(table)
+        with suppress(PenstockError):  # then it is asked when its next epoch comes
+            mine = main.load_target(table) if posting is not None else None
+            if posting is not None and mine is not None:
+                self._settle(posting, counts=posting.counts_for(mine))
 
     def keep_for_shadow(self, table: TableName, files: tuple[str, ...]) -> None:
         self._of_shadows[table] = files
@@ -250,7 +258,7 @@ class LetterBox:
             self._posted[posting.table] = posting
 
     def _reached(self, sink: Sink, target: Target) -> Position:
-        """How far the target is by its own word; what was posted before counts if it is that far."""
+        """How far the target is by its own word, which says too whether what was posted before counts."""
         now = sink.load_target(target.table)
         if now is None or now.applied is None or (target.applied is not None and now.applied < target.applied):
             raise TargetRewoundError(
@@ -259,11 +267,16 @@ class LetterBox:
             )
         posting = self._posted.get(target.table)
         if posting is not None:
-            self._settle(posting, now.applied)
+            self._settle(posting, counts=posting.counts_for(now))
         return now.applied
 
-    def _settle(self, posting: Posting, reached: Position | None) -> None:
-        self.store.settle(posting, counts=reached is not None and reached >= posting.end)
+    def _settle(self, posting: Posting, *, counts: bool) -> None:
+        copied = self._of_shadows.get(posting.table, ())
+        if not counts:  # a copy that is ready waits, and is tried again
+            posting = replace(posting, files=tuple(stem for stem in posting.files if stem not in copied))
+        elif posting.anew:
+            self._of_shadows.pop(posting.table, None)
+        self.store.settle(posting, counts=counts)
         self._posted.pop(posting.table, None)
 
     def _replayed(self, table: TableName) -> None:

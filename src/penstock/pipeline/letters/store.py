@@ -2,7 +2,8 @@
 
 The directory is one table of Parquet files, `LETTERS`. Under `_changes` stands what a replay applies, for letters that are open. What an
 epoch does to the letters of a table is a `Posting`, durable under `_pending` before the target commits; it counts if the target got to the
-end of that epoch, and is as if it had never been if it did not. So a letter is there once, and is settled just when the target has it.
+end of that epoch, and is as if it had never been if it did not. A copy that is to take the table's place may end where the table is; that
+it did is told by the copy that the target says it is. So a letter is there once, and is settled just when the target has it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from penstock.pipeline.letters.letter import LETTERS, LetterStatus, settled
 from penstock.pipeline.letters.screening import Name
 from penstock.position import Position
 from penstock.schema import TableName
+from penstock.sinks.base import Target
 from penstock.spool import storage
 from penstock.spool.range import FileSlice
 
@@ -46,10 +48,17 @@ class Posting:
     replayed: frozenset[Name] = frozenset()
     anew: bool = False
     """The table is copied anew: none of the letters before matters any more."""
+    copy: str | None = None
+    """What tells the copy that takes the table's place from the one that is there, which may be as far (see `Target`)."""
 
     @property
     def is_empty(self) -> bool:
         return not (self.files or self.superseded or self.replayed or self.anew)
+
+    def counts_for(self, target: Target) -> bool:
+        """Whether the target, by its own word, has taken what this belongs to."""
+        is_there = target.applied is not None and target.applied >= self.end
+        return is_there and (self.copy is None or self.copy == target.copy)
 
     def dump(self) -> bytes:
         document = {
@@ -60,6 +69,7 @@ class Posting:
             "superseded": [[*name, by] for name, by in self.superseded.items()],
             "replayed": [list(name) for name in sorted(self.replayed)],
             "anew": self.anew,
+            "copy": self.copy,
         }
         return json.dumps(document).encode()
 
@@ -74,6 +84,7 @@ class Posting:
                 {(version, ordinal): by for version, ordinal, by in document["superseded"]},
                 frozenset((version, ordinal) for version, ordinal in document["replayed"]),
                 bool(document["anew"]),
+                document.get("copy"),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise SpoolCorruptError(f"{where} cannot be understood", hint="restore the file; it says which letters count") from error

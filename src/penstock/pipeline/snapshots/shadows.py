@@ -116,6 +116,8 @@ class Shadows:
             except PenstockError as error:
                 if error.recovery is not Recovery.OPERATOR:
                     raise
+                if self._letters is not None:
+                    self._letters.give_up_copy(self._main, name)
                 self.fail(name, error)
         return done
 

@@ -5,13 +5,14 @@ SELECT pg_catalog.to_regclass('penstock.applied') IS NOT NULL AND pg_catalog.to_
 
 -- name: is_current
 -- Whether nothing is missing of what this version keeps.
-SELECT count(*) = 2 FROM pg_catalog.pg_attribute
-WHERE attrelid = pg_catalog.to_regclass('penstock.applied') AND attname IN ('relation', 'origin') AND NOT attisdropped
+SELECT count(*) = 3 FROM pg_catalog.pg_attribute
+WHERE attrelid = pg_catalog.to_regclass('penstock.applied') AND attname IN ('relation', 'origin', 'copy') AND NOT attisdropped
 
 -- name: prepare
 -- One row for each table: whose it is, what it was made from, and how far it is. A null position: it counts as no copy.
 -- `staging` names the table beside it into which a snapshot that is not finished goes; the last one, until the first epoch after it.
 -- `relation` is the table itself, whatever it is called: 0 if there was none yet, null if an earlier version did not write it down.
+-- `copy` is what `staging` was when the rows that are there were copied, and stays.
 CREATE SCHEMA IF NOT EXISTS penstock;
 CREATE TABLE IF NOT EXISTS penstock.applied (
     "schema" text NOT NULL,
@@ -27,7 +28,8 @@ CREATE TABLE IF NOT EXISTS penstock.applied (
     staging text,
     PRIMARY KEY ("schema", "table")
 ) WITH (fillfactor = 50);
-ALTER TABLE penstock.applied ADD COLUMN IF NOT EXISTS relation pg_catalog.regclass, ADD COLUMN IF NOT EXISTS origin text;
+ALTER TABLE penstock.applied ADD COLUMN IF NOT EXISTS relation pg_catalog.regclass, ADD COLUMN IF NOT EXISTS origin text,
+    ADD COLUMN IF NOT EXISTS copy text;
 CREATE TABLE IF NOT EXISTS penstock.chunks (
     staging text NOT NULL,
     number integer NOT NULL,
@@ -72,8 +74,8 @@ SELECT pg_catalog.current_database(), CURRENT_USER, pg_catalog.has_database_priv
 -- name: load
 -- How a table stands; also where nothing is known of it, or nothing is there. What an earlier version did not keep is null.
 SELECT a.pipeline, a.source_schema, a.source_table, a.source_oid, a."columns", a."key", a.mode, a."position"::text, a.staging,
-    pg_catalog.to_jsonb(a) ->> 'origin', coalesce(pg_catalog.to_jsonb(a) ->> 'relation' <> c.oid::pg_catalog.regclass::text, false),
-    c.oid IS NOT NULL
+    pg_catalog.to_jsonb(a) ->> 'origin', pg_catalog.to_jsonb(a) ->> 'copy',
+    coalesce(pg_catalog.to_jsonb(a) ->> 'relation' <> c.oid::pg_catalog.regclass::text, false), c.oid IS NOT NULL
 FROM (SELECT %(schema)s::text AS "schema", %(table)s::text AS "table") w
 LEFT JOIN penstock.applied a USING ("schema", "table")
 LEFT JOIN (pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace)
@@ -96,22 +98,24 @@ FOR UPDATE
 
 -- name: begin
 INSERT INTO penstock.applied AS a
-    ("schema", "table", pipeline, source_schema, source_table, source_oid, "columns", "key", mode, staging, origin, relation)
+    ("schema", "table", pipeline, source_schema, source_table, source_oid, "columns", "key", mode, staging, copy, origin, relation)
 SELECT w."schema", w."table", %(pipeline)s, %(source_schema)s, %(source_table)s, %(source_oid)s, %(columns)s::jsonb, %(key)s::jsonb, %(mode)s,
-    %(staging)s, %(origin)s, coalesce((
+    %(staging)s, %(staging)s, %(origin)s, coalesce((
         SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
         WHERE n.nspname = w."schema" AND c.relname = w."table"
     ), 0)::pg_catalog.regclass
 FROM (SELECT %(schema)s::text AS "schema", %(table)s::text AS "table") w
 ON CONFLICT ("schema", "table") DO UPDATE SET
     source_schema = excluded.source_schema, source_table = excluded.source_table, source_oid = excluded.source_oid,
-    "columns" = excluded."columns", "key" = excluded."key", mode = excluded.mode, staging = excluded.staging, origin = excluded.origin,
+    "columns" = excluded."columns", "key" = excluded."key", mode = excluded.mode, staging = excluded.staging, copy = excluded.copy,
+    origin = excluded.origin,
     relation = CASE WHEN excluded.relation = 0::pg_catalog.regclass THEN excluded.relation ELSE coalesce(a.relation, excluded.relation) END,
     "position" = NULL
 
 -- name: describe
 -- Take over from another table what it was made from.
-UPDATE penstock.applied a SET source_oid = b.source_oid, "columns" = b."columns", "key" = b."key", mode = b.mode, origin = b.origin
+UPDATE penstock.applied a SET source_oid = b.source_oid, "columns" = b."columns", "key" = b."key", mode = b.mode, origin = b.origin,
+    copy = b.copy
 FROM penstock.applied b
 WHERE a."schema" = %(schema)s AND a."table" = %(table)s AND b."schema" = %(from_schema)s AND b."table" = %(from_table)s
 

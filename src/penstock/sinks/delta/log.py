@@ -29,6 +29,7 @@ KEY = "penstock.key"
 SOURCE_OID = "penstock.source_oid"
 MODE = "penstock.mode"
 ORIGIN = "penstock.origin"
+COPY = "penstock.copy"
 
 
 def application_id(pipeline: str, table: TableName) -> str:
@@ -69,6 +70,7 @@ def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
         applied=_applied(log, path, application_id(pipeline, table)),
         mode=mode,
         origin=_origin(properties.get(ORIGIN), columns),
+        copy=properties.get(COPY) or None,
     )
 
 

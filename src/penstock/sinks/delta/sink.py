@@ -13,9 +13,10 @@ names the version that it makes: if somebody else made that one meanwhile, the t
 from __future__ import annotations
 
 import logging
+import secrets
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,6 +52,7 @@ from penstock.sinks.delta.epoch import DeltaEpoch
 from penstock.sinks.delta.evolution import evolve_state
 from penstock.sinks.delta.leftovers import remove_attempts, unfinished_files
 from penstock.sinks.delta.log import (
+    COPY,
     KEY,
     ORIGIN,
     active_files,
@@ -126,7 +128,7 @@ class DeltaSink(DeltaTargets, Sink):
         verb = "CREATE" if target is None else "REPLACE"
         with failing(path, "creating"):
             properties = table_properties(self._pipeline, layout, schema.oid, Origin.of(schema))
-            self._spark.sql(f"{verb} TABLE {definition(path, layout, properties)}")
+            self._spark.sql(f"{verb} TABLE {definition(path, layout, {**properties, COPY: secrets.token_hex(8)})}")
         for leftover in leftovers:
             leftover.unlink(missing_ok=True)
         place = snapshot_place(path, layout, fence)
@@ -184,8 +186,7 @@ class DeltaSink(DeltaTargets, Sink):
         path, layout = self.path(schema.name), self._layout(schema)
         check_adoptable(path, layout)
         properties = ownership(self._pipeline, layout, schema.oid)
-        with failing(path, "adopting"):
-            self._spark.sql(f"ALTER TABLE delta.{quoted(str(path))} SET TBLPROPERTIES ({listed(properties)})")
+        self._set_properties(schema.name, self._spark, properties)
         return True
 
     @override
@@ -208,8 +209,7 @@ class DeltaSink(DeltaTargets, Sink):
             with self._turn(table):
                 self._overwrite(mine, found, shadow.path(table), position)
         except PenstockError:
-            if mine.applied is not None and load_applied(self.path(table), self._application(table)) is None:
-                record_position(self.path(table), self._application(table), mine.applied)
+            self._put_back(mine, position)
             raise
         self._remember(table, None)
         self._check_reached(table, position)
@@ -245,11 +245,25 @@ class DeltaSink(DeltaTargets, Sink):
         session, table = self._transaction(mine.table, position), mine.table
         with failing(self.path(table), "replacing"):
             rows = session.read.format("delta").load(str(place))
-            if replace(other, applied=None) != replace(mine, applied=None):
+            properties: dict[str, str] = {}
+            if replace(other, applied=None, copy=None) != replace(mine, applied=None, copy=None):
                 layout = Layout(other.schema, other.key, other.mode)
-                properties = listed(table_properties(self._pipeline, layout, other.source_oid, other.origin))
-                session.sql(f"ALTER TABLE delta.{quoted(str(self.path(table)))} SET TBLPROPERTIES ({properties})")
+                properties = table_properties(self._pipeline, layout, other.source_oid, other.origin)
+            self._set_properties(table, session, {**properties, COPY: other.copy or ""})
             rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(self.path(table)))
+
+    def _put_back(self, mine: Target, position: Position) -> None:
+        """Whose it is comes first: a table that has the shadow's copy and is at the position counts as replaced."""
+        path, application = self.path(mine.table), self._application(mine.table)
+        now = load_applied(path, application)
+        if now != position:
+            self._set_properties(mine.table, self._spark, {COPY: mine.copy or ""})
+            if mine.applied is not None and now is None:
+                record_position(path, application, mine.applied)
+
+    def _set_properties(self, table: TableName, session: SparkSession, properties: Mapping[str, str]) -> None:
+        with failing(self.path(table), "describing"):
+            session.sql(f"ALTER TABLE delta.{quoted(str(self.path(table)))} SET TBLPROPERTIES ({listed(properties)})")
 
     def _check_empty(self, table: TableName) -> None:
         """A snapshot goes into a table that counts as no copy yet; added to one that does, every row would be there twice."""

@@ -9,6 +9,7 @@ costs more with each delete, until it is rewritten (`iceberg/maintenance.py`).
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -44,7 +45,7 @@ from penstock.sinks.iceberg.maintenance import Maintainer, Maintenance
 from penstock.sinks.iceberg.names import IS_DELETED, check_names
 from penstock.sinks.iceberg.reader import EpochTarget, LakeReader
 from penstock.sinks.iceberg.shadows import by_spark, commented, drop_below, put_in_place
-from penstock.sinks.iceberg.state import find_applied, find_version, identity_properties, owned_target
+from penstock.sinks.iceberg.state import COPY, find_applied, find_version, identity_properties, owned_target
 from penstock.sinks.iceberg.targets import identifier
 from penstock.sinks.layout import DELETED, Layout, Mode
 from penstock.sinks.names import quoted
@@ -147,7 +148,7 @@ class IcebergSink(Sink):
         check_names(layout, self.describe(schema.name))
         identity = identity_properties(self._pipeline, layout, schema.oid, Origin.of(schema))
         # A replaced table has no current snapshot, and so no position.
-        self._define(schema.name, definition(layout, table_properties(self._place, former, identity)))
+        self._define(schema.name, definition(layout, table_properties(self._place, former, {**identity, COPY: secrets.token_hex(8)})))
         self._remember(schema.name, None)
         loaded = self._loaded(schema.name)
         loaded.directory.mkdir(parents=True, exist_ok=True)
@@ -348,7 +349,7 @@ class IcebergSink(Sink):
         rows = shadow.read(table)
         rows = rows if found.mode is not Mode.SOFT_DELETE else rows.withColumnRenamed(DELETED, IS_DELETED)
         identity = identity_properties(self._pipeline, target_layout(found), found.source_oid, found.origin)
-        properties = table_properties(self._place, former, identity)
+        properties = table_properties(self._place, former, {**identity, COPY: found.copy or ""})
         with by_spark(f"replacing {self.describe(table)}"):
             put_in_place(commented(rows, self._catalog.comments(former)), self.sql_name(table), properties, position)
         after = self.load_target(table)

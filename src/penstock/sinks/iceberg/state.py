@@ -30,10 +30,11 @@ SOURCE_OID = "penstock.source_oid"
 COLUMNS = "penstock.columns"
 MODE = "penstock.mode"
 ORIGIN = "penstock.origin"
+COPY = "penstock.copy"
 POSITION = "penstock.position"
 SNAPSHOT = "penstock.snapshot"
 """The snapshot that `POSITION` is of."""
-PROPERTIES = (OWNER, KEY, SOURCE_OID, COLUMNS, MODE, ORIGIN, POSITION, SNAPSHOT)
+PROPERTIES = (OWNER, KEY, SOURCE_OID, COLUMNS, MODE, ORIGIN, COPY, POSITION, SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def owned_target(table: TableName, place: str, pipeline: str, properties: Mappin
     columns = pa.schema([pa.field(name, parse_type(text)) for name, text in json.loads(properties[COLUMNS])])
     key, mode = tuple(json.loads(properties[KEY])), Mode(properties.get(MODE, Mode.MIRROR.value))
     origin = Origin.parse(properties[ORIGIN]) if properties.get(ORIGIN) else None
-    return Target(table, int(properties[SOURCE_OID]), key, columns, applied, mode, origin)
+    return Target(table, int(properties[SOURCE_OID]), key, columns, applied, mode, origin, properties.get(COPY) or None)
 
 
 # --- the metadata of a table in a Hadoop catalog, read without Spark -----------------------------------------------------------

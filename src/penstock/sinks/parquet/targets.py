@@ -131,4 +131,4 @@ class ParquetTargets(Targets):
             raise TargetForeignError(f"what lies at {path} was written by {written_by}", hint=hint)
         positions = load_positions(path)
         applied = positions[-1] if positions and found.counts else None
-        return Target(table, found.source_oid, found.key, found.columns, applied, Mode.APPEND)
+        return Target(table, found.source_oid, found.key, found.columns, applied, Mode.APPEND, copy=found.copy)

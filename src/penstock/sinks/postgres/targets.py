@@ -69,7 +69,8 @@ class PostgresTargets(Targets):
         if record is None:
             return None
         origin = None if record.origin is None else Origin.parse(record.origin)
-        return Target(table, record.source_oid, record.key, source_columns(record.columns), record.position, Mode(record.mode), origin)
+        columns, mode = source_columns(record.columns), Mode(record.mode)
+        return Target(table, record.source_oid, record.key, columns, record.position, mode, origin, record.copy)
 
     @override
     def find_problems(self, tables: Collection[TableName]) -> list[PenstockError]:
