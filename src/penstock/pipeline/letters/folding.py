@@ -95,7 +95,14 @@ class LetterFolder:
         """At the start of a run: finish what a crash left unfinished."""
         for path in (*self.directory.glob(".*.tmp"), *self._pending.glob("*.tmp")):
             storage.remove_file(path)
-        for path in sorted(self._pending.glob("*.fold")):
+        self.finish("")
+
+    def finish(self, prefix: str) -> None:
+        """Do what was written down, as far as it is not done, where the files that become one begin so."""
+        found = sorted(self._pending.glob(f"{prefix}*.fold"))
+        if found:
+            storage.sync_directory(self._pending)
+        for path in found:
             data = storage.read_bytes(path)
             if data is not None:
                 self._finish(Folding.parse(data, path))

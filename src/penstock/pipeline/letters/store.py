@@ -103,6 +103,8 @@ class LetterStore:
         """Files of letters that have just been settled may go at any moment."""
         self._open: dict[TableName, dict[str, set[Name]]] = {}
         """By table and file, the letters that are open."""
+        self._folding: set[TableName] = set()
+        """Tables of whose files some were to become one, of which it is not known whether they did."""
         self._look()
 
     def _look(self) -> None:
@@ -129,6 +131,7 @@ class LetterStore:
 
     def slices(self, table: TableName, end: Position) -> list[FileSlice]:
         """The open letters of a table, to be read as changes that come at `end`; in the order of the log."""
+        self._finish_fold(table)
         files = {stem: names for stem, names in self._open.get(table, {}).items() if names}
         return [
             load_slice(self._changes / f"{stem}.parquet", names, end)
@@ -171,6 +174,7 @@ class LetterStore:
 
     def _settle(self, posting: Posting, *, counts: bool) -> None:
         if counts:
+            self._finish_fold(posting.table)
             storage.make_directory(self._changes)
             for stem in posting.files:
                 _move(self.pending / f"{stem}{CHANGES_SUFFIX}", self._changes / f"{stem}.parquet")
@@ -210,14 +214,30 @@ class LetterStore:
 
     def fold(self, table: TableName) -> None:
         """Of a table of which nothing waits, make files one if they are many."""
+        self._finish_fold(table)
         files = self._open.get(table, {})
         if len(files) >= self.folder.many:
             newest = max(version for names in files.values() for version, _ in names)
-            folding = self.folder.fold_open(files, self.new_stem(table, Position.of(newest)))
+            into = self.new_stem(table, Position.of(newest))
+            self._folding.add(table)
+            folding = self.folder.fold_open(files, into)
             if folding is not None:
+                self._take_in(self.directory / f"{into}.parquet")
                 for stem in folding.stems:
                     del files[stem]
-                self._take_in(self.directory / f"{folding.into}.parquet")
+            self._folding.discard(table)
+
+    def _finish_fold(self, table: TableName) -> None:
+        """If the disk failed when files became one: before anybody reads them, or marks letters in one that another replaces."""
+        if table in self._folding:
+            with self._lock:
+                self.folder.finish(f"{_digest(table)}-")
+                found = sorted(self.directory.glob(f"{_digest(table)}-*.parquet"))
+                for path in found:
+                    self._take_in(path)
+                for stem in self._open.get(table, {}).keys() - {path.stem for path in found}:
+                    del self._open[table][stem]
+                self._folding.discard(table)
 
     def void(self, table: TableName) -> None:
         """The table is about to be copied from the beginning, and nothing of it is in the target."""
