@@ -30,6 +30,7 @@ from penstock.pipeline.status import inspect_status
 from penstock.position import Position
 from penstock.sinks.base import TableChanges
 from penstock.sinks.layout import Mode
+from penstock.spool import storage
 from penstock.transforms.staging import plan_stages, stage
 from penstock.transforms.transform import Transform
 from tests.integration.sinks.history import PLAIN
@@ -391,6 +392,26 @@ def test_C08_a_letter_that_is_settled_after_the_disk_failed_while_files_became_o
             assert again.open_names(made.name) == names - {first}
             assert sum(letter["status"] == "superseded" for letter in again.load().to_pylist()) == 1
             assert again.load().num_rows == 3
+
+
+def test_what_leads_to_a_posting_is_durable_before_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[Path] = []
+    sync, replace_bytes = storage.sync_directory, storage.replace_bytes
+
+    def synced(path: Path) -> None:
+        steps.append(path)
+        sync(path)
+
+    def replaced(path: Path, data: bytes) -> None:
+        assert {tmp_path, tmp_path / "penstock_dead_letters", store.directory} <= set(steps)
+        replace_bytes(path, data)
+
+    monkeypatch.setattr(storage, "sync_directory", synced)
+    monkeypatch.setattr(storage, "replace_bytes", replaced)
+    store = LetterStore(tmp_path, "p")
+    posting = Posting(PLAIN.name, Position.of(1), anew=True)
+    store.post(posting)
+    assert store.postings() == [posting]
 
 
 def test_letters_that_are_settled_become_one_file_and_are_forgotten_after_a_while(made: Office) -> None:

@@ -105,6 +105,8 @@ class LetterStore:
         """By table and file, the letters that are open."""
         self._folding: set[TableName] = set()
         """Tables of whose files some were to become one, of which it is not known whether they did."""
+        self._is_durable = False
+        """Whether it is known that `pending` would outlive a power failure."""
         self._look()
 
     def _look(self) -> None:
@@ -159,13 +161,22 @@ class LetterStore:
 
     def new_stem(self, table: TableName, end: Position) -> str:
         """For files of new letters, under `pending`, written by whoever has them."""
-        storage.make_directory(self.pending)
+        self._make_pending()
         return f"{_digest(table)}-{end.value:016X}-{secrets.token_hex(4)}"
 
     def post(self, posting: Posting) -> None:
         """Make it durable. At most one of a table waits at any time."""
-        storage.sync_directory(self.pending) if posting.files else storage.make_directory(self.pending)
+        self._make_pending()
+        if posting.files:
+            storage.sync_directory(self.pending)
         storage.replace_bytes(self._document(posting.table), posting.dump())
+
+    def _make_pending(self) -> None:
+        """Durable with what leads to it: a posting in a directory that is gone after a power failure was never made."""
+        storage.make_directory(self.pending)
+        if not self._is_durable:
+            storage.sync_directories([self.directory, *self.directory.parents[:2]])
+            self._is_durable = True
 
     def settle(self, posting: Posting, *, counts: bool) -> None:
         """Make it so, or let it be forgotten. May be repeated after a crash."""
