@@ -23,14 +23,13 @@ from penstock.pipeline.config import load_config
 from penstock.pipeline.letters.folding import CHANGES_SUFFIX, LETTERS_SUFFIX
 from penstock.pipeline.letters.letter import LETTERS
 from penstock.pipeline.letters.policy import RefusedPolicy
-from penstock.pipeline.letters.store import LetterStore, Posting
+from penstock.pipeline.letters.store import LetterStore
 from penstock.pipeline.orders import load_orders
 from penstock.pipeline.states import TableState
 from penstock.pipeline.status import inspect_status
 from penstock.position import Position
 from penstock.sinks.base import TableChanges
 from penstock.sinks.layout import Mode
-from penstock.spool import storage
 from penstock.transforms.staging import plan_stages, stage
 from penstock.transforms.transform import Transform
 from tests.integration.sinks.history import PLAIN
@@ -368,50 +367,6 @@ def test_C08_files_of_letters_become_one_or_stay_as_they_are_whenever_it_is_kill
         assert not list(again.pending.iterdir())
         found.add(len(list(again.directory.glob("*.parquet"))))
     assert found == {1, 3}
-
-
-def test_C08_a_letter_that_is_settled_after_the_disk_failed_while_files_became_one_stays_settled(made: Office, tmp_path: Path) -> None:
-    made.many = 100
-    made.open()
-    for number in range(10, 13):
-        made.source.insert(row(number, BEYOND))
-        epoch(made)
-    names = made.box.store.open_names(made.name)
-    first, end = min(names), Position.of(made.source.position + 10)
-    lake = made.box.store.directory.parents[1]
-    for after in range(1, 16):
-        copy = tmp_path / str(after)
-        shutil.copytree(lake, copy)
-        store = LetterStore(copy, "p", 2)
-        with dying_writes(after), suppress(Died):
-            store.fold(made.name)
-        assert len([name for slice in store.slices(made.name, end) for name in store.open_in(made.name, slice.path)]) == 3
-        store.settle(Posting(made.name, end, superseded={first: end.value}), counts=True)
-        for again in (store, LetterStore(copy, "p", 2)):
-            again.sweep()
-            assert again.open_names(made.name) == names - {first}
-            assert sum(letter["status"] == "superseded" for letter in again.load().to_pylist()) == 1
-            assert again.load().num_rows == 3
-
-
-def test_what_leads_to_a_posting_is_durable_before_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[Path] = []
-    sync, replace_bytes = storage.sync_directory, storage.replace_bytes
-
-    def synced(path: Path) -> None:
-        steps.append(path)
-        sync(path)
-
-    def replaced(path: Path, data: bytes) -> None:
-        assert {tmp_path, tmp_path / "penstock_dead_letters", store.directory} <= set(steps)
-        replace_bytes(path, data)
-
-    monkeypatch.setattr(storage, "sync_directory", synced)
-    monkeypatch.setattr(storage, "replace_bytes", replaced)
-    store = LetterStore(tmp_path, "p")
-    posting = Posting(PLAIN.name, Position.of(1), anew=True)
-    store.post(posting)
-    assert store.postings() == [posting]
 
 
 def test_letters_that_are_settled_become_one_file_and_are_forgotten_after_a_while(made: Office) -> None:

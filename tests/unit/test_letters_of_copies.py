@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,27 +22,16 @@ from penstock.sinks.base import TableChanges
 from penstock.sinks.layout import Mode
 from penstock.spool.reader import SpoolReader
 from tests.integration.sinks.history import PLAIN
-from tests.integration.sinks.source import NULL, Row, Source, Value
+from tests.integration.sinks.source import Source
 from tests.letter_office import Died, ListSink, Office, office
-
-BEYOND = Value(None, "7e50")
-
-
-def row(key: int, amount: Value = BEYOND) -> Row:
-    return {"id": Value(key), "note": Value("n"), "amount": amount, "seen": NULL, "blob": NULL}
-
-
-def epoch(made: Office) -> None:
-    position = made.source.commit(50)
-    made.spool(len(made.source.log) - 1, len(made.source.log))
-    made.apply(position)
+from tests.unit.test_letters import BEYOND, LONG, epoch, row
 
 
 @pytest.fixture
 def made() -> Iterator[Office]:
     """The table is at the end of the log, and has a letter: of row 4."""
     with office(Source(PLAIN, []), Mode.MIRROR, []) as opened:
-        opened.source.insert(row(4))
+        opened.source.insert(row(4, BEYOND))
         epoch(opened)
         yield opened
 
@@ -90,7 +78,7 @@ def test_C08_letters_stay_open_if_the_copy_that_was_to_take_the_table_s_place_is
     swap.go("refused")
     assert swap.done == [(made.name, False)]
     assert keys(made) == ['{"id":4}']
-    made.source.insert(row(5, Value(Decimal(1))))
+    made.source.insert(row(5, LONG))
     epoch(made)
     assert keys(made) == ['{"id":4}'], "and with every epoch after it"
     made.open()
@@ -107,7 +95,7 @@ def test_C08_after_a_kill_the_target_tells_whether_the_copy_took_its_place_thoug
         swap.go(fault)
     made.open()
     assert keys(made) == [expected]
-    made.source.insert(row(5, Value(Decimal(1))))
+    made.source.insert(row(5, LONG))
     epoch(made)
     assert keys(made) == [expected]
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -30,6 +31,7 @@ from penstock.spool import storage
 LETTERS_SUFFIX, CHANGES_SUFFIX = ".letters.parquet", ".changes.parquet"
 MANY = 32
 _SETTLED = "settled-"
+_TIMES = ("status", "refused_at", "settled_at")
 _LARGE_BYTES = 32 << 20
 
 
@@ -121,35 +123,64 @@ class LetterFolder:
     def _document(self, into: str) -> Path:
         return self._pending / f"{into}.fold"
 
-    def fold_settled(self, before: datetime) -> None:
-        """Put settled letters together once their files are many, and forget those that were settled `before`."""
-        found = {path: path.stat().st_size for path in self.directory.glob("*.parquet") if not path.name.startswith(".")}
-        rows = {path: letters for path in found if (letters := _settled(path)) is not None}
-        fresh = {path: letters.filter(_since(letters, before)) for path, letters in rows.items()}
-        few = [path for path in rows if found[path] < _LARGE_BYTES]
-        single = [path for path in few if not path.name.startswith(_SETTLED)]
-        is_old = {path for path in rows if fresh[path].num_rows < rows[path].num_rows}
-        if len(single) >= self.many or is_old & set(few):
-            self._put_together({path: fresh[path] for path in few})
-        for path in is_old - set(few):
-            if not fresh[path].num_rows:
-                storage.remove_file(path)
+    def fold_settled(self, before: datetime, turn: AbstractContextManager[object]) -> None:
+        """Put settled letters together once their files are many, and forget those that were settled `before`.
 
-    def _put_together(self, letters: Mapping[Path, pa.Table]) -> None:
-        rows = each_once(pa.concat_tables([LETTERS.empty_table(), *letters.values()]))
-        if rows.num_rows:
-            target = self.directory / f"{_SETTLED}{secrets.token_hex(8)}.parquet"
-            temporary = target.with_name(f".{target.name}.tmp")
-            write_durably(temporary, rows)
-            storage.rename(temporary, target)
-            storage.sync_directory(self.directory)
-        for path in letters:
-            storage.remove_file(path)
+        `turn` is taken when files come and go, and only then: who has just settled the letters of a file may still look at it.
+        """
+        visible = [path for path in self.directory.glob("*.parquet") if not path.name.startswith(".")]
+        settled = [each for path in visible if (each := SettledFile.look(path, before)) is not None]
+        few = [each for each in settled if each.bytes < _LARGE_BYTES]
+        single = [each for each in few if not each.path.name.startswith(_SETTLED)]
+        if len(single) >= self.many or any(each.old for each in few):
+            self._put_together([each.path for each in few], before, turn)
+        forgotten = [each.path for each in settled if each.bytes >= _LARGE_BYTES and each.old == each.rows]
+        if forgotten:
+            with turn:
+                _remove(forgotten)
+
+    def _put_together(self, paths: Sequence[Path], before: datetime, turn: AbstractContextManager[object]) -> None:
+        target = self.directory / f"{_SETTLED}{secrets.token_hex(8)}.parquet"
+        temporary = target.with_name(f".{target.name}.tmp")
+        seen: set[tuple[object, ...]] = set()
+        with pq.ParquetWriter(temporary, LETTERS) as writer:
+            for path in paths:  # one at a time: together they may be large
+                letters = _load([path])
+                writer.write_table(each_once(letters.filter(_since(letters, before)), seen))
+        storage.sync_file(temporary)
+        with turn:
+            if seen:
+                storage.rename(temporary, target)
+                storage.sync_directory(self.directory)
+            _remove([temporary, *paths])
 
 
-def each_once(letters: pa.Table) -> pa.Table:
-    """A letter that is there twice is the same letter."""
-    seen: set[tuple[object, ...]] = set()
+@dataclass(frozen=True, slots=True)
+class SettledFile:
+    """A file of letters of which none is open; such a file is never written again."""
+
+    path: Path
+    bytes: int
+    rows: int
+    old: int
+    """Of these, those that are to be forgotten."""
+
+    @classmethod
+    def look(cls, path: Path, before: datetime) -> SettledFile | None:
+        """None if a letter is open, or the file is gone by now."""
+        try:
+            size = path.stat().st_size
+            letters = pq.read_table(path, columns=list(_TIMES), schema=LETTERS, partitioning=None)
+        except FileNotFoundError:
+            return None
+        if pc.any(pc.equal(letters.column("status"), LetterStatus.OPEN.value)).as_py():
+            return None
+        return cls(path, size, letters.num_rows, letters.num_rows - (pc.sum(_since(letters, before)).as_py() or 0))
+
+
+def each_once(letters: pa.Table, seen: set[tuple[object, ...]] | None = None) -> pa.Table:
+    """A letter that is there twice is the same letter; those that were `seen` before are left out too."""
+    seen = set() if seen is None else seen
     wanted = []
     for name in zip(*(letters.column(each).to_pylist() for each in ("table", "commit_version", "ordinal")), strict=True):
         wanted.append(name not in seen)
@@ -162,13 +193,9 @@ def _load(paths: Iterable[Path]) -> pa.Table:
     return pa.concat_tables([LETTERS.empty_table(), *found])
 
 
-def _settled(path: Path) -> pa.Table | None:
-    """The letters of a file of which none is open; such a file is never written again."""
-    try:
-        letters = _load([path])
-    except FileNotFoundError:
-        return None
-    return None if pc.any(pc.equal(letters.column("status"), LetterStatus.OPEN.value)).as_py() else letters
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        storage.remove_file(path)
 
 
 def _since(letters: pa.Table, before: datetime) -> pa.Array:

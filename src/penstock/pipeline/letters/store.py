@@ -220,8 +220,7 @@ class LetterStore:
 
     def forget(self, before: datetime) -> None:
         """Beside the epochs: letters that were settled `before`."""
-        with self._lock:
-            self.folder.fold_settled(before)
+        self.folder.fold_settled(before, self._lock)
 
     def fold(self, table: TableName) -> None:
         """Of a table of which nothing waits, make files one if they are many."""
