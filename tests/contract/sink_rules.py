@@ -241,8 +241,11 @@ class MirrorRules(SinkRules):
         harness.copy()
         harness.sink = main
         assert len(harness.rows()) == 9
+        copy, former = (found.copy for found in (shadow.load_target(ITEMS), main.load_target(ITEMS)) if found is not None)
+        assert copy not in (None, former), "what tells the two apart, which may be as far"
         main.replace(ITEMS, shadow, Position.of(harness.source.fence + 3))
         assert (harness.rows(), harness.target().applied) == (rows, Position.of(harness.source.fence + 3))
+        assert harness.target().copy == copy
         shadow.drop(ITEMS)
         assert harness.rows() == rows
         main.drop_shadows()

@@ -19,6 +19,7 @@ from penstock.sinks.base import SnapshotPlace
 from penstock.sinks.iceberg.names import check_names, own_names, stored_name
 from penstock.sinks.iceberg.schema import delete_columns, field_ids, fitted, parse_columns, type_document
 from penstock.sinks.iceberg.state import (
+    COPY,
     POSITION,
     SNAPSHOT,
     SnapshotMark,
@@ -142,13 +143,14 @@ def test_a_table_of_a_hadoop_catalog_is_known_without_spark(tmp_path: Path) -> N
     begun = targets.load_target(TABLE)
     assert begun is not None
     assert begun.applied is None
-    _write(directory, 10, metadata(properties | {SNAPSHOT: "1"}, mark(1, 100)))
+    _write(directory, 10, metadata(properties | {SNAPSHOT: "1", COPY: "c0ffee"}, mark(1, 100)))
     (directory / "metadata" / "v.metadata.json").write_text("not a version")
     target = targets.load_target(TABLE)
     assert target is not None
     assert (target.source_oid, target.key, target.applied) == (42, ("id",), Position.of(100))
     assert target.schema.equals(COLUMNS)
     assert (target.mode, target.origin) == (Mode.SOFT_DELETE, ORIGIN)
+    assert (begun.copy, target.copy) == (None, "c0ffee")
     assert target.schema.field("shape").type.field("wkb").metadata, "what pyspark needs of a type is kept too"
 
 
