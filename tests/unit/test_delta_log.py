@@ -149,6 +149,42 @@ def test_a_log_that_does_not_reach_back_to_what_a_table_was_restored_to_is_named
     assert held_position(tmp_path, "a", 3) is None
 
 
+@pytest.fixture
+def begun_late(tmp_path: Path) -> Path:
+    """A table at 30, whose log begins with the checkpoint of version 3, at 10; the commit there is somebody else's."""
+    write_deltalake(tmp_path, pa.table({"id": [1]}))
+    write_deltalake(tmp_path, pa.table({"id": [10]}), mode="append")
+    record_position(tmp_path, "a", Position.of(10))
+    DeltaTable(tmp_path).optimize.compact()
+    DeltaTable(tmp_path).create_checkpoint()
+    write_deltalake(tmp_path, pa.table({"id": [30]}), mode="append")
+    record_position(tmp_path, "a", Position.of(30))
+    for version in range(3):
+        (tmp_path / "_delta_log" / f"{version:020d}.json").unlink()
+    return tmp_path
+
+
+def test_K09_a_table_restored_to_where_its_log_begins_holds_what_the_checkpoint_there_says(begun_late: Path) -> None:
+    assert load_applied(begun_late, "a") == Position.of(30)
+    DeltaTable(begun_late).restore(3)
+    assert DeltaTable(begun_late).transaction_version("a") == 30
+    assert held_position(begun_late, "a", 6) == Position.of(10)
+    assert load_applied(begun_late, "a") == Position.of(10)
+    assert held_position(begun_late, "another", 6) == Position.ZERO
+
+
+def test_K09_a_table_restored_to_a_version_that_nothing_speaks_of_any_more_is_refused(begun_late: Path) -> None:
+    DeltaTable(begun_late).restore(3)
+    DeltaTable(begun_late).create_checkpoint()
+    (begun_late / "_delta_log" / f"{3:020d}.checkpoint.parquet").unlink()
+    with pytest.raises(TargetRewoundError, match="does not reach back"):
+        load_applied(begun_late, "a")
+
+
+def test_a_log_that_begins_late_says_nothing_of_what_was_before_and_was_not_restored(begun_late: Path) -> None:
+    assert held_position(begun_late, "a", 3) is None
+
+
 def test_commits_of_ours_after_a_version_are_seen_and_those_of_others_are_not(tmp_path: Path) -> None:
     write_deltalake(tmp_path, pa.table({"id": [1]}))
     record_position(tmp_path, "a", Position.of(10))

@@ -2,7 +2,7 @@
 
 The log keeps the last position that was written under a name, whatever becomes of the rows: RESTORE brings back those of an older version
 and leaves the position as it is. So the position that a table holds is that of its last commit of ours, unless it was restored since; then
-it is the one that it held at the version to which it was.
+it is the one that it held at the version to which it was. Where the log begins, a checkpoint says what commits before it did.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from penstock.errors import TargetRewoundError
 from penstock.position import Position
+from penstock.sinks.delta.state import Unsupported, is_restore, load_checkpointed
 from penstock.sinks.delta.vectors import DeletionVector
 from penstock.spool import storage
-
-RESTORE = "RESTORE"
 
 
 def committed_position(path: Path, application: str, version: int) -> Position | None:
@@ -35,20 +36,30 @@ def has_moved(path: Path, application: str, version: int) -> bool:
 
 
 def held_position(path: Path, application: str, version: int) -> Position | None:
-    """The position that the table holds at `version`, as the commits up to there tell; None if they do not, for their log is cut off."""
+    """The position that the table holds at `version`, as the commits up to there tell.
+
+    None if they do not, for their log is cut off; then it was not restored since, and the last one that was written is the one it holds.
+    """
+    was_restored = False
     while version >= 0:
         actions = _actions(path, version, "txn", "commitInfo")
         if actions is None:
-            return None
+            return _checkpointed_position(path, application, version + 1) if was_restored else None
         position = _position(actions, application)
         if position is not None:
             return position
-        version = _restored_version(path, version) if is_restore(actions) else version - 1
+        is_back = is_restore(actions)
+        was_restored = was_restored or is_back
+        version = _restored_version(path, version) if is_back else version - 1
     return Position.ZERO
 
 
-def is_restore(actions: list[Mapping[str, Any]]) -> bool:
-    return any(action.get("commitInfo", {}).get("operation") == RESTORE for action in actions)
+def _checkpointed_position(path: Path, application: str, version: int) -> Position:
+    """The position that the table held where its log begins."""
+    try:
+        return Position.of(load_checkpointed(path, version).transactions.get(application, Position.ZERO.value))
+    except (Unsupported, OSError, pa.ArrowException) as error:
+        raise _rewound(path) from error
 
 
 def _restored_version(path: Path, version: int) -> int:
@@ -64,7 +75,11 @@ def _restored_version(path: Path, version: int) -> int:
             changed[file["path"], DeletionVector.parse(vector).identity if vector else None] += 1 if came else -1
         if not any(changed.values()):
             return number - 1
-    raise TargetRewoundError(
+    raise _rewound(path)
+
+
+def _rewound(path: Path) -> TargetRewoundError:
+    return TargetRewoundError(
         f"{path} was restored, and its log does not reach back to what it was restored to",
         hint=f"penstock tables resync, or remove {path} and run again to copy the table anew",
     )

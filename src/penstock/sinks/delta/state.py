@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import SinkError
-from penstock.sinks.delta.commits import is_restore
 from penstock.sinks.delta.vectors import DeletionVector
 from penstock.spool import storage
 
@@ -27,6 +26,7 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parque
 _COMMIT = re.compile(r"(\d{20})\.json")
 _PARTS = ["metaData", "protocol", "txn", "add"]
 _FOREIGN_PARTS = {"checkpointMetadata", "sidecar"}
+_RESTORE = "RESTORE"
 
 
 class Unsupported(Exception):
@@ -175,6 +175,11 @@ def commit_file(path: Path, version: int) -> Path:
     return path / "_delta_log" / f"{version:020d}.json"
 
 
+def is_restore(actions: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a commit brought back the files of an older version, and left the positions as they were."""
+    return any(action.get("commitInfo", {}).get("operation") == _RESTORE for action in actions)
+
+
 def _advanced(path: Path, state: DeltaState) -> DeltaState:
     """After all commits that are there. The mark is taken before a file is read: one that is replaced meanwhile is seen next time."""
     version, newest = state.version, state.mark
@@ -204,11 +209,8 @@ def _begun(log: Path) -> DeltaState | None:
         return None
     if not parts and 0 not in commits:
         raise Unsupported("the beginning of its log is gone, and its checkpoint is of another kind")
-    replay = _Replay()
-    if parts:
-        for action in _checkpointed(log, parts):
-            replay.add(action)
-    else:
+    replay = _replayed(log, parts)
+    if not parts:
         version = 0
         replay.commit(_actions((log / f"{0:020d}.json").read_bytes()))
     if commits and max(commits) > version and not commits >= set(range(version + 1, max(commits) + 1)):
@@ -216,18 +218,26 @@ def _begun(log: Path) -> DeltaState | None:
     return DeltaState(version, mark=storage.mark(log / f"{version:020d}.json"), **replay.parts())
 
 
+def _replayed(log: Path, parts: Iterable[str]) -> _Replay:
+    """What the files of a checkpoint come to."""
+    replay = _Replay()
+    for action in _checkpointed(log, parts):
+        replay.add(action)
+    return replay
+
+
 def newest_checkpoint(path: Path) -> int:
     """The version of the newest checkpoint of the table at `path` that we can read; -1 if there is none."""
     return checkpoint_parts(storage.list_files(path / "_delta_log"))[0]
 
 
-def load_checkpointed(path: Path, version: int) -> list[DataFile]:
-    """The files of the table at `path` at `version`, of which there is a checkpoint."""
+def load_checkpointed(path: Path, version: int) -> DeltaState:
+    """The table at `path` as it was at `version`, of which there is a checkpoint."""
     log = path / "_delta_log"
     found, parts = checkpoint_parts(storage.list_files(log), version)
     if found != version:
         raise Unsupported(f"there is no checkpoint of version {version}")
-    return [DataFile(action["add"]) for action in _checkpointed(log, parts) if "add" in action]
+    return DeltaState(version, **_replayed(log, parts).parts())
 
 
 def checkpoint_parts(names: Iterable[str], upto: int | None = None) -> tuple[int, list[str]]:

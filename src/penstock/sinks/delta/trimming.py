@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from penstock.sinks.delta.commits import is_restore
-from penstock.sinks.delta.state import DataFile, DeltaState, commit_file, load_checkpointed
+from penstock.sinks.delta.state import DataFile, DeltaState, commit_file, is_restore, load_checkpointed
 from penstock.sinks.delta.vectors import DeletionVector, local_path, vector_file
 from penstock.sinks.upkeep import Upkeep
 from penstock.spool import storage
@@ -57,7 +56,7 @@ class LogTrimmer:
         oldest = self._oldest_kept(state.version, upkeep)
         begins = max((each for each in self._checkpoints if each <= oldest), default=-1)
         if begins > self._first:
-            self._begin_with(begins, load_checkpointed(self._path, begins), state)
+            self._begin_with(begins, load_checkpointed(self._path, begins).files.values(), state)
         self._thin_out()
 
     def _begin_with(self, begins: int, files: Iterable[DataFile], state: DeltaState) -> None:
