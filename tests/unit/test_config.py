@@ -346,7 +346,8 @@ def test_maintenance_is_of_all_tables_and_delta_tables_keep_an_hour_at_least(tmp
     with pytest.raises(ConfigError, match="duration"):
         _load(tmp_path, MINIMAL + "maintenance: {keep: long}\n")
     iceberg = MINIMAL.replace("{delta: {path: lake}}", "{iceberg: {warehouse: lake}}")
-    assert _load(tmp_path, iceberg + "maintenance: {keep: 1 minute}\n").maintenance.iceberg_keep_seconds == 60
+    brief = _load(tmp_path, iceberg + "maintenance: {keep: 1 minute}\n").maintenance
+    assert (brief.iceberg_keep_seconds, brief.delta.keep_seconds) == (60, 3600), "what is not said of Delta tables is no less for them"
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ class EpochLog:
         for after, path in enumerate(reversed(files)):
             age = now - path.stat().st_mtime
             is_beyond = after * _FOLD_FILES >= rows and age > _HOLD_SECONDS
-            if after and (is_beyond or age > keep_seconds):
+            if after and (is_beyond or age > max(keep_seconds, _HOLD_SECONDS)):
                 path.unlink(missing_ok=True)
 
     def _fold(self, files: list[Path]) -> None:

@@ -9,6 +9,7 @@ from penstock.pipeline.references import Model
 from penstock.sinks.upkeep import Upkeep
 
 _DELTA_KEEP_SECONDS = 7 * 86400.0
+_DELTA_HOLD_SECONDS = 3600.0
 _ICEBERG_KEEP_SECONDS = 3600.0
 _DELTA_VERSIONS = 20_000
 _ICEBERG_VERSIONS = 1_000
@@ -71,7 +72,7 @@ class MaintenanceConfig(Model):
 
     @property
     def delta(self) -> Upkeep:
-        keep = self.delta_keep_seconds if self.vacuum else None
+        keep = max(self.delta_keep_seconds, _DELTA_HOLD_SECONDS) if self.vacuum else None
         return Upkeep(self.compact_after, self.checkpoint_after, keep, self.versions or _DELTA_VERSIONS)
 
     @property
