@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from penstock.sinks.delta.commit import link
 from penstock.sinks.delta.protocol import check_writable
 from penstock.sinks.delta.state import DeltaState, Unsupported, checkpoint_parts, commit_file
 from penstock.spool import storage
@@ -82,7 +83,13 @@ _KINDS = {
     "domainMetadata": pa.struct({"domain": pa.string(), "configuration": pa.string(), "removed": pa.bool_()}),
 }
 _STATS_AS_JSON = "delta.checkpoint.writeStatsAsJson"
+_STATS_AS_STRUCT = "delta.checkpoint.writeStatsAsStruct"
 _HINT = "_last_checkpoint"
+_MARK = b"penstock.stamped_ms"
+"""In a checkpoint of ours. What went later than this is stamped with the time of the commit that took it away; what went before may bear
+the time at which whoever made that commit began, as Delta has it."""
+_BEGAN_MS = 3_600_000
+"""So long before its commit somebody may have begun."""
 
 
 def write_checkpoint(path: Path, state: DeltaState, since_ms: int) -> None:
@@ -91,13 +98,13 @@ def write_checkpoint(path: Path, state: DeltaState, since_ms: int) -> None:
     `Unsupported`: that is Delta's to write.
     """
     check_writable(state)
-    if state.metadata.properties.get(_STATS_AS_JSON, "true").lower() != "true":
+    properties = state.metadata.properties
+    if properties.get(_STATS_AS_JSON, "true").lower() != "true" or properties.get(_STATS_AS_STRUCT, "false").lower() != "false":
         raise Unsupported("its checkpoints keep statistics in another form")
-    log = path / "_delta_log"
-    target = log / f"{state.version:020d}.checkpoint.parquet"
+    log, target = path / "_delta_log", checkpoint_file(path, state.version)
     if target.exists():
         return
-    gone, domains = _load_past(path, state.version, since_ms)
+    gone, domains, stamped_ms = _load_past(path, state.version, since_ms)
     adds = _array("add", ({"partitionValues": {}, **file.action, "dataChange": False} for file in state.files.values()))
     parts = {
         "protocol": _array("protocol", [state.protocol]),
@@ -108,12 +115,41 @@ def write_checkpoint(path: Path, state: DeltaState, since_ms: int) -> None:
         "add": adds,
     }
     rows = pa.concat_tables([pa.table({kind: part}) for kind, part in parts.items()], promote_options="default").select(list(_KINDS))
-    written = log / f".penstock-{uuid4().hex}.tmp"
-    pq.write_table(rows, written, store_schema=False)
-    storage.sync_file(written)
-    storage.rename(written, target)
-    storage.sync_directory(log)
-    _leave_hint(log, state.version, rows.num_rows, target.stat().st_size, len(adds))
+    if _put(rows, target, stamped_ms):
+        _leave_hint(log, state.version, rows.num_rows, target.stat().st_size, len(adds))
+
+
+def is_ours(path: Path, version: int) -> bool:
+    """Whether we wrote that checkpoint, and it is there."""
+    try:
+        return _stamped_ms(pq.read_metadata(checkpoint_file(path, version))) is not None
+    except (OSError, pa.ArrowException):
+        return False
+
+
+def checkpoint_file(path: Path, version: int) -> Path:
+    return path / "_delta_log" / f"{version:020d}.checkpoint.parquet"
+
+
+def _put(rows: pa.Table, target: Path, stamped_ms: int) -> bool:
+    """False: Delta has just written it. Its file stays, for the checksum that Hadoop keeps beside it is of that one."""
+    written = target.with_name(f".penstock-{uuid4().hex}.tmp")
+    try:
+        with pq.ParquetWriter(written, rows.schema, store_schema=False) as writer:
+            writer.write_table(rows)
+            writer.add_key_value_metadata({_MARK: str(stamped_ms)})
+        storage.sync_file(written)
+        is_new = link(written, target)
+    finally:
+        storage.remove_file(written)
+    storage.sync_directory(target.parent)
+    return is_new
+
+
+def _stamped_ms(metadata: pq.FileMetaData) -> int | None:
+    """None if the checkpoint is somebody else's."""
+    found = (metadata.metadata or {}).get(_MARK)
+    return None if found is None else int(found)
 
 
 def have_checkpoint_written(spark: SparkSession, path: Path) -> None:
@@ -138,15 +174,17 @@ def _leave_hint(log: Path, version: int, actions: int, size: int, files: int) ->
         storage.replace_bytes(log / _HINT, json.dumps(hint).encode())
 
 
-def _load_past(path: Path, version: int, since_ms: int) -> tuple[pa.StructArray, list[Mapping[str, Any]]]:
-    """What went from the table up to `version`, the newest last, each once; and the domains that it has."""
+def _load_past(path: Path, version: int, since_ms: int) -> tuple[pa.StructArray, list[Mapping[str, Any]], int]:
+    """What went from the table up to `version`, the newest last, each once; the domains that it has; from when on stamps are of commits."""
     log = path / "_delta_log"
     begun, names = checkpoint_parts(storage.list_files(log), version)
     found: dict[str, Mapping[str, Any]] = {}
     domains: dict[str, Mapping[str, Any]] = {}
-    older = [_array("remove", [])]
+    older, stamped_ms = [_array("remove", [])], 0
     for name in names:
         file = pq.ParquetFile(log / name)
+        known_ms = _stamped_ms(file.metadata)
+        stamped_ms = max(stamped_ms, _written_ms(log / name) if known_ms is None else known_ms)
         for kind in {"remove", "domainMetadata"} & set(file.schema_arrow.names):
             rows = file.read([kind]).column(kind).combine_chunks().drop_null()
             if kind == "remove":
@@ -154,12 +192,12 @@ def _load_past(path: Path, version: int, since_ms: int) -> tuple[pa.StructArray,
             else:
                 domains |= {each["domain"]: each for each in rows.to_pylist()}
     for number in range(begun + 1, version + 1):
-        data = storage.read_bytes(commit_file(path, number))
+        data, committed_ms = storage.read_bytes(commit_file(path, number)), _written_ms(commit_file(path, number))
         if data is None:
             raise Unsupported("commits are missing after its newest checkpoint")
         for action in _actions(data):
             if "remove" in action:
-                removed = action["remove"]
+                removed = {**action["remove"], "deletionTimestamp": max(action["remove"].get("deletionTimestamp") or 0, committed_ms)}
                 vector = removed.get("deletionVector") or {}
                 found[json.dumps([removed["path"], *map(vector.get, ("storageType", "pathOrInlineDv", "offset"))])] = removed
             elif "domainMetadata" in action:
@@ -167,8 +205,14 @@ def _load_past(path: Path, version: int, since_ms: int) -> tuple[pa.StructArray,
     newer = _array("remove", ({**each, "dataChange": False} for each in found.values()))
     past = pa.concat_arrays(older)
     past = pa.concat_arrays([past.filter(pc.invert(pc.is_in(_keys(past), _keys(newer)))), newer])
-    since = pc.greater_equal(pc.fill_null(pc.struct_field(past, "deletionTimestamp"), 0), since_ms)
-    return past.filter(since), [each for each in domains.values() if not each.get("removed")]
+    from_ms = since_ms - _BEGAN_MS if stamped_ms > since_ms else since_ms
+    since = pc.greater_equal(pc.fill_null(pc.struct_field(past, "deletionTimestamp"), 0), from_ms)
+    return past.filter(since), [each for each in domains.values() if not each.get("removed")], stamped_ms
+
+
+def _written_ms(file: Path) -> int:
+    mark = storage.mark(file)
+    return 0 if mark is None else mark.modified_ns // 1_000_000
 
 
 def _actions(data: bytes) -> Iterator[Mapping[str, Any]]:

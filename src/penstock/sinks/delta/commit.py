@@ -41,7 +41,7 @@ def commit(path: Path, version: int, actions: Sequence[Mapping[str, Any]]) -> bo
         storage.sync_directory(path)
         storage.write_bytes(written, "\n".join(lines).encode() + b"\n")
         try:
-            is_ours = _link(written, target)
+            is_ours = link(written, target)
         finally:
             with suppress(OSError):  # a file that nobody looks at must not make a commit look as if it had failed
                 written.unlink()
@@ -52,8 +52,8 @@ def commit(path: Path, version: int, actions: Sequence[Mapping[str, Any]]) -> bo
     return is_ours
 
 
-def _link(written: Path, target: Path) -> bool:
-    """Whether `target` is now what was written."""
+def link(written: Path, target: Path) -> bool:
+    """Whether `target` is now what was written; False if it was there before, whoever made it."""
     try:
         os.link(written, target)
     except FileExistsError:
