@@ -8,17 +8,20 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder
+from pyspark.sql import SparkSession
 
 from penstock.sinks.delta.checkpoints import write_checkpoint
 from penstock.sinks.delta.commit import commit, commit_info, removed
 from penstock.sinks.delta.compaction import SharedTable, compact
 from penstock.sinks.delta.state import Unsupported, load_state, newest_checkpoint
+from penstock.sinks.delta.upkeep import DeltaUpkeep
+from penstock.sinks.upkeep import Upkeep
 from penstock.spool import storage
 from tests.delta_tables import APPLICATION, InlineExecutors, state_of
 from tests.integration.sinks.source import Value
@@ -239,3 +242,13 @@ def test_a_checkpoint_that_delta_has_just_written_stays_with_its_checksum(lake: 
     assert target.read_bytes() == b"Delta's"
     assert not (log / "_last_checkpoint").exists(), "whoever wrote it says so"
     assert not list(log.glob(".penstock-*"))
+
+
+@pytest.mark.parametrize(("restored", "is_written"), [("another", True), (APPLICATION, False)])
+def test_K09_only_a_position_of_ours_from_before_a_restore_keeps_checkpoints_from_being_written(
+    lake: Lake, restored: str, *, is_written: bool
+) -> None:
+    state = replace(state_of(lake.path), restored=frozenset({restored}))
+    upkeep = DeltaUpkeep(cast(SparkSession, None), InlineExecutors(), Upkeep(compact_after=0, checkpoint_after=1))
+    upkeep.keep(SharedTable(lake.path, threading.Lock(), lambda: state), APPLICATION)
+    assert (newest_checkpoint(lake.path) == state.version) is is_written

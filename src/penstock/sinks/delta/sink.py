@@ -234,7 +234,7 @@ class DeltaSink(DeltaTargets, Sink):
 
     @override
     def maintain(self, table: TableName) -> None:
-        self._upkeep.keep(SharedTable(self.path(table), self._turn(table), lambda: self._look(table)[0]))
+        self._upkeep.keep(SharedTable(self.path(table), self._turn(table), lambda: self._look(table)[0]), self._application(table))
 
     def _turn(self, table: TableName) -> threading.Lock:
         """Whose it is commits to the table: an epoch, or, for some milliseconds between two of them, what is done for the table."""

@@ -47,12 +47,12 @@ class DeltaUpkeep:
         self._left: dict[Path, int] = {}
         """Versions of which Delta was to write a checkpoint."""
 
-    def keep(self, table: SharedTable) -> None:
-        """Do what is due for the table. Only what takes a job of Spark's, it rests after."""
+    def keep(self, table: SharedTable, application: str) -> None:
+        """Do what is due for the table, whose position is kept under that name. Only what takes a job of Spark's, it rests after."""
         with table.turn:
             state = table.look()
         if state is not None:
-            self._checkpoint(table.path, state)
+            self._checkpoint(table.path, application, state)
             self._compact(table, state)
         self._vacuum(table.path)
 
@@ -63,12 +63,12 @@ class DeltaUpkeep:
             with rest.after(), suppress(Unsupported):  # such a table is OPTIMIZE's
                 compact(table, state, files, self._executors)
 
-    def _checkpoint(self, path: Path, state: DeltaState) -> None:
+    def _checkpoint(self, path: Path, application: str, state: DeltaState) -> None:
         """What is not kept of the log, goes with it."""
         every, version = self._upkeep.checkpoint_after, state.version
         trimmer = self._trimmer(path, state)
         is_due = every and version - max(trimmer.checkpoint, self._left.get(path, -1)) >= every
-        if not is_due or state.restored:  # whoever begins with the checkpoint would not know that it was
+        if not is_due or application in state.restored:  # whoever begins with the checkpoint would not know that it was
             return
         try:
             write_checkpoint(path, state, trimmer.oldest_kept_ms(version, self._upkeep))
