@@ -7,23 +7,30 @@ import random
 import shutil
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 
 from penstock.position import Position
 from penstock.sinks.delta import trimming as delta_trimming
 from penstock.sinks.delta.checkpoints import write_checkpoint
 from penstock.sinks.delta.commit import commit, commit_info, removed
-from penstock.sinks.delta.log import version_at
+from penstock.sinks.delta.log import OWNER, version_at
+from penstock.sinks.delta.retention import asked_seconds, parse_interval, removed_seconds
+from penstock.sinks.delta.state import DeltaState, commit_file
 from penstock.sinks.delta.trimming import LogTrimmer
+from penstock.sinks.delta.upkeep import retained_hours
 from penstock.sinks.upkeep import Upkeep
 from penstock.spool import storage
 from tests.delta_tables import APPLICATION, rows_of, state_of
-from tests.unit.test_delta_checkpoints import follow, log_of, make_one
+from tests.unit.test_delta_checkpoints import disown, follow, log_of, make_one
 from tests.unit.test_delta_epoch import Dies, Lake
 
 HOUR = 3600.0
+DAY = 24 * HOUR
 
 
 @pytest.fixture
@@ -57,10 +64,12 @@ class History:
         self.trimmer.has(state.version)
 
     def age(self) -> None:
-        commits = log_of(self.lake)
-        for version in commits:
-            at = time.time() - HOUR * (commits[-1] - version) - 60
-            os.utime(self.lake.path / "_delta_log" / f"{version:020d}.json", (at, at))
+        """Commits, and checkpoints with them. Somebody else looks at the table then."""
+        last = log_of(self.lake)[-1]
+        for file in (self.lake.path / "_delta_log").glob("[0-9]*.*"):
+            at = time.time() - HOUR * (last - int(file.name[:20])) - 60
+            os.utime(file, (at, at))
+        self.trimmer = LogTrimmer(self.lake.path, None)
 
     def trim(self, upkeep: Upkeep) -> None:
         self.trimmer.trim(state_of(self.lake.path), upkeep)
@@ -115,14 +124,12 @@ def test_versions_are_kept_by_age_by_number_and_in_any_case_for_a_while(lake: La
         history.checkpoint()
     history.age()
     last = state_of(lake.path).version
-    history.trim(keeping(None))
-    assert log_of(lake)[0] == 0, "that is left to others"
     history.trim(keeping(1000 * HOUR, versions=1000))
     assert log_of(lake)[0] == 0
     history.trim(keeping(10.5 * HOUR))
-    assert log_of(lake)[0] == last - 10
+    assert log_of(lake)[0] == last - 11, "what the table was then, and not only what it became since"
     history.trim(keeping(versions=5, hold=8.5 * HOUR))
-    assert log_of(lake)[0] == last - 8
+    assert log_of(lake)[0] == last - 9
     history.trim(keeping(versions=5))
     assert log_of(lake)[0] == last - 4
     assert version_at(lake.path, APPLICATION, Position.of(lake.source.fence)) is None, "not looked for where nothing is"
@@ -182,12 +189,176 @@ def test_older_versions_are_begun_with_fewer_checkpoints(lake: Lake, tmp_path: P
         follow(lake)
         history.rows[state_of(lake.path).version] = history._now()
         history.checkpoint()
-    history.trim(keeping())
+    history.trim(keeping(hold=HOUR))
     assert len(log_of(lake, "*.checkpoint.parquet")) == 12, "somebody may be reading them"
+    disown(lake.path, 6)
     history.age()
-    history.trim(keeping())
+    history.trim(keeping(hold=HOUR))
+    assert state_of(lake.path).version == 14
     found = log_of(lake, "*.checkpoint.parquet")
-    assert found[0] == 3
-    assert found[-1] == state_of(lake.path).version
-    assert len(found) == 4
+    assert found == [3, 6, 10, 13, 14], "6 is somebody else's, and 13 was the newest until a minute ago"
     history.check(tmp_path / "copy")
+
+
+@pytest.fixture
+def aged(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> History:
+    """Versions 0 to 14, an hour apart, and a checkpoint of each from 3 on, none of which is one too many."""
+    monkeypatch.setattr(delta_trimming, "_FEW_COMMITS", 1)
+    history = History(lake, 1)
+    for _ in range(12):
+        follow(lake)
+        history.checkpoint()
+    history.age()
+    assert state_of(lake.path).version == 14
+    return history
+
+
+def test_where_nothing_is_to_be_removed_nothing_is(aged: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_trimming, "_FEW_COMMITS", 1000)
+    before = sorted(file.name for file in aged.lake.path.rglob("*"))
+    aged.trim(keeping(None, versions=1))
+    assert sorted(file.name for file in aged.lake.path.rglob("*")) == before
+
+
+def test_a_log_does_not_begin_with_a_checkpoint_that_has_only_just_been_written(lake: Lake) -> None:
+    """However old its version is: until then everybody began with the one before, and may be reading it."""
+    history = History(lake, 1)
+    follow(lake)
+    history.checkpoint()
+    begun = state_of(lake.path).version
+    for _ in range(5):
+        follow(lake)
+    history.age()
+    for file in (lake.path / "_delta_log").glob("[0-9]*.json"):
+        os.utime(file, (time.time() - DAY,) * 2)
+    history.trimmer = LogTrimmer(lake.path, None)
+    history.checkpoint()
+    history.trim(keeping(2 * HOUR, hold=HOUR))
+    assert log_of(lake)[0] == begun
+    newest = state_of(lake.path).version
+    os.utime(lake.path / "_delta_log" / f"{newest:020d}.checkpoint.parquet", (time.time() - 1.1 * HOUR,) * 2)
+    history.trim(keeping(2 * HOUR, hold=HOUR))
+    assert log_of(lake) == [newest]
+
+
+def test_versions_that_others_checkpointed_are_cut_with_the_rest(aged: History) -> None:
+    disown(aged.lake.path, 5)
+    aged.trim(keeping(7.5 * HOUR))
+    assert log_of(aged.lake)[0] == log_of(aged.lake, "*.checkpoint.parquet")[0] == 6
+
+
+def test_versions_that_are_held_are_kept_however_short_the_time_is_that_is_asked_for(aged: History) -> None:
+    aged.trim(keeping(60.0, hold=5.5 * HOUR))
+    assert log_of(aged.lake)[0] == 8
+
+
+def test_a_commit_whose_file_looks_older_than_the_one_before_it_is_not(aged: History) -> None:
+    os.utime(aged.lake.path / "_delta_log" / f"{11:020d}.json", (1, 1))
+    aged.trim(keeping(5.5 * HOUR))
+    assert log_of(aged.lake)[0] == 8
+
+
+def test_what_went_since_the_beginning_is_known_by_the_earliest_time_of_a_later_commit(aged: History) -> None:
+    early = time.time() - 100 * HOUR
+    os.utime(aged.lake.path / "_delta_log" / f"{12:020d}.json", (early, early))
+    assert aged.trimmer.oldest_kept_ms(state_of(aged.lake.path), keeping(5.5 * HOUR)) == pytest.approx(early * 1000, abs=2)
+
+
+# --- what tables ask for themselves ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("interval 30 days", 30 * DAY),
+        ("INTERVAL 1 Week 12 hours", 7.5 * DAY),
+        ("2 days", 2 * DAY),
+        ("interval 90 minutes 30 seconds", 5430.0),
+        ("interval 0 days", 0.0),
+        ("interval 1 month", float("inf")),
+        ("interval 0 years", float("inf")),
+        ("interval -1 day", float("inf")),
+        ("P30D", float("inf")),
+        ("interval", float("inf")),
+        ("", float("inf")),
+    ],
+)
+def test_intervals_are_read_as_spark_writes_them_and_others_are_for_ever(text: str, seconds: float) -> None:
+    assert parse_interval(text) == seconds
+
+
+def test_a_table_asks_for_the_longer_of_what_it_says_of_its_log_and_of_its_files() -> None:
+    log, files = {"delta.logRetentionDuration": "interval 3 days"}, {"delta.deletedFileRetentionDuration": "interval 4 days"}
+    assert [asked_seconds(each) for each in ({}, log, files, log | files)] == [0.0, 3 * DAY, 4 * DAY, 4 * DAY]
+    assert [removed_seconds(each) for each in ({}, log, files)] == [7 * DAY, 7 * DAY, 4 * DAY]
+
+
+def test_vacuum_leaves_alone_what_a_table_asks_for(tmp_path: Path) -> None:
+    assert retained_hours(tmp_path / "none", HOUR) is None
+    write_deltalake(tmp_path / "plain", pa.table({"id": [1]}))
+    assert retained_hours(tmp_path / "plain", 1.5 * HOUR) == 2
+    for name, interval, hours in [("days", "interval 2 days", 48), ("months", "interval 2 months", None)]:
+        write_deltalake(tmp_path / name, pa.table({"id": [1]}), configuration={"delta.appendOnly": "false"})
+        first = commit_file(tmp_path / name, 0)
+        asked = f'"delta.deletedFileRetentionDuration":"{interval}"'
+        first.write_text(first.read_text(encoding="utf-8").replace('"delta.appendOnly":"false"', asked), encoding="utf-8")
+        assert retained_hours(tmp_path / name, HOUR) == hours
+
+
+def asking(history: History, **properties: str) -> DeltaState:
+    state = state_of(history.lake.path)
+    configuration = {**state.metadata.properties, **{f"delta.{name}": value for name, value in properties.items()}}
+    return replace(state, metadata=replace(state.metadata, action={**state.metadata.action, "configuration": configuration}))
+
+
+@pytest.mark.parametrize("name", ["logRetentionDuration", "deletedFileRetentionDuration"])
+def test_a_table_that_asks_for_more_history_keeps_it(aged: History, name: str) -> None:
+    aged.trimmer.trim(asking(aged, **{name: "interval a while"}), keeping(HOUR, versions=2))
+    assert log_of(aged.lake)[0] == 0, "what is not understood is for ever"
+    state = asking(aged, **{name: "interval 9 hours 30 minutes"})
+    aged.trimmer.trim(state, keeping(HOUR, versions=2))
+    assert log_of(aged.lake)[0] == 4
+    aged.trimmer.trim(state, keeping(100 * HOUR, versions=2))
+    assert log_of(aged.lake)[0] == 4, "neither may their number end it"
+    aged.trimmer.trim(asking(aged, **{name: "interval 2 hours"}), keeping(7.5 * HOUR))
+    assert log_of(aged.lake)[0] == 6, "a shorter time is not ours to shorten"
+
+
+def test_where_nothing_is_removed_checkpoints_name_what_went_as_long_as_delta_asks_for_it(aged: History) -> None:
+    def since(**properties: str) -> float:
+        return aged.trimmer.oldest_kept_ms(asking(aged, **properties), keeping(None)) / 1000
+
+    assert since() == pytest.approx(time.time() - 7 * DAY, abs=60)
+    assert since(deletedFileRetentionDuration="interval 2 days") == pytest.approx(time.time() - 2 * DAY, abs=60)
+    assert since(deletedFileRetentionDuration="for long") == 0
+
+
+def take(lake: Lake) -> None:
+    """Make the table a pipeline's, in a commit."""
+    state = state_of(lake.path)
+    mine = {**state.metadata.action, "configuration": {**state.metadata.properties, OWNER: "shop"}}
+    assert commit(lake.path, state.version + 1, [commit_info("SET TBLPROPERTIES", {}, adds_only=False), {"metaData": mine}])
+
+
+def test_what_a_table_was_before_it_was_adopted_goes_by_age_and_not_by_number(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_trimming, "_FEW_COMMITS", 1)
+    history = History(lake, 1)
+    for number in range(12):
+        if number == 4:
+            take(lake)
+        follow(lake)
+        history.checkpoint()
+    history.age()
+    last = state_of(lake.path).version
+    assert last == 15
+    history.trim(keeping(10.5 * HOUR, versions=3))
+    assert log_of(lake)[0] == last - 11 == 4, "of before, and younger than that"
+    history.trim(keeping(8.5 * HOUR, versions=3))
+    assert log_of(lake)[0] == 6
+    history.trim(keeping(7.5 * HOUR, versions=3))
+    assert log_of(lake)[0] == last - 2, "all of before are older than that"
+    history.trimmer = LogTrimmer(lake.path, None)
+    take(lake)
+    follow(lake)
+    history.trim(keeping(versions=2))
+    assert log_of(lake)[0] == last, "the checkpoint at its beginning says whose it is"

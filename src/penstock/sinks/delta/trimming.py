@@ -4,19 +4,27 @@ Every epoch leaves a commit, and whatever lists the log of a table goes through 
 oldest version that is kept becomes the beginning of the log. What the commits up to there took away, no version from there on has: those
 files go without a look at the directory. Files that no commit ever named, and what a table that somebody restored has twice, are left to
 VACUUM. A crash anywhere leaves a log that begins a little earlier.
+
+A version is as old as the next one: what the table was at a time is the newest version that is not younger. In the same way a checkpoint
+may be in use until the next one has been there for a while, whenever its own version was made.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from penstock.sinks.delta.state import DataFile, DeltaState, commit_file, is_restore, load_checkpointed
+from penstock.sinks.delta.checkpoints import checkpoint_file, is_ours
+from penstock.sinks.delta.log import OWNER
+from penstock.sinks.delta.retention import asked_seconds, removed_seconds
+from penstock.sinks.delta.state import DataFile, DeltaState, Unsupported, commit_file, is_restore, load_checkpointed
 from penstock.sinks.delta.vectors import DeletionVector, local_path, vector_file
 from penstock.sinks.upkeep import Upkeep
 from penstock.spool import storage
@@ -24,8 +32,6 @@ from penstock.spool import storage
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _FEW_COMMITS = 1000
-_IN_USE_SECONDS = 600.0
-"""So long somebody may read a checkpoint that is not the newest any more."""
 
 
 class LogTrimmer:
@@ -40,6 +46,11 @@ class LogTrimmer:
         self._checkpoints = sorted(int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name)))
         self._seen = self._first - 1
         self._restored = -1
+        self._times_ms: list[int] = []
+        """When the versions from the first on became so, as far as it was asked for."""
+        self._owned: int | None = None
+        self._foreign: set[int] = set()
+        """Checkpoints that others wrote, as far as it was asked for."""
 
     @property
     def checkpoint(self) -> int:
@@ -53,11 +64,17 @@ class LogTrimmer:
 
     def trim(self, state: DeltaState, upkeep: Upkeep) -> None:
         """Cut off what `upkeep` does not keep of the table, which is as in `state` now."""
-        oldest = self._oldest_kept(state.version, upkeep)
-        begins = max((each for each in self._checkpoints if each <= oldest), default=-1)
+        if upkeep.keep_seconds is None:
+            return
+        begins = self._beginning(state, upkeep)
         if begins > self._first:
             self._begin_with(begins, load_checkpointed(self._path, begins).files.values(), state)
-        self._thin_out()
+        self._thin_out(time.time() - upkeep.hold_seconds)
+
+    def _beginning(self, state: DeltaState, upkeep: Upkeep) -> int:
+        """The version with which the log is to begin. Those who began with the checkpoint before it are given time to end."""
+        oldest, written = self._oldest_kept(state, upkeep), time.time() - upkeep.hold_seconds
+        return max(self._first, *(each for each in self._checkpoints if each <= oldest and self._written(each) <= written), -1)
 
     def _begin_with(self, begins: int, files: Iterable[DataFile], state: DeltaState) -> None:
         """Make the checkpoint of version `begins`, at which the table had `files`, the beginning of the log."""
@@ -66,28 +83,59 @@ class LogTrimmer:
             self._remove_files(begins, [*files, *state.files.values()])
         for version in range(self._first, begins):
             self._remove_version(version)
+        del self._times_ms[: begins - self._first]
         self._first = begins
 
-    def oldest_kept_ms(self, version: int, upkeep: Upkeep) -> int:
-        """From when on what is gone is still needed by a version that is kept."""
-        at = min(self._oldest_kept(version, upkeep), version)
-        begins = max((each for each in self._checkpoints if each <= at), default=self._first)
-        return int(self._time(begins) * 1000)
+    def oldest_kept_ms(self, state: DeltaState, upkeep: Upkeep) -> int:
+        """From when on what is gone is still needed: by a version that is kept or, where nothing is removed, by Delta."""
+        if upkeep.keep_seconds is None:
+            return int(max(0.0, time.time() - removed_seconds(state.metadata.properties)) * 1000)
+        begins = self._beginning(state, upkeep)
+        return min(self._times_upto(state.version)[begins - self._first :])
 
-    def _oldest_kept(self, version: int, upkeep: Upkeep) -> int:
+    def _oldest_kept(self, state: DeltaState, upkeep: Upkeep) -> int:
         if upkeep.keep_seconds is None:
             return self._first
-        young = self._first_since(version, upkeep.keep_seconds)
-        recent = self._first_since(version, upkeep.hold_seconds)
-        return max(young, min(version - upkeep.versions + 1, recent))
+        asked = max(upkeep.hold_seconds, asked_seconds(state.metadata.properties))
+        young = self._current(state.version, max(upkeep.keep_seconds, asked))
+        many = min(state.version - upkeep.versions + 1, self._current(state.version, asked))
+        return many if many > young >= self._owned_since(state.version) else young
 
-    def _first_since(self, version: int, seconds: float) -> int:
-        """The first version that became so within the last `seconds`; the one after `version` if none did."""
-        return self._first + bisect_left(range(self._first, version + 1), time.time() - seconds, key=self._time)
+    def _current(self, version: int, seconds: float) -> int:
+        """The version that the table had so long ago; the first one if that is not known any more.
 
-    def _time(self, version: int) -> float:
-        mark = storage.mark(commit_file(self._path, version))
-        return 0.0 if mark is None else mark.modified_ns / 1e9
+        As Delta has it, no version is older than the one before it, whatever its file says.
+        """
+        times = list(accumulate(self._times_upto(version), max))
+        return self._first + max(bisect_right(times, (time.time() - seconds) * 1000) - 1, 0)
+
+    def _times_upto(self, version: int) -> list[int]:
+        for number in range(self._first + len(self._times_ms), version + 1):
+            mark = storage.mark(commit_file(self._path, number))
+            self._times_ms.append(0 if mark is None else mark.modified_ns // 1_000_000)
+        return self._times_ms[: version + 1 - self._first]
+
+    def _written(self, checkpoint: int) -> float:
+        """For one that somebody has taken away: never."""
+        mark = storage.mark(checkpoint_file(self._path, checkpoint))
+        return math.inf if mark is None else mark.modified_ns / 1e9
+
+    def _owned_since(self, version: int) -> int:
+        """The first version that was a pipeline's. Those before it, if it was adopted, are history that only its age may end."""
+        if self._owned is None:
+            later = () if self._begins_owned() else range(self._first, version + 1)
+            self._owned = next(filter(self._is_taken, later), self._first)
+        return self._owned
+
+    def _begins_owned(self) -> bool:
+        try:
+            return OWNER in load_checkpointed(self._path, self._first).metadata.properties
+        except Unsupported:
+            return False
+
+    def _is_taken(self, version: int) -> bool:
+        found = (action.get("metaData", {}).get("configuration") or {} for action in self._actions(version, b'"metaData"'))
+        return any(OWNER in properties for properties in found)
 
     def _look_for_restores(self, version: int) -> None:
         """Files that are gone may have come back by one."""
@@ -127,16 +175,26 @@ class LogTrimmer:
         self._remove(f"{stem}.json", f"{stem}.checkpoint.parquet", f"{stem}.crc")
         self._checkpoints = [each for each in self._checkpoints if each != version]
 
-    def _thin_out(self) -> None:
-        """Older versions are begun with fewer checkpoints than the newest: each of them lists all that is gone."""
-        kept: list[int] = []
-        for each in sorted(self._checkpoints):
-            is_needed = not kept or each - kept[-1] >= _FEW_COMMITS or each == self.checkpoint
-            if is_needed or time.time() - self._time(each) < _IN_USE_SECONDS:
+    def _thin_out(self, written: float) -> None:
+        """Older versions are begun with fewer checkpoints than the newest: each of them lists all that is gone.
+
+        One goes if the next has been there since `written`. Those of others are theirs to remove.
+        """
+        ordered = sorted(self._checkpoints)
+        kept = ordered[:1]
+        for each, later in pairwise(ordered[1:]):
+            if each - kept[-1] >= _FEW_COMMITS or self._written(later) > written or self._is_foreign(each):
                 kept.append(each)
             else:
                 self._remove(f"{each:020d}.checkpoint.parquet")
-        self._checkpoints = kept
+        self._checkpoints = [*kept, *ordered[max(1, len(ordered) - 1) :]]
+
+    def _is_foreign(self, checkpoint: int) -> bool:
+        if checkpoint not in self._foreign:
+            if is_ours(self._path, checkpoint):
+                return False
+            self._foreign.add(checkpoint)
+        return True
 
     def _remove(self, *names: str) -> None:
         for name in names:

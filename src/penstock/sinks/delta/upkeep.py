@@ -16,6 +16,8 @@ from pyspark.sql import SparkSession
 
 from penstock.sinks.delta.checkpoints import have_checkpoint_written, write_checkpoint
 from penstock.sinks.delta.compaction import SharedTable, compact, costly_files
+from penstock.sinks.delta.log import open_log
+from penstock.sinks.delta.retention import asked_seconds
 from penstock.sinks.delta.sessions import failing
 from penstock.sinks.delta.state import DeltaState, Unsupported, newest_checkpoint
 from penstock.sinks.delta.trimming import LogTrimmer
@@ -71,7 +73,7 @@ class DeltaUpkeep:
         if not is_due or application in state.restored:  # whoever begins with the checkpoint would not know that it was
             return
         try:
-            write_checkpoint(path, state, trimmer.oldest_kept_ms(version, self._upkeep))
+            write_checkpoint(path, state, trimmer.oldest_kept_ms(state, self._upkeep))
             trimmer.has(version)
             trimmer.trim(state, self._upkeep)
         except Unsupported:
@@ -104,13 +106,21 @@ class DeltaUpkeep:
         if not is_due:
             return
         remove_temporary(path)
-        if keep is not None:
+        hours = None if keep is None else retained_hours(path, keep)
+        if hours is not None:
             session = self._spark.newSession()
             for name, value in _SETTINGS.items():
                 session.conf.set(name, value)
             with failing(path, "vacuuming"):
-                session.sql(f"VACUUM delta.{quoted(str(path))} RETAIN {math.ceil(keep / 3600)} HOURS").collect()
+                session.sql(f"VACUUM delta.{quoted(str(path))} RETAIN {hours} HOURS").collect()
         mark.touch()
+
+
+def retained_hours(path: Path, keep_seconds: float) -> int | None:
+    """How long VACUUM leaves alone what is gone from the table, which may ask for more than that itself; None: for ever."""
+    log = open_log(path)
+    seconds = math.inf if log is None else max(keep_seconds, asked_seconds(log.metadata().configuration))
+    return math.ceil(seconds / 3600) if seconds < math.inf else None
 
 
 def remove_temporary(path: Path) -> None:
