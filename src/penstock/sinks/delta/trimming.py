@@ -32,6 +32,8 @@ from penstock.spool import storage
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
 _FEW_COMMITS = 1000
+_READ_SECONDS = 600.0
+"""Whoever has listed the log reads the checkpoint that it found within this time."""
 
 
 class LogTrimmer:
@@ -69,7 +71,7 @@ class LogTrimmer:
         begins = self._beginning(state, upkeep)
         if begins > self._first:
             self._begin_with(begins, load_checkpointed(self._path, begins).files.values(), state)
-        self._thin_out(time.time() - upkeep.hold_seconds)
+        self._thin_out(time.time() - min(upkeep.hold_seconds, _READ_SECONDS))
 
     def _beginning(self, state: DeltaState, upkeep: Upkeep) -> int:
         """The version with which the log is to begin. Those who began with the checkpoint before it are given time to end."""
