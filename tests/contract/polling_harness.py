@@ -20,24 +20,21 @@ from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
 from penstock.spool.reader import SpoolReader
-from penstock.testing.capture_conformance import CaptureHarness
 from penstock.testing.streams import wait_for
-from tests.contract.wal_harness import commit_events
+from tests.contract.tables_harness import TablesHarness
 from tests.fix_postgres import Database
 
 _numbers = itertools.count(1)
 
 
-class PollingHarness(CaptureHarness):
+class PollingHarness(TablesHarness):
     """A commit returns when a look has seen it, if anybody looks: what happens between two looks is told as one."""
 
     orders_changes = False
 
     def __init__(self, database: Database, directory: Path) -> None:
         number = next(_numbers)
-        self.database = database
-        self.table = TableName("public", f"polled{number}a")
-        self.other = TableName("public", f"polled{number}b")
+        super().__init__(database, f"polled{number}a", f"polled{number}b")
         self.settings = PollingSettings(
             SourceAddress.parse(database.dsn),
             f"polling_{number}",
@@ -46,12 +43,6 @@ class PollingHarness(CaptureHarness):
             PollingRules(interval_seconds=0.02, deletes=True, resume=directory / "resume"),
             CaptureLimits(quiet_seconds=0.05),
         )
-        for table in (self.table, self.other):
-            self.create(table)
-        database.execute("CREATE TABLE IF NOT EXISTS public.elsewhere (note text)")
-
-    def create(self, table: TableName) -> None:
-        self.database.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
 
     def ruled(self, **rules: object) -> None:
         """Let captures from now on ask by other rules."""
@@ -63,7 +54,7 @@ class PollingHarness(CaptureHarness):
 
     @override
     def commit(self, *events: Event) -> None:
-        commit_events(self.database, events)
+        super().commit(*events)
         self.await_look()
 
     def await_look(self) -> None:
@@ -77,17 +68,6 @@ class PollingHarness(CaptureHarness):
             return not is_running or (end is not None and end >= Position.parse(at))
 
         wait_for(is_seen, f"a look at {at}", lambda: reader.end, self.deadline_seconds)
-
-    @override
-    def commit_elsewhere(self) -> None:
-        self.database.execute("INSERT INTO public.elsewhere SELECT repeat('x', 1000) FROM generate_series(1, 500)")
-
-    @override
-    def open_resources(self) -> object:
-        backends = "SELECT application_name FROM pg_stat_activity WHERE datname = %s AND application_name ~ '^penstock( |$)'"
-        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-")]
-        ours = sorted(name for name in threads if name != "penstock-conformance")
-        return sorted(str(row[0]) for row in self.database.query(backends, self.database.name)), ours
 
 
 class CursorHarness(PollingHarness):
@@ -113,6 +93,5 @@ class CursorHarness(PollingHarness):
 
 @contextmanager
 def idle(harness: PollingHarness) -> Iterator[PollingHarness]:
-    """The server takes a moment to be rid of the connections of the test before."""
-    wait_for(lambda: harness.open_resources() == ([], []), "nothing open", harness.open_resources, harness.deadline_seconds)
+    harness.await_idle()
     yield harness

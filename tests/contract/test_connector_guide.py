@@ -42,4 +42,5 @@ def test_the_program_in_the_guide_keeps_its_totals(wal: WalHarness, tmp_path: Pa
     wal.database.execute("TRUNCATE orders")
     wal.database.execute("INSERT INTO orders VALUES (7, 70)")
     run_until(lambda: totals() == {"7": 70})
+    assert totals() == source() == {"7": 70}
     wait_for(lambda: wal.confirmed > confirmed, f"confirmed beyond {confirmed}", lambda: wal.confirmed, wal.deadline_seconds)

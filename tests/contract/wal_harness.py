@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from psycopg import sql
 from typing_extensions import override
 
 from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.capture.wal import WalCapture
-from penstock.contracts.capture import Delete, Event, Truncate, Upsert
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
-from penstock.schema import TableName
-from penstock.testing.capture_conformance import CaptureHarness
 from penstock.testing.streams import wait_for
+from tests.contract.tables_harness import TablesHarness
 from tests.fix_postgres import Database
 
 _numbers = itertools.count(1)
 
 
-class WalHarness(CaptureHarness):
+class WalHarness(TablesHarness):
     def __init__(self, database: Database, directory: Path) -> None:
         number = next(_numbers)
-        self.database = database
-        self.table = TableName("public", f"t{number}")
-        self.other = TableName("public", f"other{number}")
+        super().__init__(database, f"t{number}", f"other{number}")
         self.settings = CaptureSettings(
             SourceAddress.parse(database.dsn),
             slot=f"{database.name}_{number}",
@@ -37,25 +31,10 @@ class WalHarness(CaptureHarness):
             spool=directory / "spool",
             limits=CaptureLimits(quiet_seconds=0.1),
         )
-        for table in (self.table, self.other):
-            database.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
-        database.execute("CREATE TABLE IF NOT EXISTS public.elsewhere (note text)")
 
     @override
     def capture(self) -> WalCapture:
         return WalCapture(self.settings).with_publication_management({self.table, self.other}, manage=True)
-
-    @override
-    def commit(self, *events: Event) -> None:
-        commit_events(self.database, events)
-
-    @override
-    def commit_elsewhere(self) -> None:
-        self.database.execute("INSERT INTO public.elsewhere SELECT repeat('x', 1000) FROM generate_series(1, 500)")
-
-    @override
-    def open_resources(self) -> object:
-        return open_penstock(self.database)
 
     @property
     def confirmed(self) -> Position:
@@ -74,35 +53,9 @@ class WalHarness(CaptureHarness):
         )
 
 
-def commit_events(database: Database, events: Sequence[Event]) -> None:
-    """Make these things happen in one transaction, in tables whose first columns are `id` and `note`."""
-    with database.connect() as connection:
-        for event in events:
-            table = sql.Identifier(event.table.schema, event.table.name)
-            match event:
-                case Upsert():
-                    statement = "INSERT INTO {} (id, note) VALUES (%s, %s) ON CONFLICT (id) DO UPDATE SET note = excluded.note"
-                    connection.execute(sql.SQL(statement).format(table), [event.key["id"], event.row["note"]])
-                case Delete():
-                    connection.execute(sql.SQL("DELETE FROM {} WHERE id = %s").format(table), [event.key["id"]])
-                case Truncate():
-                    connection.execute(sql.SQL("TRUNCATE {}").format(table))
-
-
-def open_penstock(database: Database) -> tuple[list[str], list[str]]:
-    """Connections and threads of captures, by name."""
-    # Of the capture alone: a backend in which the harness made a change may still be on its way out.
-    backends = "SELECT application_name FROM pg_stat_activity WHERE datname = %s AND application_name ~ '^penstock( |$)'"
-    # Not those of the suite itself: some of its own tests leave one behind, stuck in a stream that hangs.
-    ours = [name for name in (thread.name for thread in threading.enumerate()) if name.startswith("penstock-")]
-    threads = [name for name in ours if name != "penstock-conformance"]
-    return sorted(str(row[0]) for row in database.query(backends, database.name)), sorted(threads)
-
-
 @contextmanager
 def wal_harness(database: Database, directory: Path) -> Iterator[WalHarness]:
     harness = WalHarness(database, directory)
-    # The server takes a moment to be rid of the connections of the test before.
-    wait_for(lambda: harness.open_resources() == ([], []), "nothing open", harness.open_resources, harness.deadline_seconds)
+    harness.await_idle()
     yield harness
     harness.drop_slot()

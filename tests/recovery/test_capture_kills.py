@@ -11,12 +11,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
+from typing_extensions import override
 
 from penstock.testing.capture_conformance import CaptureHarness
 from tests.contract.polling_harness import CursorHarness, PollingHarness
@@ -24,6 +25,7 @@ from tests.contract.trigger_harness import TriggerHarness
 from tests.contract.wal_harness import WalHarness
 from tests.fix_postgres import Database
 from tests.recovery.follower import open_store, place
+from tests.recovery.writing import Writing
 from tests.waiting import wait_for
 
 CAPTURES: dict[str, type[WalHarness] | type[PollingHarness] | type[TriggerHarness]] = {
@@ -36,32 +38,21 @@ KILLS = 2
 KEYS = 300
 
 
-class Writing:
-    """Rows come, change, change their keys and go, in small transactions, until the end of the block."""
+class Mixing(Writing):
+    """Rows come, change, change their keys and go, in small transactions."""
+
+    pause_seconds = 0.005
 
     def __init__(self, database: Database, table: str) -> None:
-        self._database = database
+        super().__init__(database)
         self._table = table
         self._choices = random.Random(11)
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="writing", daemon=True)
-        self.transactions = 0
 
-    def __enter__(self) -> Writing:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with self._database.connect(autocommit=True) as connection:
-            while not self._stopping.wait(0.005):
-                with connection.transaction(force_rollback=self._choices.random() < 0.1):
-                    for _ in range(self._choices.randint(1, 4)):
-                        connection.execute(self._statement().encode())
-                self.transactions += 1
+    @override
+    def transact(self, connection: psycopg.Connection) -> None:
+        with connection.transaction(force_rollback=self._choices.random() < 0.1):
+            for _ in range(self._choices.randint(1, 4)):
+                connection.execute(self._statement().encode())
 
     def _statement(self) -> str:
         key, other = (self._choices.randrange(KEYS) for _ in range(2))
@@ -82,7 +73,7 @@ def test_follower_equals_the_source_after_kills_under_load(database: Database, t
     table = str(harness.table)
     database.execute(f"INSERT INTO {table} SELECT n, 'old' FROM generate_series(1, {KEYS}, 2) n")
     (tmp_path / "capture.pickle").write_bytes(pickle.dumps((harness.capture(), [harness.table])))
-    with Writing(database, table) as writing, database.connect() as late:
+    with Mixing(database, table) as writing, database.connect() as late:
         for life in range(KILLS):
             with living(tmp_path):
                 wait_for(lambda: is_copied(tmp_path), "a copy")

@@ -13,7 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psycopg
 import pytest
+from typing_extensions import override
 
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.observer import PipelineObserver
@@ -23,6 +25,7 @@ from penstock.spool.consumers import inspect_consumers
 from tests.fix_pipeline import Mirror
 from tests.fix_postgres import Database
 from tests.integration.capturing.process import SharedSlot
+from tests.recovery.writing import Writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,30 +43,14 @@ def shared(database: Database, tmp_path: Path) -> Iterator[SharedSlot]:
     made.close()
 
 
-class Writing:
-    """Rows are inserted into three tables, a transaction at a time, until the end of the block. They are appended: none may come twice."""
+class Inserting(Writing):
+    """Rows are inserted into three tables, a transaction at a time. They are appended: none may come twice."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="writing", daemon=True)
-        self.transactions = 0
-
-    def __enter__(self) -> Writing:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with self._database.connect(autocommit=True) as connection:
-            while not self._stopping.wait(0.05):
-                self.transactions += 1
-                with connection.transaction():
-                    for table in ("a", "b", "c"):
-                        connection.execute(f"INSERT INTO {table} VALUES (%s, 'new')", [self.transactions])
+    @override
+    def transact(self, connection: psycopg.Connection) -> None:
+        with connection.transaction():
+            for table in ("a", "b", "c"):
+                connection.execute(f"INSERT INTO {table} VALUES (%s, 'new')", [self.transactions + 1])
 
 
 class Waiting(PipelineObserver):
@@ -86,7 +73,7 @@ def test_two_pipelines_on_one_slot_equal_the_source_whoever_is_killed(shared: Sh
     one = shared.mirror(spark, "one", ONE, spark=SMALL)
     two = shared.mirror(spark, "two", TWO, spark=SMALL)
     capture = shared.start(one.path)
-    with Writing(database) as writing, _running(one) as first, _running(two) as second:
+    with Inserting(database) as writing, _running(one) as first, _running(two) as second:
         for each in (one, two):
             _wait_beyond(each, Position.ZERO)
         capture.kill()

@@ -170,6 +170,7 @@ def test_spooled_confirms_what_is_sealed(tmp_path: Path) -> None:
     release(tmp_path, "reader", Position.of(100))
     with running(feed, tmp_path, confirm=Confirm.SPOOLED):
         wait(lambda: feed.confirmed.state == "1", "a confirmed mark", tmp_path)
+    assert spooled(tmp_path) == [1], "which nobody has released"
 
 
 def test_spool_that_is_lost_is_filled_again_from_the_confirmed_mark(tmp_path: Path) -> None:
@@ -185,6 +186,7 @@ def test_spool_that_is_lost_is_filled_again_from_the_confirmed_mark(tmp_path: Pa
     shutil.rmtree(spool)
     with running(feed, spool):
         wait(lambda: spooled(spool) == [2, 3], "what was not confirmed", spool)
+    assert spooled(spool) == [2, 3], "and nothing besides"
 
 
 def test_quiet_source_moves_the_mark_now_and_then(tmp_path: Path) -> None:
@@ -194,6 +196,7 @@ def test_quiet_source_moves_the_mark_now_and_then(tmp_path: Path) -> None:
         wait(lambda: (capture.end or Position.ZERO) > Position.of(105), "quiet ground", tmp_path)
         release(tmp_path, "reader", Position.of(104))
         wait(lambda: feed.confirmed.position == Position.of(104), "a confirmed mark", tmp_path)
+    assert feed.confirmed.state == "0", "nothing has come"
 
 
 def test_look_that_fails_is_made_again_from_the_last_mark(tmp_path: Path) -> None:

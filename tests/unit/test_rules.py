@@ -105,9 +105,9 @@ def test_sentence_without_a_test_is_found() -> None:
 def test_rule_is_noted_on_the_test_and_misspelt_ones_are_refused() -> None:
     @rule("change_capture", "live()", "acks")
     @rule("record_source", "read-next")
-    def test_something() -> None: ...
+    def something() -> None: ...
 
-    assert held_by(test_something) == (("change_capture", "live()"), ("change_capture", "acks"), ("record_source", "read-next"))
+    assert held_by(something) == (("change_capture", "live()"), ("change_capture", "acks"), ("record_source", "read-next"))
     with pytest.raises(LookupError, match="no-such-sentence"):
         rule("change_capture", "no-such-sentence")
     with pytest.raises(LookupError):

@@ -15,7 +15,7 @@ from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.base import Target, Targets
-from penstock.sinks.directories import folds_case
+from penstock.sinks.directories import tells_case_apart
 
 GOOD, BAD = TableName("public", "good"), TableName("public", "bad")
 
@@ -78,9 +78,9 @@ def test_R15_tables_that_differ_only_in_case_are_refused_where_the_target_has_on
         assert tables.statuses[names[1]].remedy == "rename or exclude all of them but one"
 
 
-def test_R15_a_directory_says_whether_it_folds_case(tmp_path: Path) -> None:
+def test_R15_a_directory_says_whether_it_tells_case_apart(tmp_path: Path) -> None:
     (tmp_path / "probe").touch()
-    assert folds_case(tmp_path) is (tmp_path / "PROBE").exists()
+    assert tells_case_apart(tmp_path) is not (tmp_path / "PROBE").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["probe"]
 
 

@@ -41,11 +41,7 @@ def check_system(
     """
     if now == before:
         return
-    if now.identifier != before.identifier:
-        raise SystemChangedError(
-            f"the server is database system {now.identifier}, and everything so far came from {before.identifier}",
-            hint=f"point source.dsn back at the old system, or {COPY_ANEW}",
-        )
+    check_same_system(now, before)
     switched = f"the server is on timeline {now.timeline}, and everything so far came from timeline {before.timeline}"
     switch = inspect_switch(address, now.timeline, before.timeline)
     if switch is None:
@@ -65,6 +61,15 @@ def check_system(
             f"{switched}; on the promoted server, slot {name} {state}, so changes up to the switch at {switch} may be missing",
             hint=f"{COPY_ANEW}; with source.failover: true and sync_replication_slots on the standby (Postgres 17 and later), the slot "
             "survives a promotion",
+        )
+
+
+def check_same_system(now: SystemIdentity, before: SystemIdentity) -> None:
+    """Raise unless it is the same database system, be it on another timeline."""
+    if now.identifier != before.identifier:
+        raise SystemChangedError(
+            f"the server is database system {now.identifier}, and everything so far came from {before.identifier}",
+            hint=f"point source.dsn back at the old system, or {COPY_ANEW}",
         )
 
 

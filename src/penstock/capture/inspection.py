@@ -95,10 +95,9 @@ def _ensure_first(settings: CaptureSettings, on_wait: OnWait) -> Slot:
 
 def _check_ground(settings: CaptureSettings, reader: SpoolReader, slot: Slot) -> None:
     """A consumer that has not begun needs the spool from its start, and so does one that is yet to come."""
-    start, end = reader.start, reader.end
-    ground = (start, end) if start is not None and end is not None else None
+    ground = reader.extent
     needed = minimum(settings.spool) or Position.ZERO
-    if needed == Position.ZERO and start is not None:
-        needed = start
+    if needed == Position.ZERO and ground is not None:
+        needed = ground[0]
     if needed > Position.ZERO:
         check_continuity(needed, ground, slot.confirmed, settings.slot)

@@ -19,7 +19,7 @@ from itertools import chain
 import pyarrow as pa
 from typing_extensions import override
 
-from penstock.capture.continuity import check_not_rewound
+from penstock.capture.continuity import check_not_rewound, check_same_system
 from penstock.capture.feeds import ChangeFeed, FeedSession, Mark
 from penstock.capture.known_keys import KnownKeys
 from penstock.capture.polling_settings import PollingSettings
@@ -27,14 +27,12 @@ from penstock.capture.polling_state import NONE_SEEN, PollingState, TableState, 
 from penstock.capture.polling_tables import begin_table, find_tables, inspect_polled
 from penstock.capture.steps import LookSteps
 from penstock.change import ChangeType, LogStep
-from penstock.errors import SystemChangedError
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, connect, source_errors
 from penstock.postgres.moments import Moment, ensure_flushed, hold_moment, hold_name, inspect_system, let_go
 from penstock.postgres.open_transactions import FirstOnes, OpenNow, SafeLooks, inspect_open
 from penstock.postgres.polled import PolledTable, Window, inspect_highest, read_keys_in_order, read_window
-from penstock.postgres.slot import COPY_ANEW
 from penstock.postgres.timeline import SystemIdentity
 from penstock.schema import TableName
 
@@ -310,11 +308,7 @@ def _again(first: list[pa.StringArray] | None, rest: Iterator[list[pa.StringArra
 
 
 def _is_same_timeline(before: SystemIdentity, now: SystemIdentity) -> bool:
-    if now.identifier != before.identifier:
-        raise SystemChangedError(
-            f"the server is database system {now.identifier}, and everything so far came from {before.identifier}",
-            hint=f"point the address back at the old system, or {COPY_ANEW}",
-        )
+    check_same_system(now, before)
     return now.timeline == before.timeline
 
 

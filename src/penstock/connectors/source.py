@@ -103,10 +103,7 @@ def hold_place(capture: CaptureSettings, view: SourceView, checkpoint: SourceChe
                 f"slot {capture.slot} is gone: what committed since the checkpoint cannot be had any more", hint=COPY_ANEW
             )
         check_slot(slot, inspect_server(connection).database)
-    reader = SpoolReader(capture.spool)
-    start, end = reader.start, reader.end
-    ground = (start, end) if start is not None and end is not None else None
-    check_continuity(progress.floor, ground, slot.confirmed, capture.slot)
+    check_continuity(progress.floor, SpoolReader(capture.spool).extent, slot.confirmed, capture.slot)
     check_members(capture, view.tables, progress.covering(view.tables, copies=False).followed)
     acknowledged = min(progress.floor, released(capture.spool).get(CONSUMER, slot.confirmed))
     try:

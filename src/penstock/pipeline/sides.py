@@ -13,12 +13,13 @@ from dataclasses import replace
 from typing_extensions import override
 
 from penstock.capture.choosing import polling_settings
+from penstock.capture.continuity import check_same_system
 from penstock.capture.polling_copies import CopyExport
 from penstock.capture.polling_feed import PollingFeed
 from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.polling_tables import find_tables, inspect_polled
 from penstock.capture.provision import ensure_capture, inspect_coverage
-from penstock.errors import SlotMissingError, SystemChangedError
+from penstock.errors import SlotMissingError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
@@ -32,7 +33,7 @@ from penstock.postgres.exported import Export, export_snapshot
 from penstock.postgres.health import log_wait
 from penstock.postgres.moments import flush_log, inspect_system
 from penstock.postgres.publication import drop_table, inspect_memberships
-from penstock.postgres.slot import COPY_ANEW, OnWait, check_server, current_position, inspect_server, inspect_slot
+from penstock.postgres.slot import OnWait, check_server, current_position, inspect_server, inspect_slot
 from penstock.postgres.timeline import SystemIdentity, identify_system
 from penstock.schema import TableName
 from penstock.spool.reader import SpoolReader
@@ -70,9 +71,10 @@ class CaptureSide(ABC):
     def export(self) -> Export:
         """How a snapshot is taken, and the position at which it is exact."""
 
-    @abstractmethod
     def identify(self) -> SystemIdentity:
         """Which server this is."""
+        with connect(self._address) as connection:
+            return inspect_system(connection)
 
     @abstractmethod
     def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
@@ -173,19 +175,10 @@ class PollingSide(CaptureSide):
         return current_position(connection)
 
     @override
-    def identify(self) -> SystemIdentity:
-        with connect(self._address) as connection:
-            return inspect_system(connection)
-
-    @override
     def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
         """Another timeline is no matter: tables are read anew then."""
-        before = SystemIdentity.parse(last.system) if last is not None else system
-        if before.identifier != system.identifier:
-            raise SystemChangedError(
-                f"the server is database system {system.identifier}, and everything so far came from {before.identifier}",
-                hint=f"point source.dsn back at the old system, or {COPY_ANEW}",
-            )
+        if last is not None:
+            check_same_system(system, SystemIdentity.parse(last.system))
 
     @override
     def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
@@ -200,10 +193,7 @@ class PollingSide(CaptureSide):
         added = self._begin(tables.capturable)
         if mark is not None:
             fail_unpublished(tables, added, describe)
-            reader = SpoolReader(self._config.spool)
-            start, end = reader.start, reader.end
-            ground = (start, end) if start is not None and end is not None else None
-            fail_over_holes(tables, ground, mark.position, self._settings.name, describe, is_alone=is_alone)
+            fail_over_holes(tables, SpoolReader(self._config.spool).extent, mark.position, self._settings.name, describe, is_alone=is_alone)
 
     @override
     def renew(self, tables: Sequence[TableName]) -> Mapping[TableName, str]:

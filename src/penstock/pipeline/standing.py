@@ -42,17 +42,12 @@ def check_log(
             f"{describe(ahead[0])} holds changes up to {tables.filled[ahead[0]]}, and the server is only at {server}",
             hint="the server was restored to an earlier time: remove the targets and the state directory to start anew",
         )
-    reader = SpoolReader(config.spool)
-    start, end = reader.start, reader.end
-    ground = (start, end) if start is not None and end is not None else None
-    fail_over_holes(tables, ground, slot.confirmed, config.slot, describe, is_alone=is_alone)
+    fail_over_holes(tables, SpoolReader(config.spool).extent, slot.confirmed, config.slot, describe, is_alone=is_alone)
 
 
 def over_holes(begin: Position, config: PipelineConfig, held: Mapping[TableName, Position]) -> list[TableName]:
     """The tables after whose position something is gone from the spool, and from the source, which gives what comes after `begin`."""
-    reader = SpoolReader(config.spool)
-    start, end = reader.start, reader.end
-    ground = (start, end) if start is not None and end is not None else None
+    ground = SpoolReader(config.spool).extent
     gone = []
     for name, position in held.items():
         try:

@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager
 
 from typing_extensions import override
 
+from penstock.capture.continuity import check_same_system
 from penstock.capture.provision import check_coverage
 from penstock.capture.trigger_provision import ensure_coverage, inspect_coverage
-from penstock.errors import ChangeTableMissingError, SystemChangedError
+from penstock.errors import ChangeTableMissingError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
@@ -22,7 +23,6 @@ from penstock.postgres.change_table import ChangeTable, check_reader, export_fen
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.exported import Export, ExportedSnapshot
 from penstock.postgres.health import log_wait
-from penstock.postgres.moments import inspect_system
 from penstock.postgres.slot import COPY_ANEW, OnWait
 from penstock.postgres.timeline import SystemIdentity
 from penstock.schema import TableName
@@ -49,20 +49,12 @@ class TriggerSide(CaptureSide):
         return ChangeTable(connection, self._name).sequence()
 
     @override
-    def identify(self) -> SystemIdentity:
-        with connect(self._address) as connection:
-            return inspect_system(connection)
-
-    @override
     def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
         """Another timeline is let pass if the change table, which went along, knows of everything that the targets have."""
-        before = SystemIdentity.parse(last.system) if last is not None else system
-        if before.identifier != system.identifier:
-            raise SystemChangedError(
-                f"the server is database system {system.identifier}, and everything so far came from {before.identifier}",
-                hint=f"point source.dsn back at the old system, or {COPY_ANEW}",
-            )
-        if last is not None and self._is_there(connection):
+        if last is None:
+            return
+        check_same_system(system, SystemIdentity.parse(last.system))
+        if self._is_there(connection):
             state = ChangeTable(connection, self._name).inspect()
             check_reader(state, max(last.position, state.confirmed), self._name)
 
@@ -85,10 +77,7 @@ class TriggerSide(CaptureSide):
         # A table that lost its triggers and has them again looks as if it had always had them.
         joined = fail_rejoined(tables, recorded, found, describe)
         save_memberships(config.state, joined if is_alone else {**recorded, **joined})
-        reader = SpoolReader(config.spool)
-        start, end = reader.start, reader.end
-        ground = (start, end) if start is not None and end is not None else None
-        fail_over_holes(tables, ground, confirmed, self._name, describe, is_alone=is_alone)
+        fail_over_holes(tables, SpoolReader(config.spool).extent, confirmed, self._name, describe, is_alone=is_alone)
 
     @override
     def renew(self, tables: Sequence[TableName]) -> Mapping[TableName, str]:

@@ -260,8 +260,7 @@ class PostgresReferenceTable(PositionedReferenceTable):
             slot = inspect_slot(connection, settings.slot)
         if slot is None:
             raise SlotMissingError(f"nothing after {position} can be had: slot {settings.slot} is gone", hint=_ANEW)
-        start, end = self._reader.start, self._reader.end
-        check_continuity(position, (start, end) if start is not None and end is not None else None, slot.confirmed, settings.slot)
+        check_continuity(position, self._reader.extent, slot.confirmed, settings.slot)
 
     # --- the changes ----------------------------------------------------------------------------------------------------
 

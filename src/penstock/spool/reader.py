@@ -54,6 +54,13 @@ class SpoolReader:
         self.refresh()
         return self._ground.end
 
+    @property
+    def extent(self) -> tuple[Position, Position] | None:
+        """From where to where the spool reaches, as of one look; None if it holds no segment."""
+        self.refresh()
+        start, end = self._ground.start, self._ground.end
+        return None if start is None or end is None else (start, end)
+
     def read(self, start: Position, end: Position) -> SpoolRange:
         """The changes in `(start, end]`, each once. `SpoolGapError` if the spool does not hold all of that ground."""
         self.refresh()

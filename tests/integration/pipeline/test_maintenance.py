@@ -66,12 +66,16 @@ class IcebergTable(Table):
 
     @property
     @override
+    def is_kept(self) -> bool:
+        return bool(self.standing["is_cut"])
+
+    @property
+    @override
     def standing(self) -> dict[str, object]:
         found = load_metadata(self.path) or {}
         snapshots = sorted(found.get("snapshots", ()), key=lambda each: int(each["sequence-number"]))
         return {
             "is_cut": bool(snapshots) and "parent-snapshot-id" in snapshots[0],
-            "is_compacted": True,
             "snapshots": len(snapshots),
             "commits": found.get("last-sequence-number"),
         }

@@ -27,7 +27,8 @@ class CatalogWatch:
     def notice(self, look: Look) -> dict[TableName, str]:
         """Take a look in. Gives live tables that have to be copied anew, and why."""
         found = {} if self._follower is None else self._follower.notice(self._ledger.targets, look)
-        return {name: reason for name, reason in found.items() if name in self._ledger.live()}
+        live = self._ledger.live()
+        return {name: reason for name, reason in found.items() if name in live}
 
     def renews(self, name: TableName) -> bool:
         """Whether a table that cannot be followed is to be copied anew."""

@@ -24,7 +24,7 @@ from penstock.errors import SinkError, TableRewrittenError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
-from penstock.sinks.directories import folds_case
+from penstock.sinks.directories import tells_case_apart
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors, SparkExecutors
 from penstock.sinks.fitting import check_changes
@@ -93,8 +93,7 @@ class IcebergSink(Sink):
 
     @override
     def tells_apart(self, one: TableName, other: TableName) -> bool:
-        self._place.warehouse.mkdir(parents=True, exist_ok=True)
-        return not folds_case(self._place.warehouse)
+        return tells_case_apart(self._place.warehouse)
 
     @override
     def load_target(self, table: TableName) -> Target | None:

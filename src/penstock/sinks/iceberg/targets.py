@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from penstock.schema import TableName
 from penstock.sinks.base import Target, Targets
-from penstock.sinks.directories import directory_name, folds_case
+from penstock.sinks.directories import directory_name, tells_case_apart
 from penstock.sinks.iceberg.state import ancestors_of, find_applied, load_metadata, owned_target
 
 
@@ -35,8 +35,7 @@ class HadoopTargets(Targets):
 
     @override
     def tells_apart(self, one: TableName, other: TableName) -> bool:
-        self._warehouse.mkdir(parents=True, exist_ok=True)
-        return not folds_case(self._warehouse)
+        return tells_case_apart(self._warehouse)
 
     @override
     def load_target(self, table: TableName) -> Target | None:

@@ -22,8 +22,8 @@ from typing_extensions import override
 from penstock.errors import SinkRefusedError, TargetForeignError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import Target, Targets
-from penstock.sinks.directories import directory_name, folds_case
+from penstock.sinks.base import Target
+from penstock.sinks.directories import DirectoryTargets
 from penstock.sinks.layout import Mode
 from penstock.spool import storage
 from penstock.spool.arrow_text import parse_type, type_text
@@ -100,25 +100,7 @@ def load_positions(path: Path) -> list[Position]:
     return sorted(Position.of(int(name)) for name in names)
 
 
-class ParquetTargets(Targets):
-    """The logs that one pipeline has under `root`, a directory each."""
-
-    def __init__(self, root: Path, pipeline: str) -> None:
-        self._root = root
-        self._pipeline = pipeline
-
-    def path(self, table: TableName) -> Path:
-        return self._root / directory_name(table.schema) / directory_name(table.name)
-
-    @override
-    def describe(self, table: TableName) -> str:
-        return str(self.path(table))
-
-    @override
-    def tells_apart(self, one: TableName, other: TableName) -> bool:
-        self._root.mkdir(parents=True, exist_ok=True)
-        return not folds_case(self._root)
-
+class ParquetTargets(DirectoryTargets):
     @override
     def load_target(self, table: TableName) -> Target | None:
         path = self.path(table)
