@@ -25,7 +25,8 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.pipeline import Pipeline
 from penstock.position import Position
-from penstock.spark.session import build_session, delta_package, iceberg_package
+from penstock.spark.packages import delta_package, iceberg_package
+from penstock.spark.session import build_session
 
 _PATIENCE_SECONDS = 60.0
 

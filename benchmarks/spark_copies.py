@@ -32,7 +32,8 @@ from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.exported import export_snapshot
 from penstock.schema import TableName
 from penstock.sinks.base import SnapshotPlace
-from penstock.spark.session import build_session, delta_package
+from penstock.spark.packages import delta_package
+from penstock.spark.session import build_session
 from penstock.worker import settle_worker
 
 _DRIVER = "org.postgresql:postgresql:42.7.8"

@@ -19,7 +19,8 @@ POSTGRES_DRIVER = "org.postgresql:postgresql:42.7.8"
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local session with Delta and Iceberg, as the product builds it; small, since the data of tests is."""
     from penstock.errors import EnvironmentUnfitError
-    from penstock.spark.session import SHORT_LIVED, build_session, delta_package, iceberg_package
+    from penstock.spark.packages import delta_package, iceberg_package
+    from penstock.spark.session import SHORT_LIVED, build_session
 
     packages = [POSTGRES_DRIVER]
     for package in (delta_package, iceberg_package):

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from penstock.pipeline.epochs import EpochLog
 from penstock.position import Position
 from penstock.sinks.delta.task import run_part
-from penstock.spark.session import spark_minor
+from penstock.spark.packages import spark_minor
 from tests.acceptance.cluster import Cluster, Readers, driver_process, processes_of, task_executors
 from tests.fix_pipeline import Mirror, MirrorFactory
 from tests.fix_postgres import Database

@@ -14,7 +14,7 @@ from penstock.cli.main import app
 from penstock.pipeline.config import load_config
 from penstock.schema import TableName
 from penstock.spark.datasource import FORMAT
-from penstock.spark.session import DELTA_VERSION
+from penstock.spark.packages import DELTA_VERSION
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -110,7 +110,8 @@ def _print_farewell(directory: Path, config: PipelineConfig, console: Console) -
     console.print(f"\nThe lake stays in {directory}/lake. To query it:\n", highlight=False)
     console.print(
         "  .venv/bin/python - <<'EOF'\n"
-        "  from penstock.spark.session import build_session, delta_package\n"
+        "  from penstock.spark.packages import delta_package\n"
+        "  from penstock.spark.session import build_session\n"
         "  spark = build_session('look', packages=[delta_package()])\n"
         f"  spark.read.format('delta').load('{shown}').groupBy('status').count().show()\n"
         "  EOF",

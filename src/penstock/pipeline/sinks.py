@@ -88,7 +88,7 @@ def _postgres(config: PostgresConfig) -> tuple[SourceAddress, Naming]:
 
 def sink_packages(config: PipelineConfig) -> tuple[str, ...]:
     """The Maven coordinates that the sink needs, for the running Spark."""
-    from penstock.spark.session import delta_package, iceberg_package
+    from penstock.spark.packages import delta_package, iceberg_package
 
     if config.sink.iceberg is not None:
         return (iceberg_package(),)

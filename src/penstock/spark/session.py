@@ -10,18 +10,12 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from penstock.errors import EnvironmentUnfitError
 from penstock.spark.java import ensure_java
-
-DELTA_VERSION = "4.4.0"
-_DELTA_MINORS = {"4.1", "4.2"}
-ICEBERG_VERSION = "1.12.0"
-_ICEBERG_MINORS = {"4.1"}
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -66,33 +60,6 @@ Without the second setting, the first shrinks the room for compiled code to a fi
 
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 """By which spark-submit tells a Python program where its JVM is."""
-
-
-def spark_minor() -> str:
-    """The running Spark's `major.minor`."""
-    return ".".join(version("pyspark").split(".")[:2])
-
-
-def delta_package() -> str:
-    """The Maven coordinate of Delta for the running Spark."""
-    minor = spark_minor()
-    if minor not in _DELTA_MINORS:
-        raise EnvironmentUnfitError(
-            f"there is no release of Delta Lake for Spark {minor} yet",
-            hint="install pyspark 4.1 or 4.2, or name a package of your own under spark.packages",
-        )
-    return f"io.delta:delta-spark_{minor}_2.13:{DELTA_VERSION}"
-
-
-def iceberg_package() -> str:
-    """The Maven coordinate of Iceberg for the running Spark."""
-    minor = spark_minor()
-    if minor not in _ICEBERG_MINORS:
-        raise EnvironmentUnfitError(
-            f"there is no release of Iceberg for Spark {minor} yet",
-            hint="install pyspark 4.1, or name a package of your own under spark.packages",
-        )
-    return f"org.apache.iceberg:iceberg-spark-runtime-{minor}_2.13:{ICEBERG_VERSION}"
 
 
 def build_session(

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.spark.admission import Admission, ReadAllAvailable, ReadMaxRows
-from penstock.spark.session import spark_minor
+from penstock.spark.packages import spark_minor
 from tests.integration.source.stream import BatchRefusedError, ChangeSource, RunningQuery
 from tests.waiting import wait_for
 

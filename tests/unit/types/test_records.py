@@ -13,7 +13,9 @@ from penstock.postgres.types.records import split_records
 Value = str | None
 _MARKED = frozenset('"\\(), \t\n\r\v\f')
 
-texts = st.one_of(st.none(), st.text('ab"\\(),  \t\näN', max_size=6), st.text(st.characters(exclude_characters="\0"), max_size=3))
+texts = st.one_of(
+    st.none(), st.text('ab"\\(),  \t\näN', max_size=6), st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=3)
+)
 
 
 def written(row: list[Value]) -> str:

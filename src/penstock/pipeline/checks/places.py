@@ -90,7 +90,7 @@ def _check_spark(config: PipelineConfig) -> Step:
     step = Step("spark")
     with step.catching():
         from penstock.pipeline.sinks import sink_packages
-        from penstock.spark.session import spark_minor
+        from penstock.spark.packages import spark_minor
 
         step.detail = f"Spark {spark_minor()}"
         packages = config.spark.packages or sink_packages(config)
