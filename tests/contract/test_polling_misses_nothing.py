@@ -15,6 +15,7 @@ import psycopg
 import pytest
 
 from penstock.capture.polling import PollingCapture
+from penstock.capture.polling_feed import PollingFeed
 from penstock.contracts.capture import Change, ChangeStream, Delete, Event, Truncate, Upsert
 from penstock.errors import NoTablesError, PrivilegeError, TableWithoutKeyError, UnsupportedTableError
 from penstock.postgres.connection import SourceAddress
@@ -176,6 +177,21 @@ def test_row_that_only_a_snapshot_has_seen_is_deleted(polled: PollingHarness) ->
     assert [path for path in polled.settings.keys.iterdir() if path.suffix == ".copied"] == [], "a confirmed look knows of it"
     with closing(polled.capture().live()) as stream:
         assert until(polled, stream) == [], "each once"
+
+
+def test_keys_that_a_kept_mark_names_are_there_after_looks_that_found_nothing(polled: PollingHarness) -> None:
+    """A copy has the next look keep keys anew. Were the old ones gone, a session that is lost would have the whole table read again."""
+    polled.commit(upsert(polled.table, 1, "there"))
+    feed = PollingFeed(polled.settings)
+    kept = feed.ensure()
+    with closing(polled.capture().snapshot([polled.table])) as snapshot:
+        assert len(list(snapshot)) == 1
+    with feed.open(kept) as session:
+        for _ in range(2):
+            if list(session.look()):
+                kept = session.mark
+    with feed.open(kept) as session:
+        assert list(session.look()) == []
 
 
 def test_spool_that_is_lost_brings_the_rows_anew(polled: PollingHarness) -> None:

@@ -40,6 +40,7 @@ class ListFeed(ChangeFeed):
         self.position = 100
         self.sessions = 0
         self.failures: list[PenstockError] = []
+        self.is_due = False
 
     @property
     @override
@@ -89,6 +90,7 @@ class ListSession(FeedSession):
         self._feed.position += 1
         position = Position.of(self._feed.position)
         steps = LookSteps(position, datetime.now(UTC))
+        steps.is_due = self._feed.is_due
         if new:
             yield from steps.add(TABLE, ChangeType.UPDATE_POSTIMAGE, [pa.array([str(each) for each in new], pa.string())])
         self._mark = Mark(position, str(int(self._mark.state) + len(new)))
@@ -197,6 +199,14 @@ def test_quiet_source_moves_the_mark_now_and_then(tmp_path: Path) -> None:
         release(tmp_path, "reader", Position.of(104))
         wait(lambda: feed.confirmed.position == Position.of(104), "a confirmed mark", tmp_path)
     assert feed.confirmed.state == "0", "nothing has come"
+
+
+def test_mark_that_must_not_be_lost_is_kept_without_a_row(tmp_path: Path) -> None:
+    feed = ListFeed()
+    feed.is_due = True
+    with running(feed, tmp_path):
+        wait(lambda: spooled_marks(SpoolReader(tmp_path).segments()) != [], "a mark", tmp_path)
+    assert spooled(tmp_path) == []
 
 
 def test_look_that_fails_is_made_again_from_the_last_mark(tmp_path: Path) -> None:

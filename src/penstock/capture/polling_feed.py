@@ -174,7 +174,7 @@ class PollingSession(FeedSession):
             ensure_flushed(connection, moment.position)
             self._states, self._reached = states, moment.position
             state = PollingState(str(self._system), moment.position, states)
-            self._mark = Mark(position if steps.rows else max(moment.position, last), state.to_text())
+            self._mark = Mark(position if steps.has_end else max(moment.position, last), state.to_text())
             yield from steps.finish()
 
     def _find(self) -> list[CatalogTable]:
@@ -241,6 +241,8 @@ class PollingSession(FeedSession):
         if self._settings.rules.deletes and (keys is None or copies or steps.rows > rows_before):
             keys = asked.position
             self._keys.adopt(table.schema.oid, keys)
+            # The next look removes the keys of before, which the last mark that is kept must not name then.
+            steps.is_due = True
         return TableState(table.how, following, seen, keys)
 
     def _upserts(self, asked: _Asked, following: Window, steps: LookSteps) -> Generator[LogStep, None, pa.StringArray]:

@@ -22,6 +22,8 @@ class LookSteps:
 
     def __init__(self, position: Position, time: datetime) -> None:
         self.rows = 0
+        self.is_due = False
+        """Whether there is a last step although there was no row: what the look's mark says must not be lost."""
         self._position = position
         self._time = time
         self._batches: list[ChangeBatch] = []
@@ -34,13 +36,18 @@ class LookSteps:
     def truncate(self, schema: TableSchema) -> Iterator[LogStep]:
         return self._add(truncate_batch(schema, self._place))
 
+    @property
+    def has_end(self) -> bool:
+        """Whether `finish` gives a step, which ends where the look does."""
+        return self.rows > 0 or self.is_due
+
     def finish(self) -> Iterator[LogStep]:
-        """Nothing, if there was no row."""
+        """Nothing, if there was no row and none is due."""
         if self._is_in_pieces:
             yield from self._piece()
             yield PiecesCommitted(_XID, self._position, self._time)
-        elif self._batches:
-            yield Transactions(tuple(self._batches), self._position, self._time, 1)
+        elif self.has_end:
+            yield Transactions(tuple(self._batches), self._position, self._time, 1 if self._batches else 0)
 
     @property
     def _place(self) -> Place:
