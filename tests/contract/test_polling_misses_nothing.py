@@ -18,6 +18,7 @@ from penstock.capture.polling import PollingCapture
 from penstock.capture.polling_feed import PollingFeed
 from penstock.contracts.capture import Change, ChangeStream, Delete, Event, Truncate, Upsert
 from penstock.errors import NoTablesError, PrivilegeError, TableWithoutKeyError, UnsupportedTableError
+from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
 from penstock.spool.status import load_status
@@ -53,6 +54,11 @@ def until(polled: PollingHarness, stream: ChangeStream) -> list[Change]:
     mark = upsert(polled.other, 999, f"mark {next(_marks)}")
     polled.commit(mark)
     return take_until(stream, mark, polled.deadline_seconds)[:-1]
+
+
+def position_of(change: Change) -> Position:
+    assert change.commit is not None
+    return change.commit.position
 
 
 # --- late commits ---------------------------------------------------------------------------------------------------------------
@@ -177,6 +183,64 @@ def test_row_that_only_a_snapshot_has_seen_is_deleted(polled: PollingHarness) ->
     assert [path for path in polled.settings.keys.iterdir() if path.suffix == ".copied"] == [], "a confirmed look knows of it"
     with closing(polled.capture().live()) as stream:
         assert until(polled, stream) == [], "each once"
+
+
+@pytest.mark.parametrize("piece_bytes", [16 << 20, 0], ids=["whole", "in pieces"])
+def test_row_that_changed_before_a_snapshot_does_not_come_after_it_too(
+    polled: PollingHarness, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The look after the snapshot finds the version that the snapshot has. It may have been for somebody else, so it is given out."""
+    monkeypatch.setattr("penstock.capture.steps._PIECE_BYTES", piece_bytes)
+    table = polled.table
+    polled.commit(upsert(table, 1, "at the last look"))
+    polled.capture().live().close()
+    polled.commit(upsert(table, 1, "before"))
+    with transaction(polled) as late:
+        put(late, table, 2, "late")
+        late.execute("SAVEPOINT s")
+        put(late, table, 3, "late too")
+        polled.commit(upsert(table, 4, "before, by a later transaction than one that is open"))
+        with closing(polled.capture().snapshot([table])) as snapshot:
+            copied = list(snapshot)
+        late.execute("COMMIT")
+    polled.commit(upsert(table, 5, "after"))
+    with closing(polled.capture().live()) as stream:
+        found = take(stream, 5, polled.deadline_seconds)
+        assert until(polled, stream) == []
+    fence = position_of(copied[0])
+    check_same_set([each for each in found if position_of(each) <= fence], [each.event for each in copied], "what the snapshot has")
+    late_ones: list[Event] = [upsert(table, 2, "late"), upsert(table, 3, "late too"), upsert(table, 5, "after")]
+    check_same_set([each for each in found if position_of(each) > fence], late_ones, "and nothing else of what came later")
+    assert [position_of(each) for each in found] == sorted(position_of(each) for each in found)
+
+
+def test_row_that_a_snapshot_has_comes_behind_the_truncate_if_the_table_is_read_anew(polled: PollingHarness) -> None:
+    polled.capture().live().close()
+    polled.commit(upsert(polled.table, 1, "before"))
+    with closing(polled.capture().snapshot([polled.table])) as snapshot:
+        assert len(list(snapshot)) == 1
+    for path in polled.settings.keys.glob("*.parquet"):
+        path.unlink()
+    with closing(polled.capture().live()) as stream:
+        found = [change for change in until(polled, stream) if change.event.table == polled.table]
+    assert [seen(change) for change in found] == [seen_event(Truncate(polled.table)), seen_event(upsert(polled.table, 1, "before"))]
+
+
+def test_what_a_snapshot_has_is_forgotten_when_a_later_look_is_known_for_good(polled: PollingHarness) -> None:
+    polled.ruled(deletes=False)
+    polled.capture().live().close()
+    with closing(polled.capture().snapshot([polled.table])) as snapshot:
+        assert list(snapshot) == []
+
+    def kept() -> list[Path]:
+        return list(polled.settings.keys.glob("*.versions"))
+
+    assert len(kept()) == 1
+    with closing(polled.capture().live()) as stream:
+        polled.commit(upsert(polled.table, 1, "after"))
+        for change in take(stream, 1, polled.deadline_seconds):
+            change.ack.confirm()
+        wait_for(lambda: kept() == [], "no file", kept, polled.deadline_seconds)
 
 
 def test_keys_that_a_kept_mark_names_are_there_after_looks_that_found_nothing(polled: PollingHarness) -> None:

@@ -51,8 +51,8 @@ class FeedSession(AbstractContextManager["FeedSession"], ABC):
 
         Called about every `interval_seconds`, and read to its end unless something fails; then the session is closed, and another opened
         at the last mark that the spool holds. Steps are `Transactions`, or, of one too large for memory, pieces and their commit; their
-        positions lie between the mark before and the new one, and the last step ends at the new one. A step
-        without rows has the mark kept at once, though nothing is new.
+        positions lie between the mark before and the new one, and the last step ends at the new one. A step without
+        rows has the mark kept at once, though nothing is new.
         """
 
     @abstractmethod

@@ -16,7 +16,7 @@ from typing_extensions import override
 from penstock.capture.events import snapshot_events
 from penstock.capture.feeding import FeedCapture
 from penstock.capture.live import LiveChanges, register
-from penstock.capture.polling_copies import CopiedKeys
+from penstock.capture.polling_copies import CopiedTables
 from penstock.capture.polling_feed import PollingFeed
 from penstock.capture.polling_rules import XMIN
 from penstock.capture.polling_settings import PollingSettings
@@ -82,7 +82,7 @@ class PollingCapture(ChangeCapture):
         settings = replace(self.settings, rules=replace(self.settings.rules, cursor=XMIN, cursors=()))
         with connect(settings.address, "penstock snapshot") as connection:
             found = find_tables(connection, tables)
-            keep = CopiedKeys(self.settings, found)
+            keep = CopiedTables(self.settings, found)
             with hold_fence(connection, [table.name for table in found], keep) as moment:
                 commit = Commit(moment.position)
                 for table in inspect_polled(connection, settings, found).checked():

@@ -17,9 +17,11 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from typing_extensions import override
 
 from penstock.capture.continuity import check_not_rewound, check_same_system
+from penstock.capture.copied_versions import CopiedVersions, KnownCopies
 from penstock.capture.feeds import ChangeFeed, FeedSession, Mark
 from penstock.capture.known_keys import KnownKeys
 from penstock.capture.polling_settings import PollingSettings
@@ -32,7 +34,7 @@ from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, connect, source_errors
 from penstock.postgres.moments import Moment, ensure_flushed, hold_moment, hold_name, inspect_system, let_go
 from penstock.postgres.open_transactions import FirstOnes, OpenNow, SafeLooks, inspect_open
-from penstock.postgres.polled import PolledTable, Window, inspect_highest, read_keys_in_order, read_window
+from penstock.postgres.polled import PolledTable, RowBlock, Window, inspect_highest, read_keys_in_order, read_window
 from penstock.postgres.timeline import SystemIdentity
 from penstock.schema import TableName
 
@@ -115,6 +117,7 @@ class PollingSession(FeedSession):
         self._mark = mark
         self._store = settings.resume
         self._keys = KnownKeys(settings.keys)
+        self._copies = KnownCopies(settings.keys)
         self._stack = ExitStack()
         state = PollingState.parse(mark.state)
         try:
@@ -153,6 +156,7 @@ class PollingSession(FeedSession):
         self._store.save_mark(mark)
         tables = PollingState.parse(mark.state).tables
         self._keys.forget_copies({oid: state.keys for oid, state in tables.items() if state.keys is not None})
+        self._copies.forget(mark.position)
 
     @override
     def look(self) -> Iterator[LogStep]:
@@ -167,8 +171,9 @@ class PollingSession(FeedSession):
                 position = max(moment.position, Position.of(last.value + 1))
                 steps = LookSteps(position, moment.taken_at)
                 states = {oid: state for oid, state in self._states.items() if self._is_asked(oid)}
+                copies = self._copies.load(last, position)
                 for table in self._inspect(found):
-                    asked = _Asked(table, self._state_of(table), moment, position)
+                    asked = _Asked(table, self._state_of(table), moment, position, copies.get(table.schema.oid, []))
                     following = self._following(asked, now, safe)
                     states[table.schema.oid] = yield from self._ask(asked, following, steps)
             ensure_flushed(connection, moment.position)
@@ -248,13 +253,16 @@ class PollingSession(FeedSession):
     def _upserts(self, asked: _Asked, following: Window, steps: LookSteps) -> Generator[LogStep, None, pa.StringArray]:
         """Rows that are new; the versions that the next look will find again."""
         table, state = asked.table, asked.state
+        # What is read anew may stand behind a truncate, and must not come to lie before it.
+        copies = [] if state.window.is_everything else asked.copies
         seen: list[pa.StringArray] = []
-        for block in read_window(self._connection, table, state.window, following, asked.moment):
+        horizons = [copy.horizon for copy in copies]
+        for block in read_window(self._connection, table, state.window, following, asked.moment, horizons=horizons):
             if sum(map(len, seen)) < _MOST_SEEN:
                 seen.append(block.versions.filter(block.comes_again))
-            fresh = block.without(state.seen)
-            if len(fresh.versions):
-                yield from steps.add(table.schema, ChangeType.UPDATE_POSTIMAGE, fresh.texts)
+            for place, fresh in _by_place(block.without(state.seen), copies, steps):
+                if len(fresh.versions):
+                    yield from place.add(table.schema, ChangeType.UPDATE_POSTIMAGE, fresh.texts)
         return pa.concat_arrays(seen) if seen else NONE_SEEN
 
     def _compare(self, asked: _Asked, before: Position | None, copies: Sequence[Position], steps: LookSteps) -> Iterator[LogStep]:
@@ -284,6 +292,8 @@ class _Asked:
     state: TableState
     moment: Moment
     position: Position
+    copies: Sequence[CopiedVersions]
+    """Since the look before."""
 
 
 class _ColumnWatch:
@@ -301,6 +311,15 @@ class _ColumnWatch:
 
     def learn(self, look: int, highest: str | None) -> None:
         self._highest[look] = highest
+
+
+def _by_place(block: RowBlock, copies: Sequence[CopiedVersions], steps: LookSteps) -> Iterator[tuple[LookSteps, RowBlock]]:
+    """Rows that a copy has stand where the first such copy does, all others where the look does."""
+    for at, copy in enumerate(copies):
+        is_copied = copy.has(block, at)
+        yield steps.at(copy.position), block.filter(is_copied)
+        block = block.filter(pc.invert(is_copied))
+    yield steps, block
 
 
 def _again(first: list[pa.StringArray] | None, rest: Iterator[list[pa.StringArray]]) -> Iterator[list[pa.StringArray]]:

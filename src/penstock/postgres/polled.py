@@ -86,28 +86,38 @@ class RowBlock:
     versions: pa.StringArray
     comes_again: pa.BooleanArray
     texts: list[pa.StringArray] = field(default_factory=list)
+    is_before: list[pa.BooleanArray] = field(default_factory=list)
+    """For each of the horizons that were asked for, whether an older transaction wrote the version."""
 
     def filter(self, mask: pa.BooleanArray) -> RowBlock:
-        return RowBlock(self.versions.filter(mask), self.comes_again.filter(mask), [text.filter(mask) for text in self.texts])
+        return RowBlock(
+            self.versions.filter(mask),
+            self.comes_again.filter(mask),
+            [text.filter(mask) for text in self.texts],
+            [each.filter(mask) for each in self.is_before],
+        )
 
     def without(self, versions: pa.StringArray) -> RowBlock:
         """Without rows that are known already."""
         return self.filter(pc.invert(pc.is_in(self.versions, versions))) if len(versions) else self
 
 
-def read_window(connection: Connection, table: PolledTable, window: Window, following: Window, moment: Moment) -> Generator[RowBlock]:
+def read_window(
+    connection: Connection, table: PolledTable, window: Window, following: Window, moment: Moment, *, horizons: Sequence[int] = ()
+) -> Generator[RowBlock]:
     """The rows of `window` that the transaction of `moment` sees; `following` is where the next look will begin."""
     columns = sql.SQL(", ").join([sql.SQL("t.{}").format(sql.Identifier(name)) for name in table.schema.column_names])
-    statement = sql.SQL("SELECT {version}, {again}, {columns} FROM {rows} WHERE {wanted}").format(
-        version=_VERSION,
-        again=window_condition(table, following, moment),
+    before = [sql.SQL("NOT ({})").format(_written_since(horizon, moment)) for horizon in horizons]
+    statement = sql.SQL("SELECT {facts}, {columns} FROM {rows} WHERE {wanted}").format(
+        facts=sql.SQL(", ").join([_VERSION, window_condition(table, following, moment), *before]),
         columns=columns,
         rows=_rows(table),
         wanted=window_condition(table, window, moment),
     )
     with reading(table.schema.name):
-        for texts in read_texts(connection, statement.as_string(), 2 + len(table.schema.columns)):
-            yield RowBlock(texts[0], pc.equal(texts[1], "t"), texts[2:])
+        for texts in read_texts(connection, statement.as_string(), 2 + len(before) + len(table.schema.columns)):
+            comes_again, *is_before = [pc.equal(text, "t") for text in texts[1 : 2 + len(before)]]
+            yield RowBlock(texts[0], comes_again, texts[2 + len(before) :], is_before)
 
 
 def read_versions(connection: Connection, table: PolledTable, window: Window, moment: Moment, most: int) -> pa.StringArray:
