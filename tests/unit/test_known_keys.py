@@ -87,7 +87,7 @@ def test_keys_of_a_copy_that_are_gone_are_told_unless_the_look_before_had_them(
     known = KnownKeys(tmp_path_factory.mktemp("keys"))
     known.store(TABLE, Position.of(5), in_order(before))
     known.store_copied(TABLE, Position.of(6), in_order(copied))
-    assert known.copies(TABLE, Position.of(5)) == [Position.of(6)]
+    assert known.copies(TABLE, Position.of(5), Position.of(7)) == [Position.of(6)]
     assert gone(known, Position.of(5), now) == sorted(before - now)
     found = [int(key) for texts in known.compare_copy(TABLE, Position.of(6), Position.of(5)) for key in texts[2].to_pylist()]
     assert sorted(found) == sorted(copied - before - now)
@@ -97,7 +97,8 @@ def test_copies_are_forgotten_when_a_later_look_is_known_for_good(tmp_path: Path
     known = KnownKeys(tmp_path)
     for at in (6, 8):
         known.store_copied(TABLE, Position.of(at), in_order({1}))
-    assert known.copies(TABLE, Position.of(6)) == [Position.of(8)]
-    assert known.copies(TABLE.with_key(["code"]), None) == [], "keys of another kind"
+    assert known.copies(TABLE, Position.of(6), Position.of(9)) == [Position.of(8)]
+    assert known.copies(TABLE, None, Position.of(8)) == [Position.of(6)], "the other is later than the look"
+    assert known.copies(TABLE.with_key(["code"]), None, Position.of(9)) == [], "keys of another kind"
     known.forget_copies({1: Position.of(7), 2: Position.of(9)})
-    assert known.copies(TABLE, None) == [Position.of(8)]
+    assert known.copies(TABLE, None, Position.of(9)) == [Position.of(8)]

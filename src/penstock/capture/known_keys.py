@@ -73,9 +73,9 @@ class KnownKeys:
         storage.rename(path.with_suffix(".tmp"), path)
         storage.sync_directory(self._directory)
 
-    def copies(self, table: TableSchema, after: Position | None) -> list[Position]:
-        """Of which copies, later than that look, there are keys such as the table has now."""
-        found = [position for oid, position in self._list(_COPIED) if oid == table.oid and (after is None or position > after)]
+    def copies(self, table: TableSchema, after: Position | None, before: Position) -> list[Position]:
+        """Of which copies between two looks there are keys such as the table has now. Some may be later: a look takes its time."""
+        found = [position for oid, position in self._list(_COPIED) if oid == table.oid and (after or Position.ZERO) < position < before]
         return [position for position in found if _is_of(self._copied(table.oid, position), table)]
 
     def compare_copy(self, table: TableSchema, copy: Position, before: Position | None) -> Iterator[KeyTexts]:

@@ -239,7 +239,7 @@ class PollingSession(FeedSession):
                 _log.warning("keys are lost or of another kind, table is read anew", extra={"table": str(table.schema.name)})
                 yield from steps.truncate(table.schema)
                 state = replace(state.anew(), keys=None)
-            copies = self._keys.copies(table.schema, state.keys)
+            copies = self._keys.copies(table.schema, state.keys, asked.position)
             yield from self._compare(asked, state.keys, copies, steps)
         seen = yield from self._upserts(replace(asked, state=state), following, steps)
         keys = state.keys if self._settings.rules.deletes else None
