@@ -243,6 +243,26 @@ def test_what_a_snapshot_has_is_forgotten_when_a_later_look_is_known_for_good(po
         wait_for(lambda: kept() == [], "no file", kept, polled.deadline_seconds)
 
 
+def test_keys_are_written_only_when_one_has_come_or_gone(polled: PollingHarness) -> None:
+    feed = PollingFeed(polled.settings)
+    begin = feed.ensure()
+
+    def kept() -> set[Path]:
+        return set(polled.settings.keys.iterdir())
+
+    with feed.open(begin) as session:
+        polled.commit(upsert(polled.table, 1, "new"))
+        assert list(session.look()) != []
+        assert list(session.look()) == [], "and the keys of before are gone"
+        first = kept()
+        polled.commit(upsert(polled.table, 1, "changed"))
+        assert list(session.look()) != []
+        assert kept() == first
+        polled.commit(delete(polled.table, 1))
+        assert list(session.look()) != []
+        assert kept() > first
+
+
 def test_keys_that_a_kept_mark_names_are_there_after_looks_that_found_nothing(polled: PollingHarness) -> None:
     """A copy has the next look keep keys anew. Were the old ones gone, a session that is lost would have the whole table read again."""
     polled.commit(upsert(polled.table, 1, "there"))

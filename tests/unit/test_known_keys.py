@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.capture import known_keys
+from penstock.capture import key_file, known_keys
 from penstock.capture.known_keys import KeyTexts, KnownKeys
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
@@ -39,13 +39,15 @@ def test_keys_that_are_gone_are_those_that_were_there(
     looks: list[set[int]], rows: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known_keys, "_BATCH_ROWS", rows)
+    monkeypatch.setattr(key_file, "_BATCH_ROWS", rows)
     known = KnownKeys(tmp_path_factory.mktemp("keys"))
     before: Position | None = None
     held: set[int] = set()
     for number, keys in enumerate(looks, 1):
         assert gone(known, before, keys) == (sorted(held - keys) if before is not None else [])
-        before, held = Position.of(number), keys
-        known.adopt(1, before)
+        is_new = known.adopt(1, Position.of(number))
+        assert is_new == (before is None or keys != held)
+        before, held = Position.of(number) if is_new else before, keys
 
 
 def test_what_is_not_adopted_changes_nothing(tmp_path: Path) -> None:
@@ -55,6 +57,19 @@ def test_what_is_not_adopted_changes_nothing(tmp_path: Path) -> None:
     assert gone(known, Position.of(5), {2}) == [1]
     known.adopt(1, Position.of(6))
     assert gone(known, Position.of(6), {2}) == []
+
+
+def test_same_keys_are_not_written_again_unless_a_copy_is_compared_with_them(tmp_path: Path) -> None:
+    known = KnownKeys(tmp_path)
+    known.store(TABLE, Position.of(5), in_order({1, 2, 3}))
+    assert gone(known, Position.of(5), {1, 2}) == [3]
+    assert (tmp_path / "1.new").exists()
+    assert gone(known, Position.of(5), {1, 2, 3}) == []
+    assert not (tmp_path / "1.new").exists(), "nor is what an earlier look has left"
+    assert not known.adopt(1, Position.of(6))
+    assert known.has(TABLE, Position.of(5))
+    assert list(known.compare(TABLE, Position.of(5), in_order({1, 2, 3}), keeps_same=True)) == []
+    assert known.adopt(1, Position.of(6))
 
 
 def test_files_of_other_looks_go_and_those_of_other_tables_stay(tmp_path: Path) -> None:
@@ -83,12 +98,14 @@ def test_keys_of_a_copy_that_are_gone_are_told_unless_the_look_before_had_them(
     keys: tuple[set[int], set[int], set[int]], rows: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(known_keys, "_BATCH_ROWS", rows)
+    monkeypatch.setattr(key_file, "_BATCH_ROWS", rows)
     before, copied, now = keys
     known = KnownKeys(tmp_path_factory.mktemp("keys"))
     known.store(TABLE, Position.of(5), in_order(before))
     known.store_copied(TABLE, Position.of(6), in_order(copied))
     assert known.copies(TABLE, Position.of(5), Position.of(7)) == [Position.of(6)]
-    assert gone(known, Position.of(5), now) == sorted(before - now)
+    compared = known.compare(TABLE, Position.of(5), in_order(now), keeps_same=True)
+    assert sorted(int(key) for texts in compared for key in texts[2].to_pylist()) == sorted(before - now)
     found = [int(key) for texts in known.compare_copy(TABLE, Position.of(6), Position.of(5)) for key in texts[2].to_pylist()]
     assert sorted(found) == sorted(copied - before - now)
 

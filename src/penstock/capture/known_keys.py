@@ -2,7 +2,8 @@
 
 A file for each table, sorted by a number that the server makes of the key: so two looks are compared side by side, some thousand keys at a
 time, however many there are. It is named after the look that it is of, as the mark is that goes with it; the one before stays until that
-mark is durable. Its columns are named after those of the key: keys of another kind are not comparable, and as good as lost.
+mark is durable. A look that finds the same keys goes on with the file of the look before. Columns are named after those of the key: keys
+of another kind are not comparable, and as good as lost.
 
 A copy of the table is a look too, of which only the copy knows: a row that comes after one look, is copied, and goes before the next, is in
 no file of the two. So the keys of a copy are kept beside them, until a look that knows of them is confirmed.
@@ -20,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from penstock.capture.key_file import KeyFile
 from penstock.errors import SpoolError
 from penstock.position import Position
 from penstock.schema import TableSchema
@@ -49,12 +51,20 @@ class KnownKeys:
             pass
         self.adopt(table.oid, position)
 
-    def compare(self, table: TableSchema, before: Position | None, keys: Iterator[KeyTexts]) -> Iterator[KeyTexts]:
-        """Give out the keys of the look at `before` that are not among `keys`. These are kept for `adopt`, once this is at its end."""
-        new = _Kept(keys, self._new(table.oid), _names(table))
+    def compare(
+        self, table: TableSchema, before: Position | None, keys: Iterator[KeyTexts], *, keeps_same: bool = False
+    ) -> Iterator[KeyTexts]:
+        """Give out the keys of the look at `before` that are not among `keys`.
+
+        These are kept for `adopt`, once this is at its end; if they are those of `before`, only with `keeps_same`.
+        """
+        storage.remove_file(self._new(table.oid))
+        held = None if before is None else self._path(table.oid, before)
         with _failing(), ExitStack() as stack:
-            stack.callback(new.close)
-            for texts in _batches(stack, self._path(table.oid, before)) if before is not None else ():
+            file = KeyFile(self._new(table.oid), _schema(table), None if keeps_same else held)
+            stack.callback(file.close)
+            new = _Kept(keys, file)
+            for texts in _batches(stack, held) if held is not None else ():
                 is_gone = pc.invert(pc.is_in(texts[1], new.upto(texts[0][-1].as_py())))
                 gone = [text.filter(is_gone) for text in texts]
                 if len(gone[0]):
@@ -64,12 +74,10 @@ class KnownKeys:
     def store_copied(self, table: TableSchema, position: Position, keys: Iterator[KeyTexts]) -> None:
         """Keep those that a copy at `position` has, durably. From any process, while nobody looks."""
         path = self._copied(table.oid, position)
-        new = _Kept(keys, path.with_suffix(".tmp"), _names(table))
-        with _failing():
-            try:
-                new.finish()
-            finally:
-                new.close()
+        with _failing(), ExitStack() as stack:
+            file = KeyFile(path.with_suffix(".tmp"), _schema(table))
+            stack.callback(file.close)
+            _Kept(keys, file).finish()
         storage.rename(path.with_suffix(".tmp"), path)
         storage.sync_directory(self._directory)
 
@@ -79,10 +87,10 @@ class KnownKeys:
         return [position for position in found if _is_of(self._copied(table.oid, position), table)]
 
     def compare_copy(self, table: TableSchema, copy: Position, before: Position | None) -> Iterator[KeyTexts]:
-        """Give out the keys of a copy that are neither among those that were compared last, nor among those of the look at `before`."""
+        """Give out the keys of a copy that are neither among those that were kept last, nor among those of the look at `before`."""
         with _failing(), ExitStack() as stack:
             paths = [self._new(table.oid), *([self._path(table.oid, before)] if before is not None else [])]
-            others = [_Kept(_batches(stack, path), None, _names(table)) for path in paths]
+            others = [_Kept(_batches(stack, path), None) for path in paths]
             for texts in _batches(stack, self._copied(table.oid, copy)):
                 upto = texts[0][-1].as_py()
                 is_known = functools.reduce(pc.or_, [pc.is_in(texts[1], other.upto(upto)) for other in others])
@@ -96,10 +104,13 @@ class KnownKeys:
             if oid in known and position <= known[oid]:
                 storage.remove_file(self._copied(oid, position))
 
-    def adopt(self, oid: int, position: Position) -> None:
-        """Make what was compared last the keys of the look at `position`, durably."""
+    def adopt(self, oid: int, position: Position) -> bool:
+        """Make what was compared last the keys of the look at `position`, durably. False if they are those of the look before."""
+        if storage.mark(self._new(oid)) is None:
+            return False
         storage.rename(self._new(oid), self._path(oid, position))
         storage.sync_directory(self._directory)
+        return True
 
     def keep_only(self, kept: Mapping[int, Position]) -> None:
         """Of these tables, remove the files of all other looks."""
@@ -124,6 +135,10 @@ class KnownKeys:
 def _names(table: TableSchema) -> list[str]:
     types = {column.name: column.type_oid for column in table.columns}
     return ["number", "whole", *(f"{name} {types[name]}" for name in table.key)]
+
+
+def _schema(table: TableSchema) -> pa.Schema:
+    return pa.schema([pa.field(name, pa.string() if at else pa.int64()) for at, name in enumerate(_names(table))])
 
 
 def _is_of(path: Path, table: TableSchema) -> bool:
@@ -151,11 +166,9 @@ def _failing() -> Iterator[None]:
 class _Kept:
     """Keys as they come: written to a file, if there is one, and held for as long as the other side has not passed them."""
 
-    def __init__(self, keys: Iterator[KeyTexts], path: Path | None, names: list[str]) -> None:
+    def __init__(self, keys: Iterator[KeyTexts], file: KeyFile | None) -> None:
         self._keys = keys
-        self._path = path
-        self._schema = pa.schema([pa.field(name, pa.string() if at else pa.int64()) for at, name in enumerate(names)])
-        self._writer: pq.ParquetWriter | None = None
+        self._file = file
         self._numbers = pa.array([], pa.int64())
         self._wholes = pa.array([], pa.string())
         self._is_over = False
@@ -174,16 +187,8 @@ class _Kept:
         while not self._is_over:
             self._read()
             self._numbers, self._wholes = self._numbers[:0], self._wholes[:0]
-        assert self._path is not None
-        if self._writer is None:
-            self._open(self._path)
-        self.close()
-        storage.sync_file(self._path)
-
-    def close(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        assert self._file is not None
+        self._file.finish()
 
     def _read(self) -> None:
         texts = next(self._keys, None)
@@ -191,13 +196,7 @@ class _Kept:
             self._is_over = True
             return
         numbers = texts[0].cast(pa.int64())
-        if self._path is not None:
-            writer = self._writer or self._open(self._path)
-            writer.write_batch(pa.RecordBatch.from_arrays([numbers, *texts[1:]], schema=self._schema))
+        if self._file is not None:
+            self._file.write([numbers, *texts[1:]])
         self._numbers = pa.concat_arrays([self._numbers, numbers])
         self._wholes = pa.concat_arrays([self._wholes, texts[1]])
-
-    def _open(self, path: Path) -> pq.ParquetWriter:
-        storage.make_directory(path.parent)
-        self._writer = pq.ParquetWriter(path, self._schema)
-        return self._writer

@@ -230,7 +230,6 @@ class PollingSession(FeedSession):
     def _ask(self, asked: _Asked, following: Window, steps: LookSteps) -> Generator[LogStep, None, TableState]:
         """What is new in one table; its state after that."""
         table, state = asked.table, asked.state
-        rows_before, copies = steps.rows, list[Position]()
         if table.schema.oid not in self._states:
             # Dropped and made anew under the same name: the rows that it had went with it.
             yield from steps.truncate(table.schema)
@@ -243,9 +242,8 @@ class PollingSession(FeedSession):
             yield from self._compare(asked, state.keys, copies, steps)
         seen = yield from self._upserts(replace(asked, state=state), following, steps)
         keys = state.keys if self._settings.rules.deletes else None
-        if self._settings.rules.deletes and (keys is None or copies or steps.rows > rows_before):
+        if self._settings.rules.deletes and self._keys.adopt(table.schema.oid, asked.position):
             keys = asked.position
-            self._keys.adopt(table.schema.oid, keys)
             # The next look removes the keys of before, which the last mark that is kept must not name then.
             steps.is_due = True
         return TableState(table.how, following, seen, keys)
@@ -270,7 +268,7 @@ class PollingSession(FeedSession):
         schema = asked.table.schema
         now = read_keys_in_order(self._connection, asked.table)
         first = next(now, None)
-        looked = self._keys.compare(schema, before, _again(first, now))
+        looked = self._keys.compare(schema, before, _again(first, now), keeps_same=bool(copies))
         copied = (self._keys.compare_copy(schema, copy, before) for copy in copies)
         places = {name: 2 + at for at, name in enumerate(schema.key)}
         is_told = False
