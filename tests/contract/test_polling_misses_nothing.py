@@ -214,6 +214,22 @@ def test_row_that_changed_before_a_snapshot_does_not_come_after_it_too(
     assert [position_of(each) for each in found] == sorted(position_of(each) for each in found)
 
 
+def test_row_stands_at_the_first_of_several_snapshots_that_have_it(polled: PollingHarness) -> None:
+    """Who puts a table together from several learns in this way what changed between them."""
+    polled.capture().live().close()
+    fences = []
+    for key in (1, 2):
+        polled.commit(upsert(polled.table, key, "before"))
+        with closing(polled.capture().snapshot([polled.table])) as snapshot:
+            fences.append({position_of(each) for each in snapshot}.pop())
+    polled.commit(upsert(polled.table, 3, "after"))
+    with closing(polled.capture().live()) as stream:
+        found = take(stream, 3, polled.deadline_seconds)
+    assert [change.event.key["id"] for change in found if isinstance(change.event, Upsert)] == [1, 2, 3]
+    assert [position_of(change) for change in found[:2]] == fences
+    assert position_of(found[2]) > fences[1]
+
+
 def test_row_that_a_snapshot_has_comes_behind_the_truncate_if_the_table_is_read_anew(polled: PollingHarness) -> None:
     polled.capture().live().close()
     polled.commit(upsert(polled.table, 1, "before"))
