@@ -209,7 +209,7 @@ class Pipeline:
         side = side_of(config)
         with connect(self._address) as connection:
             check_fit(config, connection)
-            selection = select_tables(connection, config)
+            selection = select_tables(connection, config, seen=side.seen)
             tables = inspect_pipeline(selection, self._sink, last, config.schema_rule, config.existing_policy)
             keep_gone(connection, tables, self._sink, last, with_orders(config))
             pause_ordered(tables, load_orders(config.state))

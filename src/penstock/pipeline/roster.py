@@ -99,7 +99,7 @@ class Roster:
     def _look(self, orders: TableOrders) -> None:
         config = self.config.with_tables(orders.added, orders.removed)
         with connect(self.config.source.address()) as connection:
-            selection = select_tables(connection, self.config)
+            selection = select_tables(connection, self.config, seen=side_of(self.config).seen)
             lost = {name: oid for name, oid in self.applier.oids.items() if config.has(name) and not selection.knows(name)}
             gone = why_gone(connection, lost, config.selects)
             parts = inspect_parts(connection, {name: table.oid for name, table in selection.tables.items()})

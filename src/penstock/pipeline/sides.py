@@ -31,6 +31,7 @@ from penstock.postgres.capture_triggers import inspect_begin
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.exported import Export, export_snapshot
 from penstock.postgres.health import log_wait
+from penstock.postgres.horizon import shown_position
 from penstock.postgres.moments import flush_log, inspect_system
 from penstock.postgres.publication import drop_table, inspect_memberships
 from penstock.postgres.slot import OnWait, check_server, current_position, inspect_server, inspect_slot
@@ -65,6 +66,10 @@ class CaptureSide(ABC):
     def goal(self, connection: Connection) -> Position:
         """Where a run has to come to that is to bring everything that has committed by now."""
         return current_position(connection)
+
+    def seen(self, connection: Connection) -> Position:
+        """Where all changes are that were made before what this connection has just seen of the catalog: at this position, or before."""
+        return shown_position(connection)
 
     @property
     @abstractmethod

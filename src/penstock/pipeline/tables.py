@@ -68,7 +68,7 @@ class Tables:
     gone: dict[TableName, str] = field(default_factory=dict)
     """Those that the source has no more, and why; some of their changes may still be to come."""
     seen_at: Position | None = None
-    """Where the log was after the source was looked at."""
+    """Everything that was made before the source was looked at comes up to here."""
 
     @property
     def going(self) -> list[TableName]:
@@ -116,7 +116,7 @@ class Selection:
     schemas: dict[TableName, TableSchema]
     refused: dict[TableName, PenstockError]
     seen_at: Position | None = None
-    """Where the log was after all of this was seen."""
+    """Everything that was made before all of this was seen comes up to here."""
 
     @property
     def sources(self) -> list[CatalogTable]:
@@ -133,8 +133,16 @@ class Selection:
         return [each for schema in self.schemas.values() for each in ((schema,) if schema.members is None else schema.members.schemas)]
 
 
-def select_tables(connection: Connection, config: PipelineConfig, *, asks_spark: bool = True) -> Selection:
+def select_tables(
+    connection: Connection,
+    config: PipelineConfig,
+    *,
+    asks_spark: bool = True,
+    seen: Callable[[Connection], Position] = shown_position,
+) -> Selection:
     """Look at the source. A table that is named and is not there is refused; one that no pattern matches is not missed.
+
+    `seen` tells, once the catalog has answered, where all that committed before is: `CaptureSide.seen`, for whoever acts on it.
 
     What was ordered about single tables counts as if the file said it. Spark is started if it takes that to say whether a query fits its
     table; without `asks_spark` it is taken to fit.
@@ -143,7 +151,7 @@ def select_tables(connection: Connection, config: PipelineConfig, *, asks_spark:
     own = config.slot if config.source.capture == "trigger" else None
     tables = {table.name: table for table in inspect_tables(connection) if config.selects(table.name) and table.name.schema != own}
     schemas = inspect_schemas(connection, tables.values(), config.type_policy, config.published_by)
-    selection = Selection(tables, schemas, {}, shown_position(connection))
+    selection = Selection(tables, schemas, {}, seen(connection))
     faults = inspect_key_faults(connection, selection.schemas.values())
     keyless = [schema.oid for schema in selection.schemas.values() if not schema.key]
     # What triggers write down always has the whole old row.

@@ -49,6 +49,13 @@ class TriggerSide(CaptureSide):
         return ChangeTable(connection, self._name).sequence()
 
     @override
+    def seen(self, connection: Connection) -> Position:
+        """Commits that are yet to be put into order come at positions beyond the log of now, however long ago they were made."""
+        if not self._is_there(connection):
+            return super().seen(connection)
+        return ChangeTable(connection, self._name).sequence()
+
+    @override
     def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
         """Another timeline is let pass if the change table, which went along, knows of everything that the targets have."""
         if last is None:

@@ -1,7 +1,8 @@
 """What the catalog was seen to have, where the log has shown nothing of it: another shape of a table, or no such table any more.
 
-Whatever the catalog shows happened before the place where the log was once it had answered. An epoch that ends there or later has every
-change that was made before, and none of an older shape is still to come: only such an epoch may act on what was seen.
+Whatever the catalog shows happened before it answered, and all changes that were made before come up to a position that is known since
+then (`CaptureSide.seen`). An epoch that ends there or later has every one of them, and none of an older shape is still to come: only such
+an epoch may act on what was seen.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from penstock.schema import TableName, TableSchema
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What the catalog has: the tables' shapes; where the log was after that; of tables that are no more, what became of them; and those
-    whose rows came or went in another way than the log shows, with the reason."""
+    """What the catalog has: the tables' shapes; up to where all changes come that were made before; of tables that are no more, what became
+    of them; and those whose rows came or went in another way than the log shows, with the reason."""
 
     schemas: Mapping[TableName, TableSchema]
     seen_at: Position | None = None
