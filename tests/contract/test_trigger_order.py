@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from penstock.capture.trigger import TriggerCapture
-from penstock.contracts.capture import Change, Delete, Event, Upsert
+from penstock.contracts.capture import Change, Delete, Event, Truncate, Upsert
 from penstock.errors import ChangeTableMissingError, PrivilegeError, SystemChangedError
 from penstock.position import Position
 from penstock.postgres import capture_triggers, change_table
@@ -134,6 +134,35 @@ def test_row_that_is_locked_by_a_foreign_key_and_set_back_ends_as_it_is(trigger:
         session.commit()
         expected = [upsert(trigger.table, 1, "b"), upsert(trigger.table, 1, "a")]
         check_same(take(stream, 2, trigger.deadline_seconds), expected, "in the order in which they were made")
+
+
+def test_row_that_lies_where_another_was_before_the_table_was_emptied_stays_after_that(trigger: TriggerHarness) -> None:
+    """A row that a foreign key has locked looks like one that was changed again, by who found a row at the same place."""
+    table = f"{trigger.table}_self"
+    name = replace(trigger.table, name=f"{trigger.table.name}_self")
+    trigger.database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, p int REFERENCES {table})")
+    trigger.database.execute(f"INSERT INTO {table} VALUES (10, NULL), (11, 10)")
+    capture = TriggerCapture(trigger.settings).with_trigger_management({name}, manage=True)
+    again = [f"TRUNCATE {table}", f"INSERT INTO {table} VALUES (1, 2), (2, NULL)"]
+    with closing(capture.live()) as stream, trigger.database.connect() as session:
+        run(session, f"UPDATE {table} SET p = NULL WHERE id = 11", *again)
+        session.commit()
+        expected = [Upsert(name, {"id": 1}, {"id": 1, "p": 2}), Upsert(name, {"id": 2}, {"id": 2, "p": None})]
+        changes = take(stream, 4, trigger.deadline_seconds)
+        assert isinstance(changes[1].event, Truncate)
+        assert [change.event for change in changes[2:]] == expected
+        # A file that is the transaction's own already is emptied, not replaced.
+        run(
+            session,
+            f"TRUNCATE {table}",
+            f"INSERT INTO {table} VALUES (3, NULL), (4, 3)",
+            f"UPDATE {table} SET p = NULL WHERE id = 4",
+            *again,
+        )
+        session.commit()
+        changes = take(stream, 7, trigger.deadline_seconds)
+        assert isinstance(changes[4].event, Truncate)
+        assert [change.event for change in changes[5:]] == expected
 
 
 def test_cast_that_the_owner_of_a_table_made_does_not_run_with_the_rights_of_the_capture(trigger: TriggerHarness) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +19,8 @@ from penstock.schema import TableName
 INT, TEXT = 23, 25
 NAME = TableName("public", "t")
 COMMITS = {position: CommitFacts(position + 1000, datetime(2026, 1, position, tzinfo=UTC)) for position in (1, 2, 3)}
+TABLES = {1: 7, 2: 7, 9: 8}
+"""Of each shape, its table."""
 
 Noted = tuple[int, int, int, str, str | None, str | None]
 """Position, number in the transaction, shape, kind, old row, new row."""
@@ -38,7 +41,9 @@ def batches(*noted: Noted, shapes: tuple[Shape, ...] = (PLAIN,)) -> tuple[Change
 
 
 def placed_batches(*noted: Placed, shapes: tuple[Shape, ...] = (PLAIN,)) -> tuple[ChangeBatch, ...]:
-    columns = [pa.array([None if value is None else str(value) for value in column], pa.string()) for column in zip(*noted, strict=True)]
+    listed = [list(column) for column in zip(*noted, strict=True)]
+    listed.insert(2, [TABLES[of] for of in listed[2]])
+    columns = [pa.array([None if value is None else str(value) for value in column], pa.string()) for column in listed]
     resolver = TypeResolver()
     known = {each.id: (each, table_schema(each, resolver)) for each in shapes}
     return build_batches(NotedChanges.of(columns), known, COMMITS)
@@ -106,6 +111,37 @@ def test_row_that_is_locked_and_set_back_to_what_it_was_stays_in_order() -> None
         (1, 1, 1, "U", "(0,2)", "(0,3)", "(1,b)", "(1,a)"),
     )
     assert [row[-1] for row in rows(batch)] == ["b", "a"]
+
+
+def test_change_is_never_put_on_the_other_side_of_a_truncate() -> None:
+    """Rows of a table that was emptied lie where others did before."""
+    (batch,) = placed_batches(
+        (1, 0, 1, "U", "5(0,2)", None, "(11,a)", "(11,b)"),
+        (1, 1, 1, "T", None, None, None, None),
+        (1, 2, 1, "I", None, "5(0,2)", None, "(2,x)"),
+    )
+    assert [row[2] for row in rows(batch)] == ["update_postimage", "truncate", "insert"]
+
+
+def test_truncate_of_another_table_keeps_no_change_from_its_place() -> None:
+    other = replace(shape(9, ("id", INT)), oid=8, name=TableName("public", "other"))
+    batch, _ = placed_batches(
+        (1, 0, 1, "U", "5(0,2)", None, "(1,x)", "(1,y)"),
+        (1, 1, 9, "T", None, None, None, None),
+        (1, 2, 1, "U", "5(0,1)", "5(0,2)", "(1,a)", "(1,x)"),
+        shapes=(PLAIN, other),
+    )
+    assert [row[-1] for row in rows(batch)] == ["x", "y"]
+
+
+def test_change_is_told_by_its_table_although_its_columns_were_altered_in_between() -> None:
+    wider = shape(2, ("id", INT), ("note", TEXT), ("more", INT))
+    first, second = placed_batches(
+        (1, 0, 1, "U", "5(0,2)", None, "(1,x)", "(1,y)"),
+        (1, 1, 2, "U", "5(0,1)", "5(0,2)", "(1,a,)", "(1,x,)"),
+        shapes=(PLAIN, wider),
+    )
+    assert [(row[1], row[4]) for batch in (first, second) for row in rows(batch)] == [(0, "x"), (2, "y")]
 
 
 def test_generated_columns_are_read_over() -> None:

@@ -6,7 +6,7 @@ old key and an `insert` of the new one; so is every update of a table whose rows
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -50,6 +50,8 @@ class NotedChanges:
     positions: Ints
     numbers: Ints
     """In their transactions; they go up, but not by one."""
+    tables: Ints
+    """By OID; of a partition, that of its root."""
     shapes: Ints
     codes: Ints
     old: pa.StringArray
@@ -57,9 +59,9 @@ class NotedChanges:
 
     @classmethod
     def of(cls, columns: Sequence[pa.StringArray]) -> NotedChanges:
-        positions, numbers, shapes, kinds, old_at, new_at, old, new = columns
+        positions, numbers, tables, shapes, kinds, old_at, new_at, old, new = columns
         codes = _numbers(pc.index_in(kinds, value_set=_NOTED).cast(pa.int64()))
-        noted = cls(_integers(positions), _integers(numbers), _integers(shapes), codes, old, new)
+        noted = cls(_integers(positions), _integers(numbers), _integers(tables), _integers(shapes), codes, old, new)
         # A place that nobody found a row at is that of a row which somebody has locked, and that is all.
         late = np.flatnonzero(as_bools(pc.is_in(new_at, value_set=old_at.drop_null())))
         return noted if not len(late) else noted.only(true_order(noted, late, old_at, new_at), noted.numbers)
@@ -68,7 +70,8 @@ class NotedChanges:
         """Some of them, or all in another order; with other numbers, if need be."""
         at = as_arrow(chosen, pa.int64())
         own = self.numbers[chosen] if numbers is None else numbers
-        return NotedChanges(self.positions[chosen], own, self.shapes[chosen], self.codes[chosen], self.old.take(at), self.new.take(at))
+        tables, shapes, codes = self.tables[chosen], self.shapes[chosen], self.codes[chosen]
+        return NotedChanges(self.positions[chosen], own, tables, shapes, codes, self.old.take(at), self.new.take(at))
 
     @property
     def shape_ids(self) -> list[int]:
@@ -80,19 +83,32 @@ def true_order(noted: NotedChanges, late: Ints, old_at: pa.StringArray, new_at: 
 
     Triggers fire when a statement is over, one row after the other. One of the application's that changes a row of the same statement,
     which has not had its turn yet, is therefore written down before the change that it follows from. Within a transaction no two versions
-    of rows have the same place in their table.
+    of rows have the same place in one file of their table, until it is emptied: a file that the transaction itself has begun is kept then,
+    and filled from its beginning. So nothing is ever put on the other side of a truncate.
     """
     order = list(range(len(noted.codes)))
     places = old_at.to_pylist()
     for position in np.unique(noted.positions[late]).tolist():
         members = np.flatnonzero(noted.positions == position).tolist()
-        found = {(int(noted.shapes[at]), places[at]): at for at in members if places[at] is not None}
+        fillings = _fillings(noted, members)
+        found = {(*fillings[at], places[at]): at for at in members if places[at] is not None}
         for at in late[noted.positions[late] == position].tolist():
-            follower = found.get((int(noted.shapes[at]), new_at[at].as_py()))
+            follower = found.get((*fillings[at], new_at[at].as_py()))
             if follower is not None and follower < at:
                 order.remove(at)
                 order.insert(order.index(follower), at)
     return np.array(order, np.int64)
+
+
+def _fillings(noted: NotedChanges, members: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """For each of the changes of a transaction: its table, and how many times that was emptied before."""
+    emptied: Counter[int] = Counter()
+    fillings: dict[int, tuple[int, int]] = {}
+    for at in members:
+        table = int(noted.tables[at])
+        emptied[table] += noted.codes[at] == _TRUNCATE
+        fillings[at] = (table, emptied[table])
+    return fillings
 
 
 def table_schema(shape: Shape, types: TypeResolver) -> TableSchema:

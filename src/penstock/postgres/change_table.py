@@ -29,7 +29,7 @@ from penstock.schema import TableName
 READER = "penstock trigger"
 """The name of the session that reads."""
 
-_COLUMNS = 8
+_COLUMNS = 9
 _MISSING = frozenset({"3F000", "42P01"})  # the schema, or a table in it
 
 

@@ -21,8 +21,10 @@ CREATE INDEX IF NOT EXISTS shapes_relation ON {schema}.shapes (relation);
 CREATE TABLE IF NOT EXISTS {schema}.changes (
     seq bigint GENERATED ALWAYS AS IDENTITY,
     xid pg_catalog.xid8 NOT NULL,
+    root oid NOT NULL,
     shape bigint NOT NULL,
     op "char" NOT NULL,
+    node oid,
     old_at tid,
     new_at tid,
     old text,
@@ -93,10 +95,12 @@ BEGIN
   END IF;
   -- Not by a cast, which the owner of the table could have made himself: it would run with the rights of this function's owner.
   -- A row that has an xmax is locked, or was changed again already, by a trigger of somebody else's that had its turn before this one: then
-  -- the change that found it at `new_at` is the later one, although it was written down first.
-  INSERT INTO {schema}.changes (xid, shape, op, old_at, new_at, old, new)
+  -- the change that found it at `new_at` is the later one, although it was written down first. Both are places in one file: a table that is
+  -- emptied or rewritten begins another, with the same places.
+  INSERT INTO {schema}.changes (xid, root, shape, op, node, old_at, new_at, old, new)
   VALUES (
-    pg_catalog.pg_current_xact_id(), own_shape, pg_catalog.left(TG_OP, 1)::"char", OLD.ctid, CASE WHEN NEW.xmax <> '0'::xid THEN NEW.ctid END,
+    pg_catalog.pg_current_xact_id(), own_root, own_shape, pg_catalog.left(TG_OP, 1)::"char", pg_catalog.pg_relation_filenode(TG_RELID),
+    OLD.ctid, CASE WHEN NEW.xmax <> '0'::xid THEN NEW.ctid END,
     pg_catalog.textin(pg_catalog.record_out(OLD)), pg_catalog.textin(pg_catalog.record_out(NEW))
   );
   RETURN NULL;
@@ -257,12 +261,12 @@ SELECT coalesce(max(w.seq) FILTER (WHERE w.total <= %(bytes)s), min(w.seq)) FROM
 ) w
 
 -- name: read_commits
-SELECT o."position", c.seq - o.first, c.shape, c.op, c.old_at, c.new_at, c.old, c.new
+SELECT o."position", c.seq - o.first, c.root, c.shape, c.op, c.node::text || c.old_at::text, c.node::text || c.new_at::text, c.old, c.new
 FROM {schema}.commits o JOIN {schema}.changes c ON c.xid = o.xid
 WHERE o."position" > {after} AND o."position" <= {upto} ORDER BY o."position", c.seq
 
 -- name: read_part
-SELECT o."position", c.seq - o.first, c.shape, c.op, c.old_at, c.new_at, c.old, c.new
+SELECT o."position", c.seq - o.first, c.root, c.shape, c.op, c.node::text || c.old_at::text, c.node::text || c.new_at::text, c.old, c.new
 FROM {schema}.commits o JOIN {schema}.changes c ON c.xid = o.xid
 WHERE o."position" = {position} AND c.seq > {after} AND c.seq <= {upto} ORDER BY c.seq
 
