@@ -27,7 +27,7 @@ from penstock.capture.trigger_feed import TriggerFeed
 from penstock.capture.trigger_settings import TriggerSettings
 from penstock.contracts.capture import ChangeCapture, ChangeStream
 from penstock.contracts.provisioning import CaptureProvisioning, CoverageReport
-from penstock.postgres.capture_triggers import inspect_change_table
+from penstock.postgres.capture_triggers import has_change_table
 from penstock.postgres.change_table import ChangeTable, export_fence
 from penstock.postgres.connection import connect
 from penstock.postgres.exported import ExportedSnapshot
@@ -93,8 +93,7 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
     def lag(self) -> int | None:
         """Bytes of the server's log between the resume point and where it is now; None until the change table exists."""
         with connect(self.settings.address) as connection:
-            facts = inspect_change_table(connection, self.settings.name)
-            if facts is None or not facts.is_whole:
+            if not has_change_table(connection, self.settings.name):
                 return None
             state = ChangeTable(connection, self.settings.name).inspect()
             return max(0, state.server - state.confirmed)
@@ -125,7 +124,6 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
 def _exported(settings: TriggerSettings) -> Iterator[ExportedSnapshot]:
     """A snapshot, and where it is exact: by the change table, or, as long as there is none, by a moment before all that it will hold."""
     with connect(settings.address) as connection:
-        facts = inspect_change_table(connection, settings.name)
-    is_there = facts is not None and facts.is_whole
+        is_there = has_change_table(connection, settings.name)
     with export_fence(settings.address, settings.name) if is_there else export_moment(settings.address) as exported:
         yield exported

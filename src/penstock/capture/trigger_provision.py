@@ -26,6 +26,7 @@ from penstock.postgres.capture_triggers import (
     TriggeredRelation,
     attach_grant_text,
     grant_text,
+    has_change_table,
     inspect_change_table,
     inspect_triggered,
 )
@@ -68,12 +69,14 @@ def plan_coverage(connection: Connection, schema: str, required: Collection[Tabl
     role = inspect_role(connection)
     is_ready = facts is not None and facts.is_whole
     missing = [relation for relation in relations if not (is_ready and relation.is_noted)]
-    unfit = [blocker for relation in relations for blocker in relation_blockers(schema, relation)]
+    refusal = None if facts is None else facts.refusal(schema)
+    unfit = [] if refusal is None else [Blocker(refusal.code, refusal.message, refusal.hint or "")]
+    unfit += [blocker for relation in relations for blocker in relation_blockers(schema, relation)]
     # What cannot be captured has been named: it is in no statement of ours.
     hopeless = {table for blocker in unfit for table in blocker.tables}
     wanting = [relation for relation in missing if relation.name not in hopeless and not relation.is_noted]
     needs_table = not is_ready
-    installation = Installation(schema, role.name, needs_table, tuple(relation.name for relation in wanting))
+    installation = Installation(schema, role.name, needs_table, tuple(relation.name for relation in wanting), needs_schema=facts is None)
     has_gap = needs_table or bool(wanting)
     blockers = [*unfit, *(role_blockers(schema, facts, wanting, role, installation) if has_gap else ())]
     report = CoverageReport(
@@ -89,8 +92,8 @@ def plan_coverage(connection: Connection, schema: str, required: Collection[Tabl
 
 def check_usable(connection: Connection, schema: str) -> None:
     """Raise unless the change table is there, and is this role's to read and to remove from."""
-    facts = inspect_change_table(connection, schema)
-    if facts is None or not facts.is_whole:
+    facts = inspect_change_table(connection, schema) if has_change_table(connection, schema) else None
+    if facts is None:
         raise ChangeTableMissingError(
             f"the change table {schema} is not there: nothing writes down what changes",
             hint="let the capture set it up, by with_trigger_management, or run the statements that its coverage report has",
@@ -147,7 +150,9 @@ def role_blockers(
             f"role {role.name} may not create the schema {schema} in database {role.database}",
             f"{role.creation_grant()} or, as somebody who may: {statements}",
         )
-    if facts is not None and not facts.is_ours and (installation.needs_table or wanting):
+    # What is made has one owner, that of the schema.
+    is_his = facts is None or (facts.is_own if installation.needs_table else facts.is_ours or not wanting)
+    if facts is not None and not is_his:
         yield Blocker(
             PrivilegeError.code,
             f"schema {schema} belongs to {facts.owner}, and what is missing is not role {role.name}'s to add",

@@ -17,7 +17,7 @@ from penstock.pipeline.membership import fail_rejoined, load_memberships, save_m
 from penstock.pipeline.sides import CaptureSide, Describe
 from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
 from penstock.position import Position
-from penstock.postgres.capture_triggers import detach, inspect_acts, inspect_change_table
+from penstock.postgres.capture_triggers import detach, has_change_table, inspect_acts
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.change_table import ChangeTable, check_reader, export_fence
 from penstock.postgres.connection import Connection, SourceAddress, connect
@@ -106,5 +106,4 @@ class TriggerSide(CaptureSide):
         return export_fence(address, self._name)
 
     def _is_there(self, connection: Connection) -> bool:
-        facts = inspect_change_table(connection, self._name)
-        return facts is not None and facts.is_whole
+        return has_change_table(connection, self._name)

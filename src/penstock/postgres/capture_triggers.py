@@ -6,7 +6,7 @@ lock. Its texts are the statements that a person would paste.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, LiteralString
@@ -14,12 +14,12 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from penstock.errors import LockWaitError
+from penstock.errors import LockWaitError, PrivilegeError
 from penstock.position import Position
 from penstock.postgres.change_table import ChangeTable, statement
 from penstock.postgres.connection import Connection, source_errors
 from penstock.postgres.publication import LOCK_SECONDS
-from penstock.postgres.queries import query
+from penstock.postgres.queries import identifier, query
 from penstock.schema import TableName
 
 _TABLES = ("changes", "commits", "horizon", "resume", "shapes")
@@ -32,9 +32,25 @@ class ChangeTableFacts:
     is_ours: bool
     """Whether this role may add to it."""
     owner: str
+    is_own: bool
+    """Whether this role itself is the owner."""
     is_whole: bool
     is_usable: bool
     """Whether this role may read and write what is in it."""
+    is_begun: bool
+    """Whether there is anything by the names that a change table needs."""
+    strange: tuple[str, ...]
+    """What is not its owner's, or would have code of others run when the change table is used."""
+
+    def refusal(self, schema: str) -> PrivilegeError | None:
+        """Why nothing of it may be used, if that is so."""
+        anew = f"DROP SCHEMA {identifier(schema)} CASCADE; then start the capture, which makes its own; or choose another name for it"
+        if self.strange:
+            what = f"schema {schema} has what somebody else has put there: {', '.join(self.strange)}"
+            return PrivilegeError(f"{what}; used, it could run with the rights of whoever uses it", hint=f"see who did; {anew}")
+        if self.is_begun and not self.is_whole:
+            return PrivilegeError(f"schema {schema} has a part of a change table, or something else by such names", hint=anew)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +80,24 @@ def trigger_names(schema: str) -> tuple[str, str]:
 
 def inspect_change_table(connection: Connection, schema: str) -> ChangeTableFacts | None:
     row: Any = connection.execute(query("change_table", "inspect"), {"schema": schema, "tables": list(_TABLES)}).fetchone()
-    return None if row is None else ChangeTableFacts(row[0], row[1], row[2], row[3])
+    if row is None:
+        return None
+    is_ours, owner, is_own, is_whole, is_usable, is_begun, strange = row
+    return ChangeTableFacts(is_ours, owner, is_own, is_whole, is_usable, is_begun, tuple(strange))
+
+
+def has_change_table(connection: Connection, schema: str) -> bool:
+    """Whether there is one. Raises if there is something else in its place, or in it, that must not be used."""
+    facts = inspect_change_table(connection, schema)
+    refusal = None if facts is None else facts.refusal(schema)
+    if refusal is not None:
+        raise refusal
+    return facts is not None and facts.is_whole
 
 
 def inspect_begin(connection: Connection, schema: str) -> Position:
     """After which position a change table still has everything; zero if there is none."""
-    facts = inspect_change_table(connection, schema)
-    return Position.ZERO if facts is None or not facts.is_whole else ChangeTable(connection, schema).inspect().confirmed
+    return ChangeTable(connection, schema).inspect().confirmed if has_change_table(connection, schema) else Position.ZERO
 
 
 def inspect_triggered(connection: Connection, schema: str, tables: Iterable[TableName]) -> list[TriggeredRelation]:
@@ -108,36 +135,46 @@ class Installation:
     role: str
     needs_table: bool
     tables: tuple[TableName, ...]
+    needs_schema: bool = True
+    """If the table is needed; a schema that is there must be that of whoever makes the table."""
 
     @property
     def texts(self) -> tuple[str, ...]:
         """To be pasted: one for the change table, if need be, and one for each table."""
-        return tuple(f"{each.as_string()};" for each in self._statements())
+        return tuple(f"{each.as_string()};" for each in (*self._making(), *self._attaching()))
 
     def run(self, connection: Connection) -> None:
-        """Each part in a transaction of its own, so that only one table is locked at a time. Doing it again does no harm."""
+        """Each part in a transaction of its own, so that only one table is locked at a time. Two who do it at once do no harm."""
         with source_errors(f"setting up the change table {self.schema}"):
-            for each in self._statements():
+            for each in self._making():
+                self._run(connection, each, is_done=has_change_table)
+            for each in self._attaching():
                 self._run(connection, each)
 
-    def _run(self, connection: Connection, part: sql.Composed) -> None:
+    def _run(
+        self, connection: Connection, part: sql.Composed, is_done: Callable[[Connection, str], bool] = lambda _connection, _schema: False
+    ) -> None:
         try:
             with connection.transaction():
                 connection.execute(_patience())
                 # Two who set up the same thing at once take turns.
                 connection.execute(query("change_table", "lock_setup"), {"schema": self.schema})
-                connection.execute(part)
+                if not is_done(connection, self.schema):
+                    connection.execute(part)
         except psycopg.errors.LockNotAvailable as error:
             raise LockWaitError(
                 f"setting up the change table {self.schema}: another session has held a lock for more than {LOCK_SECONDS:.0f} seconds"
             ) from error
 
-    def _statements(self) -> list[sql.Composed]:
-        parts = []
-        if self.needs_table:
-            install, grant = statement("install", self.schema), statement("grant", self.schema, role=sql.Identifier(self.role))
-            parts.append(sql.SQL(";\n").join([install, grant]))
-        return parts + [_of_table("attach", self.schema, table) for table in self.tables]
+    def _making(self) -> list[sql.Composed]:
+        if not self.needs_table:
+            return []
+        schema = [statement("create_schema", self.schema)] if self.needs_schema else []
+        install, grant = statement("install", self.schema), statement("grant", self.schema, role=sql.Identifier(self.role))
+        return [sql.SQL(";\n").join([*schema, install, grant])]
+
+    def _attaching(self) -> list[sql.Composed]:
+        return [_of_table("attach", self.schema, table) for table in self.tables]
 
 
 def grant_text(schema: str, role: str) -> str:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import Any, LiteralString
 
 import psycopg
 
 from penstock.errors import PrivilegeError
 from penstock.position import Position
 from penstock.postgres.connection import Connection
-from penstock.postgres.queries import query
+from penstock.postgres.queries import identifier, query
 
+_SCHEMA = "penstock"
+_TABLES = 2
+_MADE = (psycopg.errors.DuplicateSchema, psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation)
 _REFUSED = (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)
 
 
@@ -50,17 +53,46 @@ class ResumeTable:
 
     @property
     def _is_there(self) -> bool:
-        row: Any = self._execute("has_resume").fetchone()
-        return bool(row[0])
+        """Raises if there is something in it that must not be used."""
+        row = self._inspect()
+        if row is None:
+            return False
+        _, tables, strange, _ = row
+        if strange:
+            raise PrivilegeError(
+                f"schema {_SCHEMA} has what somebody else has put there: {', '.join(strange)}; used, it could run with the rights of "
+                "whoever uses it",
+                hint="see who did; drop it, and start again; or keep where polling goes on in a file instead",
+            )
+        return bool(tables == _TABLES)
 
     def _ensure(self) -> None:
+        if self._is_there:
+            return
+        # Made here, or not at all: what somebody else had made before could run with our rights. Two of us may do so at the same time.
+        with _refusing(), suppress(*_MADE), self._connection.transaction():
+            row = self._inspect()
+            if row is None:
+                self._connection.execute(query("polling", "create_resume_schema"))
+            elif not row[0]:
+                raise PrivilegeError(
+                    f"schema {_SCHEMA} belongs to {row[-1]}, who would have tables of this role in his power",
+                    hint=f"as {identifier(row[-1])}: {_statements('create_resume')}",
+                )
+            self._connection.execute(query("polling", "create_resume"))
         if not self._is_there:
-            with _refusing():
-                self._connection.execute(query("polling", "create_resume"))
+            raise PrivilegeError(f"schema {_SCHEMA} has only a part of the tables of a polling capture", hint="drop it, and start again")
+
+    def _inspect(self) -> Any:
+        return self._execute("inspect_resume", schema=_SCHEMA).fetchone()
 
     def _execute(self, statement: str, **arguments: object) -> psycopg.Cursor[tuple[object, ...]]:
         with _refusing():
             return self._connection.execute(query("polling", statement), {"name": self._name, **arguments})
+
+
+def _statements(name: LiteralString) -> str:
+    return " ".join(query("polling", name).split())
 
 
 @contextmanager
@@ -68,7 +100,7 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except _REFUSED as error:
-        statements = " ".join(query("polling", "create_resume").split())
+        statements = f"{_statements('create_resume_schema')} {_statements('create_resume')}"
         raise PrivilegeError(
             "the role may not make or use the tables in which polling keeps where it goes on",
             hint=f"have them made: {statements} GRANT USAGE ON SCHEMA penstock TO …; "

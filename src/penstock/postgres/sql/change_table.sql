@@ -1,11 +1,14 @@
 -- Capture by triggers: what they write down, the order in which it is given out, and how far it has been confirmed. One schema a capture.
 
+-- name: create_schema
+CREATE SCHEMA {schema}
+
 -- name: install
--- Whoever changes a table writes a row here, in his own transaction, under no rights of his own. Doing it twice is doing it once.
+-- Whoever changes a table writes a row here, in his own transaction, under no rights of his own. All of it is made here, or nothing: what
+-- somebody else had made before could run with the rights of whoever uses it.
 -- `changes.seq` goes up in the order in which triggers fire: of two changes of one row the later one has the greater number, since the row is
 -- locked until the first of them has committed.
-CREATE SCHEMA IF NOT EXISTS {schema};
-CREATE TABLE IF NOT EXISTS {schema}.shapes (
+CREATE TABLE {schema}.shapes (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     relation oid NOT NULL,
     root oid NOT NULL,
@@ -17,8 +20,8 @@ CREATE TABLE IF NOT EXISTS {schema}.shapes (
     generated boolean[] NOT NULL,
     key int2[] NOT NULL
 );
-CREATE INDEX IF NOT EXISTS shapes_relation ON {schema}.shapes (relation);
-CREATE TABLE IF NOT EXISTS {schema}.changes (
+CREATE INDEX shapes_relation ON {schema}.shapes (relation);
+CREATE TABLE {schema}.changes (
     seq bigint GENERATED ALWAYS AS IDENTITY,
     xid pg_catalog.xid8 NOT NULL,
     root oid NOT NULL,
@@ -31,7 +34,7 @@ CREATE TABLE IF NOT EXISTS {schema}.changes (
     new text,
     PRIMARY KEY (xid, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
-CREATE TABLE IF NOT EXISTS {schema}.commits (
+CREATE TABLE {schema}.commits (
     "position" bigint PRIMARY KEY,
     xid pg_catalog.xid8 NOT NULL UNIQUE,
     first bigint NOT NULL,
@@ -40,13 +43,13 @@ CREATE TABLE IF NOT EXISTS {schema}.commits (
     bytes bigint NOT NULL,
     at timestamptz NOT NULL
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
-CREATE TABLE IF NOT EXISTS {schema}.horizon (
+CREATE TABLE {schema}.horizon (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     snapshot pg_catalog.pg_snapshot NOT NULL,
     "position" bigint NOT NULL,
     system_identifier text NOT NULL
 ) WITH (fillfactor = 10);
-CREATE TABLE IF NOT EXISTS {schema}.resume (
+CREATE TABLE {schema}.resume (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     "position" bigint NOT NULL
 ) WITH (fillfactor = 10);
@@ -54,11 +57,10 @@ CREATE TABLE IF NOT EXISTS {schema}.resume (
 INSERT INTO {schema}.horizon (snapshot, "position", system_identifier)
 SELECT pg_catalog.format('%1$s:%1$s:', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()))::pg_catalog.pg_snapshot,
     pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint,
-    (SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s)
-ON CONFLICT DO NOTHING;
-INSERT INTO {schema}.resume ("position") SELECT h."position" FROM {schema}.horizon h ON CONFLICT DO NOTHING;
+    (SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s);
+INSERT INTO {schema}.resume ("position") SELECT h."position" FROM {schema}.horizon h;
 -- Values are written as the capture's own sessions would have them, whatever the settings of whoever changes a row.
-CREATE OR REPLACE FUNCTION {schema}.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+CREATE FUNCTION {schema}.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET "TimeZone" = 'UTC' SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'iso_8601' SET bytea_output = 'hex' SET extra_float_digits = 1
 SET lc_monetary = 'C' SET xmlbinary = 'base64'
@@ -134,15 +136,41 @@ DROP TRIGGER IF EXISTS {truncates} ON {table}
 DROP SCHEMA IF EXISTS {schema} CASCADE
 
 -- name: inspect
--- Whether the schema is there, is this role's to add to, holds everything, and may be used.
-SELECT pg_catalog.pg_has_role(n.nspowner, 'USAGE'), pg_catalog.pg_get_userbyid(n.nspowner),
+-- Whether the schema is there, is this role's to add to, holds everything, and may be used; and what in it is not its owner's, or would run
+-- something else when it is used. A superuser trusts himself and other superusers.
+SELECT pg_catalog.pg_has_role(n.nspowner, 'USAGE'), pg_catalog.pg_get_userbyid(n.nspowner), n.nspowner = me.oid,
   (SELECT count(*) FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relkind = 'r' AND c.relname = ANY (%(tables)s)) = pg_catalog.cardinality(%(tables)s::text[])
     AND EXISTS (SELECT 1 FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid AND p.proname = 'note'),
   pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND NOT EXISTS (
     SELECT 1 FROM pg_catalog.pg_class c, pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS w (privilege)
     WHERE c.relnamespace = n.oid AND c.relkind = 'r' AND c.relname = ANY (%(tables)s) AND NOT pg_catalog.has_table_privilege(c.oid, w.privilege)
+  ),
+  EXISTS (SELECT 1 FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname = ANY (%(tables)s))
+    OR EXISTS (SELECT 1 FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid AND p.proname = 'note'),
+  ARRAY(
+    SELECT pg_catalog.format('%%I of %%I', c.relname, pg_catalog.pg_get_userbyid(c.relowner)) FROM pg_catalog.pg_class c
+    WHERE c.relnamespace = n.oid AND c.relname = ANY (%(tables)s) AND c.relowner <> n.nspowner
+    UNION ALL
+    SELECT pg_catalog.format('function %%I of %%I', p.proname, pg_catalog.pg_get_userbyid(p.proowner)) FROM pg_catalog.pg_proc p
+    WHERE p.pronamespace = n.oid AND p.proname = 'note' AND p.proowner <> n.nspowner
+    UNION ALL
+    SELECT pg_catalog.format('trigger %%I on %%I', t.tgname, c.relname) FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid
+    WHERE c.relnamespace = n.oid AND c.relname = ANY (%(tables)s) AND NOT t.tgisinternal
+    UNION ALL
+    SELECT pg_catalog.format('rule %%I on %%I', r.rulename, c.relname) FROM pg_catalog.pg_rewrite r JOIN pg_catalog.pg_class c ON c.oid = r.ev_class
+    WHERE c.relnamespace = n.oid AND c.relname = ANY (%(tables)s)
+    UNION ALL
+    SELECT pg_catalog.format('policy %%I on %%I', y.polname, c.relname) FROM pg_catalog.pg_policy y JOIN pg_catalog.pg_class c ON c.oid = y.polrelid
+    WHERE c.relnamespace = n.oid AND c.relname = ANY (%(tables)s)
+    UNION ALL
+    SELECT pg_catalog.format('everything, which belongs to %%I', owner.rolname)
+    WHERE me.rolsuper AND NOT owner.rolsuper
+    ORDER BY 1
   )
-FROM pg_catalog.pg_namespace n WHERE n.nspname = %(schema)s
+FROM pg_catalog.pg_namespace n
+JOIN pg_catalog.pg_roles me ON me.rolname = current_user
+JOIN pg_catalog.pg_roles owner ON owner.oid = n.nspowner
+WHERE n.nspname = %(schema)s
 
 -- name: relations
 -- What is asked for, each with what decides whether its changes are written down, or could be. Triggers of rows are copied to partitions.

@@ -67,23 +67,47 @@ SELECT c.oid, n.nspname::text, c.relname::text, c.relkind = 'p'
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%(oids)s::oid[])
 
+-- name: create_resume_schema
+CREATE SCHEMA penstock;
+
 -- name: create_resume
-CREATE SCHEMA IF NOT EXISTS penstock;
-CREATE TABLE IF NOT EXISTS penstock.polling (
+CREATE TABLE penstock.polling (
     name text PRIMARY KEY,
     position pg_lsn NOT NULL,
     state text NOT NULL,
     confirmed_at timestamptz NOT NULL DEFAULT now()
 );
-CREATE TABLE IF NOT EXISTS penstock.polled_tables (
+CREATE TABLE penstock.polled_tables (
     name text NOT NULL,
     oid oid NOT NULL,
     state text NOT NULL,
     PRIMARY KEY (name, oid)
 );
 
--- name: has_resume
-SELECT pg_catalog.to_regclass('penstock.polling') IS NOT NULL AND pg_catalog.to_regclass('penstock.polled_tables') IS NOT NULL
+-- name: inspect_resume
+-- Of the schema, if there is one: whether it is this role's own, how many of the tables it has, and what in it is not its owner's, or would run
+-- something else when it is used. A superuser trusts himself and other superusers.
+SELECT n.nspowner = me.oid, (SELECT count(*) FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname IN ('polling', 'polled_tables')),
+  ARRAY(
+    SELECT pg_catalog.format('%%I of %%I', c.relname, pg_catalog.pg_get_userbyid(c.relowner)) FROM pg_catalog.pg_class c
+    WHERE c.relnamespace = n.oid AND c.relname IN ('polling', 'polled_tables')
+      AND (c.relkind <> 'r' OR c.relowner <> n.nspowner OR (me.rolsuper AND NOT owner.rolsuper))
+    UNION ALL
+    SELECT pg_catalog.format('trigger %%I on %%I', t.tgname, c.relname) FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid
+    WHERE c.relnamespace = n.oid AND c.relname IN ('polling', 'polled_tables') AND NOT t.tgisinternal
+    UNION ALL
+    SELECT pg_catalog.format('rule %%I on %%I', r.rulename, c.relname) FROM pg_catalog.pg_rewrite r JOIN pg_catalog.pg_class c ON c.oid = r.ev_class
+    WHERE c.relnamespace = n.oid AND c.relname IN ('polling', 'polled_tables')
+    UNION ALL
+    SELECT pg_catalog.format('policy %%I on %%I', y.polname, c.relname) FROM pg_catalog.pg_policy y JOIN pg_catalog.pg_class c ON c.oid = y.polrelid
+    WHERE c.relnamespace = n.oid AND c.relname IN ('polling', 'polled_tables')
+    ORDER BY 1
+  ),
+  owner.rolname::text
+FROM pg_catalog.pg_namespace n
+JOIN pg_catalog.pg_roles me ON me.rolname = current_user
+JOIN pg_catalog.pg_roles owner ON owner.oid = n.nspowner
+WHERE n.nspname = %(schema)s
 
 -- name: load_resume
 SELECT position::text, state FROM penstock.polling WHERE name = %(name)s
