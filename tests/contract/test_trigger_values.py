@@ -9,7 +9,7 @@ import pytest
 
 from penstock.capture.trigger import TriggerCapture
 from penstock.contracts.capture import Change, ChangeStream, Delete, Event, Truncate, Upsert
-from penstock.errors import UnrepresentableError
+from penstock.errors import UnreadableTextError, UnrepresentableError
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.testing.streams import take
@@ -153,6 +153,35 @@ def test_changes_have_the_columns_that_the_table_had_when_they_were_made(trigger
         Delete(table, {"id": 1}),
         Upsert(table, {"id": 3}, {"id": 3, "d": "x"}),
     ]
+
+
+@pytest.mark.parametrize("altered_again", [False, True])
+def test_who_began_before_a_table_was_altered_writes_rows_as_it_is_now(trigger: TriggerHarness, altered_again: bool) -> None:
+    """What such a transaction sees of the catalog is what it was."""
+    values = Values(trigger, "id int PRIMARY KEY, a text")
+    with closing(values.capture.live()) as stream:
+        with trigger.database.connect() as session:
+            session.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            session.execute(f"SELECT * FROM {trigger.other}".encode())
+            values.run("ALTER TABLE {t} DROP COLUMN a, ADD COLUMN b text, ADD COLUMN c int")
+            session.execute(f"INSERT INTO {values.sql} VALUES (1, 'x', 5)".encode())
+        if altered_again:
+            values.run("INSERT INTO {t} VALUES (2, 'y', 6)", "ALTER TABLE {t} DROP COLUMN c")
+        (change, *_) = take(stream, 2 if altered_again else 1, trigger.deadline_seconds)
+    assert change.event == Upsert(values.table, {"id": 1}, {"id": 1, "b": "x", "c": 5})
+
+
+def test_row_of_a_table_that_nobody_can_tell_the_columns_of_stops_no_other(trigger: TriggerHarness) -> None:
+    values = Values(trigger, "id int PRIMARY KEY, a text")
+    values.capture.live().close()
+    with trigger.database.connect() as session:
+        session.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        session.execute(f"SELECT * FROM {trigger.other}".encode())
+        values.run("ALTER TABLE {t} DROP COLUMN a, ADD COLUMN b text")
+        session.execute(f"INSERT INTO {values.sql} VALUES (1, 'x')".encode())
+    values.run("ALTER TABLE {t} DROP COLUMN b")
+    with closing(values.capture.live()) as stream, pytest.raises(UnreadableTextError):
+        take(stream, 1, trigger.deadline_seconds)
 
 
 def test_generated_columns_are_left_out_as_in_a_snapshot(trigger: TriggerHarness) -> None:

@@ -7,14 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
-from penstock.capture.trigger_rows import CommitFacts, NotedChanges, build_batches, table_schema
+from penstock.capture.trigger_rows import CommitFacts, NotedChanges, build_batches, restored, table_schema
 from penstock.change import ChangeBatch
-from penstock.errors import ProtocolError
 from penstock.postgres.change_table import Field, Shape
 from penstock.postgres.types.resolver import TypeResolver
 from penstock.schema import TableName
+from penstock.spool.values import REPLACED
 
 INT, TEXT = 23, 25
 NAME = TableName("public", "t")
@@ -166,6 +165,22 @@ def test_shapes_that_differ_make_batches_of_their_own_in_order() -> None:
     assert rows(second) == [(2, 0, "insert", 2, "b", 5)]
 
 
-def test_row_of_another_shape_than_was_written_down_is_refused_by_name() -> None:
-    with pytest.raises(ProtocolError, match=r"public\.t"):
-        batches((1, 0, 1, "I", None, "(1,a,b)"))
+def test_row_of_another_shape_than_was_written_down_stops_its_table_and_no_other() -> None:
+    other = replace(shape(9, ("id", INT)), oid=8, name=TableName("public", "other"))
+    lost, good = batches((1, 0, 1, "I", None, "(1,a,b)"), (1, 1, 9, "I", None, "(5)"), (1, 2, 1, "T", None, None), shapes=(PLAIN, other))
+    assert rows(good) == [(1, 2, "insert", 5)]
+    assert (lost.counts.unreadable, lost.counts.inserts, lost.counts.truncates, lost.counts.inexact) == (2, 1, 1, 1)
+    assert [(row["id"], row["note"], row["_exact"]) for row in lost.rows.to_pylist()] == [
+        (None, None, [("id", f"{REPLACED}(1,a,b)"), ("note", f"{REPLACED}(1,a,b)")]),
+        (None, None, None),
+    ]
+
+
+def test_row_of_a_shape_that_nobody_knows_any_more_is_not_taken_for_another() -> None:
+    noted = [["1"], ["0"], ["7"], ["1"], ["I"], [None], [None], [None], ["(1,b)"], ["{1,3}"]]
+    columns = [pa.array(each, pa.string()) for each in noted]
+    asked: list[tuple[int, str]] = []
+    known = {1: (PLAIN, table_schema(PLAIN, TypeResolver()))}
+    changes = NotedChanges.of(restored(columns, lambda *told: asked.append(told)))
+    (batch,) = build_batches(changes, known, COMMITS)
+    assert (asked, changes.shape_ids, batch.counts.unreadable) == ([(1, "{1,3}")], [1], 2)

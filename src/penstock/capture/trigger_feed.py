@@ -17,7 +17,7 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.capture.feeds import ChangeFeed, FeedSession, Mark
-from penstock.capture.trigger_rows import CommitFacts, NotedChanges, build_batches, table_schema
+from penstock.capture.trigger_rows import CommitFacts, NotedChanges, build_batches, restored, table_schema
 from penstock.capture.trigger_settings import TriggerSettings
 from penstock.change import (
     COMMIT_TIMESTAMP,
@@ -164,7 +164,7 @@ class TriggerSession(FeedSession):
         yield PiecesCommitted(commit.xid, commit.position, commit.at)
 
     def _decode(self, columns: Sequence[pa.StringArray], commits: Sequence[OrderedCommit]) -> tuple[ChangeBatch, ...]:
-        noted = NotedChanges.of(columns)
+        noted = NotedChanges.of(restored(columns, self._table.restore))
         # Asked for with every page: a table may have another key by now, or another name.
         shapes = {shape.id: (shape, table_schema(shape, self._types)) for shape in self._table.shapes(noted.shape_ids)}
         facts = {commit.position.value: CommitFacts(commit.xid, commit.at) for commit in commits}

@@ -6,8 +6,9 @@ old key and an `insert` of the new one; so is every update of a table whose rows
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -20,10 +21,14 @@ from penstock.change import ChangeBatch, ChangeCounts, ChangeType, change_schema
 from penstock.errors import ProtocolError
 from penstock.postgres.change_table import Shape
 from penstock.postgres.types.arrays import Bools, as_arrow, as_bools
+from penstock.postgres.types.column import DecodedColumn
 from penstock.postgres.types.records import split_records
 from penstock.postgres.types.resolver import TypeResolver
-from penstock.postgres.types.rows import decode_rows
+from penstock.postgres.types.rows import DecodedRows, decode_rows, join_columns
 from penstock.schema import TableSchema
+from penstock.spool.values import REPLACED
+
+_log = logging.getLogger(__name__)
 
 Ints = npt.NDArray[np.int64]
 
@@ -31,6 +36,8 @@ _KINDS = pa.array([str(kind) for kind in (ChangeType.INSERT, ChangeType.UPDATE_P
 _INSERT, _UPDATE, _DELETE, _TRUNCATE = range(4)
 _NOTED = pa.array(["I", "U", "D", "T"])
 """What triggers write for each of them."""
+_SHAPE = 3
+"""Its place among the columns that are read."""
 _HALVES = 2
 """Numbers that a change takes: both halves of a key change have one."""
 
@@ -75,7 +82,22 @@ class NotedChanges:
 
     @property
     def shape_ids(self) -> list[int]:
-        return [int(each) for each in np.unique(self.shapes)]
+        return [int(each) for each in np.unique(np.abs(self.shapes))]
+
+
+def restored(columns: Sequence[pa.StringArray], find: Callable[[int, str], int | None]) -> list[pa.StringArray]:
+    """The columns that `NotedChanges` are made of, with the shapes that rows have in place of those that were noted.
+
+    A transaction that began before a table was altered notes what that looked like then, and the numbers of the columns that rows have. A
+    shape that cannot be found by them is the negative of the one that was noted.
+    """
+    *facts, altered = columns
+    if altered.null_count == len(altered):
+        return facts
+    noted = list(zip(facts[_SHAPE].to_pylist(), altered.to_pylist(), strict=True))
+    known = {(shape, numbers): find(int(shape), numbers) or -int(shape) for shape, numbers in set(noted) if numbers is not None}
+    facts[_SHAPE] = pa.array([str(known.get(each, each[0])) for each in noted], pa.string())
+    return facts
 
 
 def true_order(noted: NotedChanges, late: Ints, old_at: pa.StringArray, new_at: pa.StringArray) -> Ints:
@@ -124,9 +146,31 @@ def build_batches(
     """One batch for each table under each version of its schema, in the order of their first changes."""
     parts: dict[TableSchema, list[ChangeBatch]] = defaultdict(list)
     for shape_id in dict.fromkeys(noted.shapes.tolist()):
-        shape, schema = shapes[shape_id]
-        parts[schema].append(_build(noted.only(np.flatnonzero(noted.shapes == shape_id)), shape, schema, commits))
+        shape, schema = shapes[abs(shape_id)]
+        part = noted.only(np.flatnonzero(noted.shapes == shape_id))
+        parts[schema].append(_build_lost(part, schema, commits) if shape_id < 0 else _build_safely(part, shape, schema, commits))
     return tuple(_joined(schema, batches) for schema, batches in parts.items())
+
+
+def _build_safely(noted: NotedChanges, shape: Shape, schema: TableSchema, commits: Mapping[int, CommitFacts]) -> ChangeBatch:
+    """Rows that are not what their shape says are the trouble of their table, and of no other."""
+    try:
+        return _build(noted, shape, schema, commits)
+    except ProtocolError as error:
+        _log.warning("changes cannot be read", extra={"table": str(schema.name), "code": error.code, "changes": len(noted.codes)})
+        return _build_lost(noted, schema, commits)
+
+
+def _build_lost(noted: NotedChanges, schema: TableSchema, commits: Mapping[int, CommitFacts]) -> ChangeBatch:
+    """Changes whose columns nobody can tell: no value is there, and each is marked as a text that cannot be read."""
+    rows = _Rows.plan(noted, np.zeros(len(noted.codes), np.bool_))
+    texts = pc.binary_join_element_wise(pa.scalar(REPLACED), pc.coalesce(noted.new, noted.old), "")
+    lost, count = texts.is_valid(), len(texts)
+    fields = change_schema(schema)
+    columns = [DecodedColumn(pa.nulls(count, fields.field(at).type), lost) for at in range(len(schema.columns))]
+    unreadable = dict.fromkeys(schema.column_names, lost.true_count)
+    decoded = join_columns(columns, [texts] * len(columns), schema, count, unreadable)
+    return _batch(noted, rows, schema, commits, decoded, moves=0)
 
 
 def _build(noted: NotedChanges, shape: Shape, schema: TableSchema, commits: Mapping[int, CommitFacts]) -> ChangeBatch:
@@ -135,12 +179,18 @@ def _build(noted: NotedChanges, shape: Shape, schema: TableSchema, commits: Mapp
     rows = _Rows.plan(noted, moved)
     texts = [_texts(name, rows, new, old, is_key=not schema.key or name in schema.key) for name in schema.column_names]
     decoded = decode_rows(texts, schema, len(rows.codes))
+    return _batch(noted, rows, schema, commits, decoded, moves=int(np.count_nonzero(moved)))
+
+
+def _batch(
+    noted: NotedChanges, rows: _Rows, schema: TableSchema, commits: Mapping[int, CommitFacts], decoded: DecodedRows, *, moves: int
+) -> ChangeBatch:
     inserts, updates, deletes, truncates = np.bincount(rows.codes, minlength=len(_KINDS)).tolist()
     batch = pa.RecordBatch.from_arrays(
         [*decoded.columns, *_metadata(noted, rows, commits), decoded.exact],
         schema=change_schema(schema),
     )
-    moves, unreadable = int(np.count_nonzero(moved)), sum(decoded.unreadable.values())
+    unreadable = sum(decoded.unreadable.values())
     return ChangeBatch(schema, batch, ChangeCounts(inserts, updates, deletes, truncates, moves, 0, decoded.inexact, unreadable))
 
 

@@ -29,7 +29,7 @@ from penstock.schema import TableName
 READER = "penstock trigger"
 """The name of the session that reads."""
 
-_COLUMNS = 9
+_COLUMNS = 10
 _MISSING = frozenset({"3F000", "42P01"})  # the schema, or a table in it
 
 
@@ -136,6 +136,11 @@ class ChangeTable:
     def shapes(self, ids: Sequence[int]) -> list[Shape]:
         rows: list[Any] = self._execute("shapes", {"ids": list(ids)}).fetchall()
         return [_shape(row) for row in rows]
+
+    def restore(self, shape: int, numbers: str) -> int | None:
+        """The shape that rows had which have the columns of these numbers, and were noted with another; None if nobody can tell any more."""
+        row: Any = self._execute("restore", {"id": shape, "numbers": numbers}).fetchone()
+        return None if row[0] is None else int(row[0])
 
     def confirm(self, position: Position) -> None:
         """Never give out again what commits up to `position`."""

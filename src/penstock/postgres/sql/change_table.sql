@@ -32,6 +32,7 @@ CREATE TABLE {schema}.changes (
     new_at tid,
     old text,
     new text,
+    altered int2[],
     PRIMARY KEY (xid, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0.02);
 CREATE TABLE {schema}.commits (
@@ -73,11 +74,14 @@ DECLARE
   own_modifiers int4[];
   own_generated boolean[];
   own_shape bigint;
+  is_replaced boolean;
+  own_altered int2[];
 BEGIN
-  SELECT array_agg(a.attnum), array_agg(a.attname::text), array_agg(a.atttypid), array_agg(a.atttypmod), array_agg(a.attgenerated <> '')
-  INTO own_numbers, own_names, own_types, own_modifiers, own_generated
+  SELECT array_agg(a.attnum), array_agg(a.attname::text), array_agg(a.atttypid), array_agg(a.atttypmod), array_agg(a.attgenerated <> ''),
+    bool_or(a.xmax <> '0'::xid)
+  INTO own_numbers, own_names, own_types, own_modifiers, own_generated, is_replaced
   FROM (
-    SELECT attnum, attname, atttypid, atttypmod, attgenerated FROM pg_catalog.pg_attribute
+    SELECT attnum, attname, atttypid, atttypmod, attgenerated, xmax FROM pg_catalog.pg_attribute
     WHERE attrelid = TG_RELID AND attnum > 0 AND NOT attisdropped ORDER BY attnum
   ) a;
   SELECT s.id INTO own_shape FROM {schema}.shapes s
@@ -95,15 +99,24 @@ BEGIN
       )
     RETURNING id INTO own_shape;
   END IF;
+  -- A transaction that sees the catalog as it was when it began writes rows as the table is now. What it sees of the table has been replaced
+  -- then, by somebody who was not done in its snapshot. Functions that ask about privileges know better: of a column that is no more, nothing.
+  IF pg_catalog.current_setting('transaction_isolation') IN ('repeatable read', 'serializable')
+    AND (is_replaced OR EXISTS (SELECT 1 FROM pg_catalog.pg_class c WHERE c.oid = TG_RELID AND c.xmax <> '0'::xid)) THEN
+    own_altered := ARRAY(
+      SELECT n::int2 FROM pg_catalog.generate_series(1, 1600) AS n
+      WHERE pg_catalog.has_column_privilege(TG_RELID, n::int2, 'SELECT') IS NOT NULL ORDER BY n
+    );
+  END IF;
   -- Not by a cast, which the owner of the table could have made himself: it would run with the rights of this function's owner.
   -- A row that has an xmax is locked, or was changed again already, by a trigger of somebody else's that had its turn before this one: then
   -- the change that found it at `new_at` is the later one, although it was written down first. Both are places in one file: a table that is
   -- emptied or rewritten begins another, with the same places.
-  INSERT INTO {schema}.changes (xid, root, shape, op, node, old_at, new_at, old, new)
+  INSERT INTO {schema}.changes (xid, root, shape, op, node, old_at, new_at, old, new, altered)
   VALUES (
     pg_catalog.pg_current_xact_id(), own_root, own_shape, pg_catalog.left(TG_OP, 1)::"char", pg_catalog.pg_relation_filenode(TG_RELID),
     OLD.ctid, CASE WHEN NEW.xmax <> '0'::xid THEN NEW.ctid END,
-    pg_catalog.textin(pg_catalog.record_out(OLD)), pg_catalog.textin(pg_catalog.record_out(NEW))
+    pg_catalog.textin(pg_catalog.record_out(OLD)), pg_catalog.textin(pg_catalog.record_out(NEW)), own_altered
   );
   RETURN NULL;
 END
@@ -289,12 +302,12 @@ SELECT coalesce(max(w.seq) FILTER (WHERE w.total <= %(bytes)s), min(w.seq)) FROM
 ) w
 
 -- name: read_commits
-SELECT o."position", c.seq - o.first, c.root, c.shape, c.op, c.node::text || c.old_at::text, c.node::text || c.new_at::text, c.old, c.new
+SELECT o."position", c.seq - o.first, c.root, c.shape, c.op, c.node::text || c.old_at::text, c.node::text || c.new_at::text, c.old, c.new, c.altered
 FROM {schema}.commits o JOIN {schema}.changes c ON c.xid = o.xid
 WHERE o."position" > {after} AND o."position" <= {upto} ORDER BY o."position", c.seq
 
 -- name: read_part
-SELECT o."position", c.seq - o.first, c.root, c.shape, c.op, c.node::text || c.old_at::text, c.node::text || c.new_at::text, c.old, c.new
+SELECT o."position", c.seq - o.first, c.root, c.shape, c.op, c.node::text || c.old_at::text, c.node::text || c.new_at::text, c.old, c.new, c.altered
 FROM {schema}.commits o JOIN {schema}.changes c ON c.xid = o.xid
 WHERE o."position" = {position} AND c.seq > {after} AND c.seq <= {upto} ORDER BY c.seq
 
@@ -318,6 +331,23 @@ FROM {schema}.shapes s
 LEFT JOIN pg_catalog.pg_class c ON c.oid = s.root
 LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE s.id = ANY (%(ids)s)
+
+-- name: restore
+-- The shape of rows that have just these columns, of a relation that was noted with others: as the catalog has it now, or as it was noted last.
+WITH told AS (
+  SELECT s.relation, s.root, s.name, s.key FROM {schema}.shapes s WHERE s.id = %(id)s
+), made AS (
+  INSERT INTO {schema}.shapes (relation, root, name, numbers, names, types, modifiers, generated, key)
+  SELECT t.relation, t.root, t.name, array_agg(a.attnum ORDER BY a.attnum), array_agg(a.attname::text ORDER BY a.attnum),
+    array_agg(a.atttypid ORDER BY a.attnum), array_agg(a.atttypmod ORDER BY a.attnum), array_agg(a.attgenerated <> '' ORDER BY a.attnum), t.key
+  FROM told t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relation AND a.attnum > 0 AND NOT a.attisdropped
+  GROUP BY t.relation, t.root, t.name, t.key HAVING array_agg(a.attnum ORDER BY a.attnum) = %(numbers)s::int2[]
+  RETURNING id
+)
+SELECT coalesce(
+  (SELECT m.id FROM made m),
+  (SELECT max(s.id) FROM {schema}.shapes s JOIN told t ON s.relation = t.relation AND s.root = t.root WHERE s.numbers = %(numbers)s::int2[])
+)
 
 -- name: confirm
 UPDATE {schema}.resume SET "position" = greatest("position", %(position)s)
