@@ -275,6 +275,13 @@ class ChangeTableMissingError(PenstockError):
     recovery = Recovery.OPERATOR
 
 
+class UncheckedTimelineError(PenstockError):
+    """The server was promoted, and the reader of its change table has not seen yet whether it has all that was given out."""
+
+    code = "PEN-1218"
+    recovery = Recovery.RETRY
+
+
 class ProtocolError(PenstockError):
     """Bytes that are not the replication protocol. Says where and what kind of message, never the payload."""
 

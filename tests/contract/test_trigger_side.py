@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
+import pytest
+
+from penstock.errors import SystemChangedError, UncheckedTimelineError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.sides import side_of
-from penstock.pipeline.tables import select_tables
+from penstock.pipeline.states import TableState, TableStatus
+from penstock.pipeline.tables import Tables, select_tables
 from penstock.position import Position
 from penstock.postgres.change_table import ChangeTable
 from penstock.postgres.connection import connect
+from penstock.postgres.health import log_wait
+from penstock.testing.capture_conformance import deliver_three
+from penstock.testing.streams import check_same, take
 from tests.contract.trigger_harness import TriggerHarness
+
+
+def promote(trigger: TriggerHarness, lost: int = 0) -> None:
+    """As if the server were another now, which has the change table of the old one, without what came last."""
+    trigger.database.execute(f"UPDATE {trigger.settings.name}.horizon SET timeline = '00000000', position = position - {lost}")
 
 
 def config_of(trigger: TriggerHarness, directory: Path) -> PipelineConfig:
@@ -41,3 +54,59 @@ def test_all_that_committed_before_a_table_was_seen_to_be_gone_comes_up_to_where
     assert len(commits) == 50
     assert selection.seen_at is not None
     assert commits[-1].position <= selection.seen_at
+
+
+def test_server_that_was_promoted_puts_nothing_into_order_until_its_reader_has_checked(trigger: TriggerHarness, tmp_path: Path) -> None:
+    events = deliver_three(trigger, confirm=lambda changes: changes[0].ack.confirm())
+    promote(trigger)
+    before = trigger.database.query(f"SELECT * FROM {trigger.settings.name}.horizon")
+    side = side_of(config_of(trigger, tmp_path))
+    with connect(trigger.settings.address) as connection:
+        assert (side.goal(connection), side.seen(connection)) == (None, None)
+    with pytest.raises(UncheckedTimelineError):
+        list(trigger.capture().snapshot([trigger.table]))
+    assert trigger.database.query(f"SELECT * FROM {trigger.settings.name}.horizon") == before
+    with closing(trigger.capture().live()) as stream:
+        check_same(take(stream, 2, trigger.deadline_seconds), events[1:], "the reader has checked")
+    list(trigger.capture().snapshot([trigger.table]))
+    with connect(trigger.settings.address) as connection:
+        assert side.goal(connection) is not None
+
+
+def test_server_that_was_promoted_without_what_was_read_is_told_although_tables_are_being_copied(trigger: TriggerHarness) -> None:
+    deliver_three(trigger, confirm=lambda changes: changes[0].ack.confirm())
+    promote(trigger, lost=1_000_000)
+    with pytest.raises(UncheckedTimelineError):
+        list(trigger.capture().snapshot([trigger.table]))
+    with closing(trigger.capture().live()) as stream, pytest.raises(SystemChangedError, match="knows only of those up to"):
+        take(stream, 1, trigger.deadline_seconds)
+
+
+def test_copy_that_was_begun_before_a_promotion_must_be_in_the_past_of_the_server(trigger: TriggerHarness, tmp_path: Path) -> None:
+    trigger.capture().live().close()
+    side = side_of(config_of(trigger, tmp_path))
+    with side.export(trigger.settings.address, log_wait) as exported:
+        promote(trigger, lost=1)
+    with connect(trigger.settings.address) as connection:
+        table = ChangeTable(connection, trigger.settings.name)
+        table.accept()
+        assert table.sequence() > exported.fence
+    with pytest.raises(SystemChangedError, match="tables were copied as of"), side.export(trigger.settings.address, log_wait):
+        pass
+
+
+def test_table_that_is_ahead_of_a_server_that_was_promoted_is_told_before_anything_starts(trigger: TriggerHarness, tmp_path: Path) -> None:
+    """Also one that no epoch has brought that far: it was copied as of then."""
+    trigger.capture().live().close()
+    side = side_of(config_of(trigger, tmp_path))
+    with connect(trigger.settings.address) as connection:
+        copied = side.goal(connection)
+        assert copied is not None
+        tables = Tables(statuses={trigger.table: TableStatus(TableState.CATCHING_UP, copied, copied)})
+        promote(trigger, lost=1)
+        with pytest.raises(SystemChangedError, match="knows only of those up to"):
+            side.check_origin(connection, tables, None, side.identify())
+        assert side.goal(connection) is None
+        trigger.database.execute(f"UPDATE {trigger.settings.name}.horizon SET position = position + 1")
+        side.check_origin(connection, tables, None, side.identify())
+        assert side.goal(connection) is not None

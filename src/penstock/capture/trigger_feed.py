@@ -91,7 +91,10 @@ class TriggerSession(FeedSession):
             self._table = ChangeTable(connection, settings.name)
             if not self._table.try_lock():
                 raise SlotBusyError(f"another process reads the change table {settings.name}")
-            check_reader(self._table.inspect(), mark.position, settings.name)
+            state = self._table.inspect()
+            check_reader(state, mark.position, settings.name)
+            if not state.is_accepted:
+                self._table.accept()
             self._system = inspect_system(connection)
             self._types = TypeResolver(settings.types, load=partial(inspect_types, connection))
             self._stack = self._stack.pop_all()

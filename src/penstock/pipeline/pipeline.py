@@ -153,9 +153,8 @@ class Pipeline:
                 started = time.monotonic()
                 try:
                     if once and goal is None:
-                        with connect(self._address) as connection:
-                            goal = side_of(self._config).goal(connection)
-                    return self._attempt(goal)
+                        goal = self._find_goal()
+                    return self._attempt(goal, once=once)
                 except PenstockError as error:
                     never_connected = once and goal is None
                     if not self._may_pass(error) or self._stopping.is_set() or never_connected:
@@ -171,7 +170,11 @@ class Pipeline:
         """A capture of its own that has failed is waited for: it is started again, or not, by somebody else."""
         return error.recovery is Recovery.RETRY or (isinstance(error, CaptureFailedError) and self._capture.is_separate)
 
-    def _attempt(self, goal: Position | None) -> RunResult:
+    def _find_goal(self) -> Position | None:
+        with connect(self._address) as connection:
+            return side_of(self._config).goal(connection)
+
+    def _attempt(self, goal: Position | None, *, once: bool) -> RunResult:
         """From looking around to the end of the stream."""
         self._capture.check()
         system = side_of(self._config).identify()
@@ -194,6 +197,8 @@ class Pipeline:
             on_anew=self._order_anew,
         )
         tables = self._prepare(applier, system)
+        if once and goal is None:
+            goal = self._find_goal()
         applier.adopt(tables.targets, tables.statuses, self._begun(tables))
         for name in tables.awaiting:
             applier.await_copy(name)

@@ -63,12 +63,15 @@ class CaptureSide(ABC):
         """Whether changes come by looks: what happened right before a place in the log is in the first look after it."""
         return False
 
-    def goal(self, connection: Connection) -> Position:
-        """Where a run has to come to that is to bring everything that has committed by now."""
+    def goal(self, connection: Connection) -> Position | None:
+        """Where a run has to come to that is to bring everything that has committed by now. None: not before `check_origin`."""
         return current_position(connection)
 
-    def seen(self, connection: Connection) -> Position:
-        """Where all changes are that were made before what this connection has just seen of the catalog: at this position, or before."""
+    def seen(self, connection: Connection) -> Position | None:
+        """Where all changes are that were made before what this connection has just seen of the catalog: at this position, or before.
+
+        None: it cannot be told now.
+        """
         return shown_position(connection)
 
     @property

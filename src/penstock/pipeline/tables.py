@@ -138,7 +138,7 @@ def select_tables(
     config: PipelineConfig,
     *,
     asks_spark: bool = True,
-    seen: Callable[[Connection], Position] = shown_position,
+    seen: Callable[[Connection], Position | None] = shown_position,
 ) -> Selection:
     """Look at the source. A table that is named and is not there is refused; one that no pattern matches is not missed.
 

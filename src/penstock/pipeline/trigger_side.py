@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from typing_extensions import override
 
 from penstock.capture.continuity import check_same_system
 from penstock.capture.provision import check_coverage
 from penstock.capture.trigger_provision import ensure_coverage, inspect_coverage
-from penstock.errors import ChangeTableMissingError
+from penstock.errors import ChangeTableMissingError, UncheckedTimelineError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
@@ -19,7 +19,7 @@ from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail
 from penstock.position import Position
 from penstock.postgres.capture_triggers import detach, has_change_table, inspect_acts
 from penstock.postgres.catalog import CatalogTable
-from penstock.postgres.change_table import ChangeTable, check_reader, export_fence
+from penstock.postgres.change_table import ChangeTable, TableState, check_reader, export_fence
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.exported import Export, ExportedSnapshot
 from penstock.postgres.health import log_wait
@@ -35,6 +35,8 @@ class TriggerSide(CaptureSide):
     def __init__(self, config: PipelineConfig) -> None:
         super().__init__(config)
         self._name = config.slot
+        self._copied: tuple[TableState, Position] | None = None
+        """The last fence that was given out, and how the change table was then."""
 
     @property
     @override
@@ -42,28 +44,32 @@ class TriggerSide(CaptureSide):
         return self._export
 
     @override
-    def goal(self, connection: Connection) -> Position:
+    def goal(self, connection: Connection) -> Position | None:
         """What has committed by now is put into order, and nothing of it after this position."""
         if not self._is_there(connection):
             return super().goal(connection)
-        return ChangeTable(connection, self._name).sequence()
+        return self._sequence(connection)
 
     @override
-    def seen(self, connection: Connection) -> Position:
+    def seen(self, connection: Connection) -> Position | None:
         """Commits that are yet to be put into order come at positions beyond the log of now, however long ago they were made."""
         if not self._is_there(connection):
             return super().seen(connection)
-        return ChangeTable(connection, self._name).sequence()
+        return self._sequence(connection)
 
     @override
     def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
-        """Another timeline is let pass if the change table, which went along, knows of everything that the targets have."""
-        if last is None:
-            return
-        check_same_system(system, SystemIdentity.parse(last.system))
+        """Another timeline is let pass if the change table, which went along, knows of everything that targets and spool have."""
+        if last is not None:
+            check_same_system(system, SystemIdentity.parse(last.system))
         if self._is_there(connection):
-            state = ChangeTable(connection, self._name).inspect()
-            check_reader(state, max(last.position, state.confirmed), self._name)
+            table = ChangeTable(connection, self._name)
+            state = table.inspect()
+            recorded = Position.ZERO if last is None else last.position
+            spooled = SpoolReader(self._config.spool).end or Position.ZERO
+            check_reader(state, max(recorded, spooled, state.confirmed, *tables.filled.values()), self._name)
+            if not state.is_accepted:
+                table.accept()
 
     @override
     def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
@@ -103,7 +109,28 @@ class TriggerSide(CaptureSide):
         self, address: SourceAddress, _on_wait: OnWait = log_wait, _tables: Sequence[CatalogTable] = ()
     ) -> AbstractContextManager[ExportedSnapshot]:
         """Nothing is waited for."""
-        return export_fence(address, self._name)
+        return self._fenced(address)
+
+    @contextmanager
+    def _fenced(self, address: SourceAddress) -> Iterator[ExportedSnapshot]:
+        """What was copied so far must be in the past of a server that was promoted meanwhile."""
+        with export_fence(address, self._name) as exported:
+            with connect(address) as connection:
+                state = ChangeTable(connection, self._name).inspect()
+            before, fence = self._copied or (state, Position.ZERO)
+            if (before.timeline, before.inherited) != (state.timeline, state.inherited) and fence > state.inherited:
+                raise SystemChangedError(
+                    f"tables were copied as of {fence}, and the change table {self._name} knew only of changes up to {state.inherited} "
+                    "when the server was promoted",
+                    hint=COPY_ANEW,
+                )
+            self._copied = (state, exported.fence)
+            yield exported
+
+    def _sequence(self, connection: Connection) -> Position | None:
+        with suppress(UncheckedTimelineError):
+            return ChangeTable(connection, self._name).sequence()
+        return None
 
     def _is_there(self, connection: Connection) -> bool:
         return has_change_table(connection, self._name)

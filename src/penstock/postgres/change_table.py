@@ -18,7 +18,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from penstock.errors import ChangeTableMissingError, PositionGapError, SystemChangedError
+from penstock.errors import ChangeTableMissingError, PositionGapError, SystemChangedError, UncheckedTimelineError
 from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress, connect, passing_bytes, source_errors
 from penstock.postgres.copying import read_texts
@@ -41,6 +41,16 @@ class TableState:
     confirmed: Position
     server: Position
     """Where the server's log is."""
+    timeline: str
+    """On which this was put into order."""
+    server_timeline: str
+    inherited: Position
+    """How far the order had come when that timeline was accepted."""
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the server is still the one that put everything into order, and was not promoted since."""
+        return self.timeline == self.server_timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +108,31 @@ class ChangeTable:
         row: Any = self._execute("state").fetchone()
         if row is None:
             raise _missing(self._schema)
-        ordered, confirmed, identifier, own_identifier, server = row
+        ordered, confirmed, identifier, own_identifier, server, timeline, server_timeline, inherited = row
         if identifier != own_identifier:
             raise SystemChangedError(
                 f"the change table {self._schema} was filled by database system {identifier}, and the server is {own_identifier}",
                 hint=_ANEW.format(self._schema),
             )
-        return TableState(Position.of(ordered), Position.of(confirmed), Position.of(server))
+        ordered, confirmed, server, inherited = map(Position.of, (ordered, confirmed, server, inherited))
+        return TableState(ordered, confirmed, server, timeline, server_timeline, inherited)
 
     def has_fresh(self) -> bool:
         """Whether a commit waits to be put into order."""
         row: Any = self._execute("has_fresh").fetchone()
         return bool(row[0])
 
+    def accept(self) -> None:
+        """Go on with a server that was promoted. Only for who has checked, by `check_reader`, that it has all that was ever given out."""
+        with self._connection.transaction():
+            self._execute("lock_horizon", {"schema": self._schema})
+            self._execute("accept")
+
     def sequence(self) -> Position:
-        """Put into order what has committed so far; everything up to the position that is given back has been delivered or can be read."""
+        """Put into order what has committed so far; everything up to the position that is given back has been delivered or can be read.
+
+        Raises `UncheckedTimelineError`, which passes, on a server that was promoted, until its reader accepts that.
+        """
         with self._connection.transaction():
             self._execute("lock_horizon", {"schema": self._schema})
             return self._sequence()
@@ -138,7 +158,7 @@ class ChangeTable:
         return [_shape(row) for row in rows]
 
     def restore(self, shape: int, numbers: str) -> int | None:
-        """The shape that rows had which have the columns of these numbers, and were noted with another; None if nobody can tell any more."""
+        """The shape of rows that have the columns of these numbers, and were noted with another; None if nobody can tell any more."""
         row: Any = self._execute("restore", {"id": shape, "numbers": numbers}).fetchone()
         return None if row[0] is None else int(row[0])
 
@@ -162,6 +182,10 @@ class ChangeTable:
         """In a transaction, whose commit is durable, whatever is usual for the role: the order is given out at once."""
         self._execute("insist")
         row: Any = self._execute("sequence").fetchone()
+        if row is None and not self.inspect().is_accepted:
+            raise UncheckedTimelineError(
+                f"the server was promoted, and the reader of the change table {self._schema} has not seen yet whether it has everything"
+            )
         if row is None:
             raise _missing(self._schema)
         return Position.of(row[0])

@@ -48,17 +48,20 @@ CREATE TABLE {schema}.horizon (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     snapshot pg_catalog.pg_snapshot NOT NULL,
     "position" bigint NOT NULL,
-    system_identifier text NOT NULL
+    system_identifier text NOT NULL,
+    timeline text NOT NULL,
+    inherited bigint NOT NULL
 ) WITH (fillfactor = 10);
 CREATE TABLE {schema}.resume (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     "position" bigint NOT NULL
 ) WITH (fillfactor = 10);
 -- Nothing of what is still open counts as given out.
-INSERT INTO {schema}.horizon (snapshot, "position", system_identifier)
+INSERT INTO {schema}.horizon (snapshot, "position", system_identifier, timeline, inherited)
 SELECT pg_catalog.format('%1$s:%1$s:', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()))::pg_catalog.pg_snapshot,
     pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint,
-    (SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s);
+    (SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s),
+    pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8), 0;
 INSERT INTO {schema}.resume ("position") SELECT h."position" FROM {schema}.horizon h;
 -- Values are written as the capture's own sessions would have them, whatever the settings of whoever changes a row.
 CREATE FUNCTION {schema}.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
@@ -250,8 +253,14 @@ SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended('penstock seque
 -- name: state
 -- How far changes have been put into order, how far they are confirmed, and what the server is.
 SELECT h."position", r."position", h.system_identifier, (SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s),
-  pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint
+  pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint,
+  h.timeline, pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8), h.inherited
 FROM {schema}.horizon h, {schema}.resume r
+
+-- name: accept
+-- The server was promoted, and whoever has been given positions knows of none that were lost. How far they went is kept.
+UPDATE {schema}.horizon h SET timeline = pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8), inherited = h."position"
+WHERE h.timeline <> pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)
 
 -- name: has_fresh
 -- Whether something has committed that is in no order yet: of transactions that were open at the horizon, or had not begun.
@@ -265,10 +274,11 @@ SELECT EXISTS (SELECT 1 FROM {schema}.changes c, {schema}.horizon h WHERE c.xid 
 -- Put into order what has committed since the horizon, and move the horizon: one statement, so that both are of one snapshot.
 -- A transaction that saw, or overwrote, what another did has its last change after all of the other's, and is in the same snapshot or a later
 -- one. So this order is one in which they could have committed. Each gets a position beyond all that were given so far, and beyond the log as
--- it is now: writing the order down makes the log longer than the positions that it gives out.
+-- it is now: writing the order down makes the log longer than the positions that it gives out. On a server that was promoted nothing is done
+-- until it is accepted: how far the order had come is all that tells whether something of it was lost.
 WITH before AS MATERIALIZED (
   SELECT h.snapshot, greatest(h."position", pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint) AS base
-  FROM {schema}.horizon h
+  FROM {schema}.horizon h WHERE h.timeline = pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)
 ), fresh AS MATERIALIZED (
   SELECT c.xid, min(c.seq) AS first, max(c.seq) AS last, count(*) AS changes,
     sum(coalesce(pg_catalog.octet_length(c.old), 0) + coalesce(pg_catalog.octet_length(c.new), 0) + 64) AS bytes
