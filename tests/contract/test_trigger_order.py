@@ -16,7 +16,7 @@ from penstock.capture.trigger import TriggerCapture
 from penstock.contracts.capture import Change, Delete, Event, Truncate, Upsert
 from penstock.errors import ChangeTableMissingError, PrivilegeError, SystemChangedError
 from penstock.position import Position
-from penstock.postgres import capture_triggers, change_table
+from penstock.postgres import change_table
 from penstock.postgres.capture_triggers import inspect_acts, trigger_names
 from penstock.postgres.connection import connect
 from penstock.postgres.slot import current_position
@@ -371,24 +371,6 @@ def test_trigger_that_somebody_disabled_is_missing_and_comes_back(trigger: Trigg
     assert capture.inspect_coverage(both).missing == {trigger.table}
     capture.live().close()
     assert capture.inspect_coverage(both).satisfied
-
-
-def test_table_that_is_busy_when_it_is_to_get_its_triggers_holds_up_no_other(
-    trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(capture_triggers, "LOCK_SECONDS", 120.0)
-    first = TriggerCapture(trigger.settings).with_trigger_management({trigger.table}, manage=True)
-    with closing(first.live()) as stream, trigger.database.connect() as busy:
-        run(busy, f"INSERT INTO {trigger.other} VALUES (1, 'x')")
-        setting_up = Background(lambda: trigger.capture().ensure_coverage({trigger.table, trigger.other}, manage=True))
-        waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = %s::regclass"
-        wait_for(lambda: trigger.database.query(waits, str(trigger.other)) == [(1,)], "the wait", lambda: None, trigger.deadline_seconds)
-        trigger.commit(upsert(trigger.table, 1, "x"))
-        check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "x")], "while somebody waits for another table")
-        assert trigger.database.query(waits, str(trigger.other)) == [(1,)]
-        busy.commit()
-        setting_up.result(trigger.deadline_seconds, "the end of the wait")
-    assert trigger.capture().inspect_coverage({trigger.table, trigger.other}).satisfied
 
 
 def test_triggers_that_were_off_for_a_while_are_others_although_they_are_back(trigger: TriggerHarness) -> None:

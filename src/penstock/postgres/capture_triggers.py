@@ -1,14 +1,17 @@
 """The triggers of a capture, and the tables that have them or should.
 
-`inspect_change_table` and `inspect_relations` only look; an `Installation` is what closes a gap, and never waits long for somebody else's
-lock. Its texts are the statements that a person would paste.
+`inspect_change_table` and `inspect_relations` only look; an `Installation` is what closes a gap. Nobody ever queues up behind it, nor
+behind who takes triggers away: a table is had at once or not at all, one at a time, and tried again for a while. Its texts are the
+statements that a person would paste.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Collection, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, LiteralString
 
 import psycopg
@@ -22,6 +25,10 @@ from penstock.postgres.publication import LOCK_SECONDS
 from penstock.postgres.queries import identifier, query
 from penstock.schema import TableName
 
+_log = logging.getLogger(__name__)
+
+_PAUSE_SECONDS = 0.1
+_GLIMPSE_SECONDS = 0.1
 _TABLES = ("changes", "commits", "horizon", "resume", "shapes")
 
 
@@ -146,25 +153,28 @@ class Installation:
     def run(self, connection: Connection) -> None:
         """Each part in a transaction of its own, so that only one table is locked at a time. Two who do it at once do no harm."""
         with source_errors(f"setting up the change table {self.schema}"):
-            for each in self._making():
-                self._run(connection, each, is_done=has_change_table)
-            for each in self._attaching():
-                self._run(connection, each)
+            patience = _Patience(f"setting up the change table {self.schema}")
+            if self.needs_table:
+                patience.insist(connection, lambda: self._make(connection))
+            for table in self.tables:
+                patience.insist(connection, partial(self._attach, connection, table))
 
-    def _run(
-        self, connection: Connection, part: sql.Composed, is_done: Callable[[Connection, str], bool] = lambda _connection, _schema: False
-    ) -> None:
-        try:
-            with connection.transaction():
-                connection.execute(_patience())
-                # Two who set up the same thing at once take turns.
-                connection.execute(query("change_table", "lock_setup"), {"schema": self.schema})
-                if not is_done(connection, self.schema):
-                    connection.execute(part)
-        except psycopg.errors.LockNotAvailable as error:
-            raise LockWaitError(
-                f"setting up the change table {self.schema}: another session has held a lock for more than {LOCK_SECONDS:.0f} seconds"
-            ) from error
+    def _make(self, connection: Connection) -> None:
+        self._take_turns(connection)
+        if not has_change_table(connection, self.schema):
+            for each in self._making():
+                connection.execute(each)
+
+    def _attach(self, connection: Connection, table: TableName) -> None:
+        self._take_turns(connection)
+        row: Any = connection.execute(query("change_table", "has_triggers"), _wanted(self.schema, [table])).fetchone()
+        # Readers are in nobody's way, unless there is a trigger to be replaced.
+        _take(connection, table, "ACCESS EXCLUSIVE" if row[0] else "SHARE ROW EXCLUSIVE")
+        connection.execute(_of_table("attach", self.schema, table))
+
+    def _take_turns(self, connection: Connection) -> None:
+        """Of two who set up the same thing at once."""
+        connection.execute(query("change_table", "lock_setup"), {"schema": self.schema})
 
     def _making(self) -> list[sql.Composed]:
         if not self.needs_table:
@@ -192,22 +202,82 @@ def detach(connection: Connection, schema: str, tables: Collection[TableName]) -
 
     What they have written stays until it is confirmed.
     """
-    for table in sorted(tables):
-        with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.LockNotAvailable), connection.transaction():
-            connection.execute(_patience())
-            connection.execute(_of_table("detach", schema, table))
+    kept = _detach(connection, schema, sorted(tables), _Patience(f"taking triggers of {schema} away"))
+    if kept:
+        _log.warning("tables keep their triggers", extra={"schema": schema, "kept": {str(table): why for table, why in kept.items()}})
 
 
 def remove(connection: Connection, schema: str) -> None:
-    """Take away everything, also what nobody has read."""
-    with source_errors(f"removing the change table {schema}"), connection.transaction():
-        connection.execute(_patience())
-        connection.execute(statement("remove", schema))
+    """Take away everything, also what nobody has read. `LockWaitError` if a table is never free; then it can be said again."""
+    with source_errors(f"removing the change table {schema}"):
+        patience = _Patience(f"removing the change table {schema}")
+        rows: list[Any] = connection.execute(query("change_table", "noted_tables"), {"schema": schema}).fetchall()
+        kept = _detach(connection, schema, [TableName(*row) for row in rows], patience)
+        # Those of tables that are not this role's own go with the schema, which is.
+        busy = [table for table, why in kept.items() if why == LockWaitError.code]
+        if busy:
+            _log.warning("tables keep their triggers", extra={"schema": schema, "kept": [str(table) for table in busy]})
+            raise LockWaitError(f"removing the change table {schema}: {', '.join(map(str, busy))} cannot be had, and keep their triggers")
+        patience.insist(connection, partial(_drop, connection, schema))
 
 
-def _patience() -> sql.Composed:
-    """An application must not queue up behind us for long."""
-    return sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{LOCK_SECONDS:.0f}s"))
+def _detach(connection: Connection, schema: str, tables: Iterable[TableName], patience: _Patience) -> dict[TableName, str]:
+    """Gives those that keep their triggers, each with a code that says why."""
+    kept = {}
+    for table in tables:
+        try:
+            patience.insist(connection, partial(_detach_one, connection, schema, table))
+        except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
+            continue
+        except psycopg.errors.InsufficientPrivilege:
+            kept[table] = PrivilegeError.code
+        except LockWaitError as error:
+            kept[table] = error.code
+    return kept
+
+
+def _detach_one(connection: Connection, schema: str, table: TableName) -> None:
+    _take(connection, table)
+    connection.execute(_of_table("detach", schema, table))
+
+
+def _drop(connection: Connection, schema: str) -> None:
+    connection.execute(_patience(_GLIMPSE_SECONDS))
+    connection.execute(statement("remove", schema))
+
+
+def _take(connection: Connection, table: TableName, mode: LiteralString = "ACCESS EXCLUSIVE") -> None:
+    """Have a table, with all its partitions, or nothing: whoever comes later must not queue up behind us."""
+    connection.execute(_patience(_GLIMPSE_SECONDS))
+    name = sql.Identifier(table.schema, table.name)
+    connection.execute(sql.SQL("LOCK TABLE {} IN {} MODE NOWAIT").format(name, sql.SQL(mode)))
+
+
+def _patience(seconds: float) -> sql.Composed:
+    return sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{seconds * 1000:.0f}ms"))
+
+
+class _Patience:
+    """Tries things, each in a transaction, again and again while somebody else has what they need; for so long in all, and no longer."""
+
+    def __init__(self, doing: str) -> None:
+        self._doing = doing
+        self._deadline = time.monotonic() + LOCK_SECONDS
+
+    def insist(self, connection: Connection, act: Callable[[], None]) -> None:
+        while True:
+            try:
+                with connection.transaction():
+                    connection.execute(_patience(LOCK_SECONDS))
+                    act()
+            except psycopg.errors.LockNotAvailable as error:
+                if time.monotonic() > self._deadline:
+                    raise LockWaitError(
+                        f"{self._doing}: others have held locks for {LOCK_SECONDS:.0f} seconds that have to be waited for"
+                    ) from error
+                time.sleep(_PAUSE_SECONDS)
+            else:
+                return
 
 
 def _of_table(name: LiteralString, schema: str, table: TableName) -> sql.Composed:

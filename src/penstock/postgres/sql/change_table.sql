@@ -143,9 +143,27 @@ CREATE TRIGGER {rows} AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW E
 CREATE TRIGGER {truncates} AFTER TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION {schema}.note();
 ALTER TABLE {table} ENABLE ALWAYS TRIGGER {rows}, ENABLE ALWAYS TRIGGER {truncates}
 
+-- name: has_triggers
+SELECT EXISTS (
+  SELECT 1 FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS r (nspname, relname)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname
+  JOIN pg_catalog.pg_trigger t ON t.tgrelid = c.oid AND t.tgname IN (%(rows)s, %(truncates)s)
+)
+
 -- name: detach
 DROP TRIGGER IF EXISTS {rows} ON {table};
 DROP TRIGGER IF EXISTS {truncates} ON {table}
+
+-- name: noted_tables
+-- All that have triggers of the capture; those of partitions go with their root's.
+SELECT DISTINCT n.nspname::text, c.relname::text
+FROM pg_catalog.pg_trigger t
+JOIN pg_catalog.pg_proc f ON f.oid = t.tgfoid AND f.proname = 'note'
+JOIN pg_catalog.pg_namespace own ON own.oid = f.pronamespace AND own.nspname = %(schema)s
+JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE t.tgparentid = 0 ORDER BY 1, 2
 
 -- name: remove
 -- With all triggers, and all that nobody has read.
