@@ -83,3 +83,9 @@ def test_tables_are_waited_for_together_and_those_that_keep_their_triggers_are_n
             remove(connection, trigger.settings.name)
         busy.rollback()
         remove(connection, trigger.settings.name)
+
+
+def test_vacuum_never_takes_the_change_table_from_those_who_write(trigger: TriggerHarness) -> None:
+    trigger.capture().live().close()
+    options = trigger.database.query("SELECT reloptions FROM pg_class WHERE oid = %s::regclass", f"{trigger.settings.name}.changes")
+    assert "vacuum_truncate=false" in options[0][0]

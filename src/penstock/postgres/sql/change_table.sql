@@ -34,7 +34,8 @@ CREATE TABLE {schema}.changes (
     new text,
     altered int2[],
     PRIMARY KEY (xid, seq)
-) WITH (autovacuum_vacuum_scale_factor = 0.02);
+-- To give back its empty end, vacuum would take the table from everybody who writes anything.
+) WITH (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 CREATE TABLE {schema}.commits (
     "position" bigint PRIMARY KEY,
     xid pg_catalog.xid8 NOT NULL UNIQUE,
