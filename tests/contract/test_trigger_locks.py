@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from typing import LiteralString
 
 import pytest
 
@@ -12,6 +13,7 @@ from penstock.errors import LockWaitError
 from penstock.postgres import capture_triggers
 from penstock.postgres.capture_triggers import detach, remove
 from penstock.postgres.connection import connect
+from penstock.postgres.queries import query
 from penstock.testing.capture_conformance import upsert
 from penstock.testing.streams import Background, check_same, take
 from tests.contract.trigger_harness import TriggerHarness
@@ -89,3 +91,11 @@ def test_vacuum_never_takes_the_change_table_from_those_who_write(trigger: Trigg
     trigger.capture().live().close()
     options = trigger.database.query("SELECT reloptions FROM pg_class WHERE oid = %s::regclass", f"{trigger.settings.name}.changes")
     assert "vacuum_truncate=false" in options[0][0]
+
+
+@pytest.mark.parametrize("lock", ["lock_reader", "hold_horizon"])
+def test_server_notices_in_a_minute_that_who_holds_a_lock_is_gone(trigger: TriggerHarness, lock: LiteralString) -> None:
+    with connect(trigger.settings.address) as connection:
+        connection.execute(query("change_table", lock), {"schema": trigger.settings.name})
+        rows = connection.execute("SELECT source FROM pg_settings WHERE name ~ '^tcp_keepalives_'").fetchall()
+    assert rows == [("session",)] * 3

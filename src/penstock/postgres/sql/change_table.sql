@@ -247,8 +247,11 @@ JOIN pg_catalog.pg_trigger t ON t.tgrelid = c.oid AND t.tgname IN (%(rows)s, %(t
 GROUP BY r.nspname, r.relname
 
 -- name: lock_reader
--- One reader at a time, for as long as its session is there.
-SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('penstock reads ' || %(schema)s, 0))
+-- One reader at a time, for as long as its session is there, of which a server that lost its client is rid in a minute.
+SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('penstock reads ' || %(schema)s, 0)),
+       pg_catalog.set_config('tcp_keepalives_idle', '30', false),
+       pg_catalog.set_config('tcp_keepalives_interval', '10', false),
+       pg_catalog.set_config('tcp_keepalives_count', '3', false)
 
 -- name: insist
 -- What has been put into order is given out: a crash of the server must not undo it, nor what it puts into order, which is before it in the
@@ -264,7 +267,10 @@ SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('penstock se
 SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('penstock sets up ' || %(schema)s, 0))
 
 -- name: hold_horizon
-SELECT pg_catalog.pg_advisory_lock(pg_catalog.hashtextextended('penstock sequences ' || %(schema)s, 0))
+SELECT pg_catalog.pg_advisory_lock(pg_catalog.hashtextextended('penstock sequences ' || %(schema)s, 0)),
+       pg_catalog.set_config('tcp_keepalives_idle', '30', false),
+       pg_catalog.set_config('tcp_keepalives_interval', '10', false),
+       pg_catalog.set_config('tcp_keepalives_count', '3', false)
 
 -- name: release_horizon
 SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended('penstock sequences ' || %(schema)s, 0))
