@@ -227,6 +227,31 @@ def test_table_that_is_gone_by_now_is_still_told_apart_by_its_key(trigger: Trigg
     assert change.event == Upsert(values.table, {"id": 1}, {"id": 1, "note": "x"})
 
 
+def test_name_of_a_table_that_is_gone_by_now_is_what_it_was_letter_by_letter(trigger: TriggerHarness) -> None:
+    table = TableName("public", f'{trigger.table.name}.a "b"')
+    quoted = '"' + table.name.replace('"', '""') + '"'
+    trigger.database.execute(f"CREATE TABLE {quoted} (id int PRIMARY KEY)")
+    capture = trigger.capture().with_trigger_management({table}, manage=True)
+    capture.live().close()
+    trigger.database.execute(f"INSERT INTO {quoted} VALUES (1)")
+    trigger.database.execute(f"DROP TABLE {quoted}")
+    with closing(trigger.capture().with_trigger_management(set(), manage=False).live()) as stream:
+        (change,) = take(stream, 1, trigger.deadline_seconds)
+    assert change.event == Upsert(table, {"id": 1}, {"id": 1})
+
+
+def test_temporary_table_is_not_written_down_whoever_gives_it_triggers(trigger: TriggerHarness) -> None:
+    with closing(trigger.capture().live()) as stream:
+        with trigger.database.connect() as session:
+            note = f"EXECUTE FUNCTION {trigger.settings.name}.note()"
+            session.execute(f"CREATE TEMP TABLE {trigger.table.name} (id int PRIMARY KEY, note text)".encode())
+            session.execute(f"CREATE TRIGGER x AFTER INSERT ON pg_temp.{trigger.table.name} FOR EACH ROW {note}".encode())
+            session.execute(f"INSERT INTO pg_temp.{trigger.table.name} VALUES (1, 'mine')".encode())
+            session.execute(f"INSERT INTO {trigger.table} VALUES (2, 'ours')".encode())
+        (change,) = take(stream, 1, trigger.deadline_seconds)
+    assert change.event == Upsert(trigger.table, {"id": 2}, {"id": 2, "note": "ours"})
+
+
 def test_value_beyond_its_type_ends_the_stream_where_it_is_told_to(trigger: TriggerHarness) -> None:
     strict = TriggerCapture(replace(trigger.settings, types=TypePolicy(on_unrepresentable="error")))
     values = Values(trigger, "id int PRIMARY KEY, at timestamptz", strict)

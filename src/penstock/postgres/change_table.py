@@ -259,9 +259,9 @@ def sequence_under(connection: Connection, schema: str, snapshot: str) -> Positi
 
 
 def _shape(row: Any) -> Shape:
-    id_, relation, root, old_name, numbers, names, *facts, old_key, space, current, columns, key_names, key_numbers = row
+    id_, relation, root, old_space, old_name, numbers, names, *facts, old_key, space, current, columns, key_names, key_numbers = row
     # Of a table that is gone, the name and the key that it had.
-    name = TableName.parse(old_name) if current is None else TableName(space, current)
+    name = TableName(old_space, old_name) if current is None else TableName(space, current)
     # Columns are known by their numbers, whatever they are called by now; those of a partition by their names, which are the root's.
     is_partition = relation != root and current is not None
     wanted = old_key if current is None else key_numbers

@@ -12,6 +12,7 @@ CREATE TABLE {schema}.shapes (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     relation oid NOT NULL,
     root oid NOT NULL,
+    space text NOT NULL,
     name text NOT NULL,
     numbers int2[] NOT NULL,
     names text[] NOT NULL,
@@ -93,14 +94,19 @@ BEGIN
     AND s.modifiers = own_modifiers AND s.generated = own_generated
   ORDER BY s.id LIMIT 1;
   IF own_shape IS NULL THEN
+    -- A table of somebody's session is nobody else's to know of.
+    IF EXISTS (SELECT 1 FROM pg_catalog.pg_class c WHERE c.oid = TG_RELID AND c.relpersistence <> 'p') THEN
+      RETURN NULL;
+    END IF;
     -- Two who come upon a new shape at the same time both write it down: neither waits for the other, and neither can fail by it.
-    INSERT INTO {schema}.shapes (relation, root, name, numbers, names, types, modifiers, generated, key)
-    SELECT TG_RELID, own_root, own_root::regclass::text, coalesce(own_numbers, ARRAY[]::int2[]), coalesce(own_names, ARRAY[]::text[]),
+    INSERT INTO {schema}.shapes (relation, root, space, name, numbers, names, types, modifiers, generated, key)
+    SELECT TG_RELID, own_root, n.nspname::text, c.relname::text, coalesce(own_numbers, ARRAY[]::int2[]), coalesce(own_names, ARRAY[]::text[]),
       coalesce(own_types, ARRAY[]::oid[]), coalesce(own_modifiers, ARRAY[]::int4[]), coalesce(own_generated, ARRAY[]::boolean[]),
       ARRAY(
         SELECT k.attnum FROM pg_catalog.pg_index i CROSS JOIN LATERAL pg_catalog.unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) k (attnum)
         WHERE i.indrelid = TG_RELID AND i.indisprimary
       )
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = own_root
     RETURNING id INTO own_shape;
   END IF;
   -- A transaction that sees the catalog as it was when it began writes rows as the table is now. What it sees of the table has been replaced
@@ -349,7 +355,7 @@ WHERE o."position" = {position} AND c.seq > {after} AND c.seq <= {upto} ORDER BY
 -- name: shapes
 -- Of tables that are still there: the name and the columns that they have now, in their order, and the numbers and names of those that tell
 -- rows apart, as in `catalog.keys`. Of others, what was known.
-SELECT s.id, s.relation, s.root, s.name, s.numbers::int[], s.names, s.types::bigint[], s.modifiers, s.generated, s.key::int[],
+SELECT s.id, s.relation, s.root, s.space, s.name, s.numbers::int[], s.names, s.types::bigint[], s.modifiers, s.generated, s.key::int[],
   n.nspname::text, c.relname::text,
   ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum),
   ARRAY(
@@ -370,13 +376,13 @@ WHERE s.id = ANY (%(ids)s)
 -- name: restore
 -- The shape of rows that have just these columns, of a relation that was noted with others: as the catalog has it now, or as it was noted last.
 WITH told AS (
-  SELECT s.relation, s.root, s.name, s.key FROM {schema}.shapes s WHERE s.id = %(id)s
+  SELECT s.relation, s.root, s.space, s.name, s.key FROM {schema}.shapes s WHERE s.id = %(id)s
 ), made AS (
-  INSERT INTO {schema}.shapes (relation, root, name, numbers, names, types, modifiers, generated, key)
-  SELECT t.relation, t.root, t.name, array_agg(a.attnum ORDER BY a.attnum), array_agg(a.attname::text ORDER BY a.attnum),
+  INSERT INTO {schema}.shapes (relation, root, space, name, numbers, names, types, modifiers, generated, key)
+  SELECT t.relation, t.root, t.space, t.name, array_agg(a.attnum ORDER BY a.attnum), array_agg(a.attname::text ORDER BY a.attnum),
     array_agg(a.atttypid ORDER BY a.attnum), array_agg(a.atttypmod ORDER BY a.attnum), array_agg(a.attgenerated <> '' ORDER BY a.attnum), t.key
   FROM told t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relation AND a.attnum > 0 AND NOT a.attisdropped
-  GROUP BY t.relation, t.root, t.name, t.key HAVING array_agg(a.attnum ORDER BY a.attnum) = %(numbers)s::int2[]
+  GROUP BY t.relation, t.root, t.space, t.name, t.key HAVING array_agg(a.attnum ORDER BY a.attnum) = %(numbers)s::int2[]
   RETURNING id
 )
 SELECT coalesce(
