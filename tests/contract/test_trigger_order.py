@@ -184,6 +184,12 @@ def test_what_is_put_into_order_is_durable_also_for_a_role_whose_commits_are_not
             assert current_position(connection) > reached
 
 
+def test_order_is_of_what_has_committed_by_now_also_for_a_role_that_would_see_what_was(trigger: TriggerHarness) -> None:
+    address = trigger.settings.address.with_parameters({"options": "-c default_transaction_isolation=serializable"})
+    with connect(address) as connection:
+        assert connection.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
+
+
 def test_state_after_every_transaction_of_random_writers_is_the_source(trigger: TriggerHarness) -> None:
     """Writers that overwrite each other's rows, in transactions of all lengths; a snapshot in the middle; one reader."""
     with closing(trigger.capture().live()) as stream:

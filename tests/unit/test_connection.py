@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import AuthenticationError, ConnectionLostError, PenstockError, PrivilegeError, SenderLimitError
-from penstock.postgres.connection import SourceAddress, connect, connect_replication
+from penstock.errors import AuthenticationError, ConnectionLostError, PenstockError, PrivilegeError, Recovery, SenderLimitError
+from penstock.postgres.connection import SourceAddress, classify, connect, connect_replication
 
 STUB = Path(__file__).parents[1] / "refusing_server.py"
 
@@ -53,6 +53,11 @@ def test_C02_a_refusal_is_told_from_a_server_that_cannot_answer_yet(
     with refusal(severity, code, message) as address, pytest.raises(PenstockError) as caught, connect(address):
         pass
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("state", ["40001", "40P01"])
+def test_a_transaction_that_lost_against_others_is_tried_again(state: str) -> None:
+    assert classify(state, "could not serialize access", "asking").recovery is Recovery.RETRY
 
 
 def test_L13_a_server_without_a_free_sender_is_known_by_the_setting_that_it_names() -> None:

@@ -48,12 +48,13 @@ PINNED_SETTINGS = {
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "default_transaction_isolation": r"read\ committed",  # who takes a lock first sees what was done before; others ask for more
 }
 
 # By the first version that knows them: an older one would refuse a connection that names them.
 _NEWER_SETTINGS = {140_000: b"SET idle_session_timeout = 0", 170_000: b"SET transaction_timeout = 0"}
 
-_RETRIED_CLASSES = {"08", "53", "57"}  # connection, resources, operator intervention (shutdown, restart)
+_RETRIED_CLASSES = {"08", "40", "53", "57"}  # connection, rollback (deadlock), resources, operator intervention (shutdown, restart)
 
 # A refused connection has no SQLSTATE in libpq, and the server's words may be in any language; but libpq puts a severity before them.
 _OWN_REFUSAL = re.compile(r"no password supplied|certificate|private key file|does not support SSL|unsupported startup parameter")
