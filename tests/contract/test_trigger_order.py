@@ -17,7 +17,7 @@ from penstock.contracts.capture import Change, Delete, Event, Truncate, Upsert
 from penstock.errors import ChangeTableMissingError, PrivilegeError, SystemChangedError
 from penstock.position import Position
 from penstock.postgres import change_table
-from penstock.postgres.capture_triggers import inspect_acts, trigger_names
+from penstock.postgres.capture_triggers import inspect_acts, is_same_act, trigger_names
 from penstock.postgres.connection import connect
 from penstock.postgres.slot import current_position
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
@@ -391,6 +391,22 @@ def test_triggers_that_were_off_for_a_while_are_others_although_they_are_back(tr
         assert trigger.capture().inspect_coverage({trigger.table}).satisfied
         after = inspect_acts(connection, trigger.settings.name, [trigger.table, trigger.other])
     assert (after[trigger.table] == before[trigger.table], after[trigger.other] == before[trigger.other]) == (False, True)
+
+
+def test_triggers_of_a_partition_that_were_off_for_a_while_are_others_and_partitions_come_and_go(trigger: TriggerHarness) -> None:
+    table, name = f"{trigger.table}_parted", replace(trigger.table, name=f"{trigger.table.name}_parted")
+    part = f"CREATE TABLE {table}_{{0}} PARTITION OF {table} FOR VALUES IN ({{0}})"
+    trigger.database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY) PARTITION BY LIST (id); {part.format(1)}; {part.format(2)}")
+    TriggerCapture(trigger.settings).with_trigger_management({name}, manage=True).live().close()
+    with connect(trigger.settings.address) as connection:
+        acts = [inspect_acts(connection, trigger.settings.name, [name])[name]]
+        for statement in (part.format(3), f"DROP TABLE {table}_1", f"ALTER TABLE {table}_2 DISABLE TRIGGER ALL"):
+            trigger.database.execute(statement)
+            acts.append(inspect_acts(connection, trigger.settings.name, [name])[name])
+        trigger.database.execute(f'ALTER TABLE {table}_2 ENABLE ALWAYS TRIGGER "{trigger_names(trigger.settings.name)[0]}"')
+        assert trigger.capture().inspect_coverage({name}).satisfied
+        acts.append(inspect_acts(connection, trigger.settings.name, [name])[name])
+    assert [is_same_act(acts[0], act) for act in acts] == [True, True, True, True, False]
 
 
 @pytest.mark.parametrize("kind", ["unlogged", "view", "own"])

@@ -17,7 +17,7 @@ from penstock.pipeline.membership import fail_rejoined, load_memberships, save_m
 from penstock.pipeline.sides import CaptureSide, Describe
 from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
 from penstock.position import Position
-from penstock.postgres.capture_triggers import detach, has_change_table, inspect_acts
+from penstock.postgres.capture_triggers import detach, has_change_table, inspect_acts, is_same_act
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.change_table import ChangeTable, TableState, check_reader, export_fence
 from penstock.postgres.connection import Connection, SourceAddress, connect
@@ -86,7 +86,10 @@ class TriggerSide(CaptureSide):
         with connect(self._address) as connection:
             found = inspect_acts(connection, self._name, tables.owners)
             confirmed = ChangeTable(connection, self._name).inspect().confirmed
-        recorded = load_memberships(config.state)
+        recorded = {
+            name: found[name] if name in found and is_same_act(act, found[name]) else act
+            for name, act in load_memberships(config.state).items()
+        }
         # A table that lost its triggers and has them again looks as if it had always had them.
         joined = fail_rejoined(tables, recorded, found, describe)
         save_memberships(config.state, joined if is_alone else {**recorded, **joined})

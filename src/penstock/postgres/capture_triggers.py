@@ -114,9 +114,16 @@ def inspect_triggered(connection: Connection, schema: str, tables: Iterable[Tabl
 
 
 def inspect_acts(connection: Connection, schema: str, tables: Iterable[TableName]) -> dict[TableName, str]:
-    """For each table that has its triggers: a text that stays the same for as long as it has had them without a break."""
+    """For each table that has its triggers: a text that stays the same, by `is_same_act`, for as long as it has them without a break."""
     rows: list[Any] = connection.execute(query("change_table", "acts"), _wanted(schema, tables)).fetchall()
     return {TableName(space, name): act for space, name, act in rows}
+
+
+def is_same_act(before: str, now: str) -> bool:
+    """Whether a table has had its triggers without a break, in all partitions that it had before and has now. Others come and go."""
+    (own, _, parts), (own_now, _, parts_now) = before.partition("|"), now.partition("|")
+    known = dict(part.split("/") for part in parts.split(",") if part)
+    return own == own_now and all(known.get(oid, act) == act for oid, act in (part.split("/") for part in parts_now.split(",") if part))
 
 
 def _wanted(schema: str, tables: Iterable[TableName]) -> dict[str, object]:

@@ -244,13 +244,18 @@ LEFT JOIN (
 ORDER BY r.nspname, r.relname
 
 -- name: acts
--- Which act gave each table its triggers, or changed them last. One that had none for a while has others, or the same by another act.
-SELECT r.nspname, r.relname, pg_catalog.string_agg(t.oid::text || '/' || t.xmin::text, '/' ORDER BY t.tgname)
+-- Which act gave each table its triggers, or changed them last, and after a `|` the same of its partitions. One that had none for a while has
+-- others, or the same by another act.
+SELECT r.nspname, r.relname, pg_catalog.string_agg(t.oid::text || '/' || t.xmin::text, '/' ORDER BY t.tgname) || coalesce((
+  SELECT '|' || pg_catalog.string_agg(p.oid::text || '/' || p.xmin::text, ',' ORDER BY p.oid)
+  FROM pg_catalog.pg_partition_tree(c.oid) leaf JOIN pg_catalog.pg_trigger p ON p.tgrelid = leaf.relid AND p.tgname = %(rows)s AND p.tgenabled = 'A'
+  WHERE leaf.relid <> c.oid
+), '')
 FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS r (nspname, relname)
 JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
 JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname
 JOIN pg_catalog.pg_trigger t ON t.tgrelid = c.oid AND t.tgname IN (%(rows)s, %(truncates)s) AND t.tgenabled = 'A'
-GROUP BY r.nspname, r.relname
+GROUP BY r.nspname, r.relname, c.oid
 
 -- name: lock_reader
 -- One reader at a time, for as long as its session is there, of which a server that lost its client is rid in a minute.
