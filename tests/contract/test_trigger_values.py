@@ -184,6 +184,29 @@ def test_row_of_a_table_that_nobody_can_tell_the_columns_of_stops_no_other(trigg
         take(stream, 1, trigger.deadline_seconds)
 
 
+def test_changes_have_the_key_and_the_name_that_the_table_had_when_they_were_made(trigger: TriggerHarness) -> None:
+    values = Values(trigger, "id int PRIMARY KEY, other int NOT NULL")
+    values.capture.live().close()
+    table, renamed = values.table, replace(values.table, name=f"{values.table.name}_renamed")
+    values.run(
+        "INSERT INTO {t} VALUES (1, 10)",
+        "UPDATE {t} SET other = 11",
+        f'ALTER TABLE {{t}} DROP CONSTRAINT "{table.name}_pkey", ADD PRIMARY KEY (other)',
+        "UPDATE {t} SET id = 2",
+        "ALTER TABLE {t} REPLICA IDENTITY FULL",
+        f'ALTER TABLE {{t}} RENAME TO "{renamed.name}"',
+        f'DELETE FROM "Odd ""schema"""."{renamed.name}"',
+    )
+    with closing(trigger.capture().with_trigger_management(set(), manage=False).live()) as stream:
+        events = [change.event for change in take(stream, 4, trigger.deadline_seconds)]
+    assert events == [
+        Upsert(table, {"id": 1}, {"id": 1, "other": 10}),
+        Upsert(table, {"id": 1}, {"id": 1, "other": 11}),
+        Upsert(table, {"other": 11}, {"id": 2, "other": 11}),
+        Delete(renamed, {"other": 11}),
+    ]
+
+
 def test_generated_columns_are_left_out_as_in_a_snapshot(trigger: TriggerHarness) -> None:
     values = Values(trigger, "id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED, note text")
     events = values.events("INSERT INTO {t} (id, note) VALUES (1, 'x')", "DELETE FROM {t}", count=2)

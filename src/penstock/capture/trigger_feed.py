@@ -168,7 +168,6 @@ class TriggerSession(FeedSession):
 
     def _decode(self, columns: Sequence[pa.StringArray], commits: Sequence[OrderedCommit]) -> tuple[ChangeBatch, ...]:
         noted = NotedChanges.of(restored(columns, self._table.restore))
-        # Asked for with every page: a table may have another key by now, or another name.
         shapes = {shape.id: (shape, table_schema(shape, self._types)) for shape in self._table.shapes(noted.shape_ids)}
         facts = {commit.position.value: CommitFacts(commit.xid, commit.at) for commit in commits}
         return build_batches(noted, shapes, facts)

@@ -77,7 +77,7 @@ class Shape:
     name: TableName
     fields: tuple[Field, ...]
     key: tuple[str, ...]
-    """The names, among those of the fields, of what tells rows apart now, or did when the table was last there."""
+    """The names, among those of the fields, of what told rows apart then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,19 +259,13 @@ def sequence_under(connection: Connection, schema: str, snapshot: str) -> Positi
 
 
 def _shape(row: Any) -> Shape:
-    id_, relation, root, old_space, old_name, numbers, names, *facts, old_key, space, current, columns, key_names, key_numbers = row
-    # Of a table that is gone, the name and the key that it had.
-    name = TableName(old_space, old_name) if current is None else TableName(space, current)
-    # Columns are known by their numbers, whatever they are called by now; those of a partition by their names, which are the root's.
-    is_partition = relation != root and current is not None
-    wanted = old_key if current is None else key_numbers
-    places = {column: at for at, column in enumerate(columns)} if is_partition else {}
+    id_, root, space, name, names, *facts, key_names, columns = row
+    # The columns of a partition are known by their names, which are the root's.
+    places = {column: at for at, column in enumerate(columns)}
     ranks = [places.get(column, len(places) + at) for at, column in enumerate(names)]
     fields = tuple(Field(*each) for each in zip(names, *facts, ranks, strict=True))
-    is_key = [column in key_names if is_partition else number in wanted for column, number in zip(names, numbers, strict=True)]
-    key = tuple(column for column, mine in zip(names, is_key, strict=True) if mine)
-    whole = len(key) == len(key_names if is_partition else wanted)
-    return Shape(id_, root, name, fields, key if whole else ())
+    key = tuple(column for column in names if column in key_names)
+    return Shape(id_, root, TableName(space, name), fields, key if len(key) == len(key_names) else ())
 
 
 _ANEW = "DROP SCHEMA {} CASCADE; then start the capture, which sets it up anew, and copy the tables anew"

@@ -14,12 +14,14 @@ CREATE TABLE {schema}.shapes (
     root oid NOT NULL,
     space text NOT NULL,
     name text NOT NULL,
+    index oid NOT NULL,
     numbers int2[] NOT NULL,
     names text[] NOT NULL,
     types oid[] NOT NULL,
     modifiers int4[] NOT NULL,
     generated boolean[] NOT NULL,
-    key int2[] NOT NULL
+    key text[] NOT NULL,
+    columns text[] NOT NULL
 );
 CREATE INDEX shapes_relation ON {schema}.shapes (relation);
 CREATE TABLE {schema}.changes (
@@ -73,6 +75,9 @@ SET lc_monetary = 'C' SET xmlbinary = 'base64'
 AS $body$
 DECLARE
   own_root oid := coalesce(pg_catalog.pg_partition_root(TG_RELID)::oid, TG_RELID);
+  own_space text := TG_TABLE_SCHEMA;
+  own_name text := TG_TABLE_NAME;
+  own_index oid := pg_catalog.pg_get_replica_identity_index(own_root);
   own_numbers int2[];
   own_names text[];
   own_types oid[];
@@ -82,6 +87,16 @@ DECLARE
   is_replaced boolean;
   own_altered int2[];
 BEGIN
+  IF own_root <> TG_RELID THEN
+    -- Whole, since nothing but catalogs is in the search path.
+    own_space := (pg_catalog.parse_ident(own_root::regclass::text))[1];
+    own_name := (pg_catalog.parse_ident(own_root::regclass::text))[2];
+  END IF;
+  IF own_index IS NULL THEN
+    SELECT i.indexrelid INTO own_index FROM pg_catalog.pg_class c JOIN pg_catalog.pg_index i ON i.indrelid = c.oid
+    WHERE c.oid = own_root AND c.relreplident = 'f' AND i.indisprimary AND i.indimmediate;
+  END IF;
+  own_index := coalesce(own_index, 0);
   SELECT array_agg(a.attnum), array_agg(a.attname::text), array_agg(a.atttypid), array_agg(a.atttypmod), array_agg(a.attgenerated <> ''),
     bool_or(a.xmax <> '0'::xid)
   INTO own_numbers, own_names, own_types, own_modifiers, own_generated, is_replaced
@@ -90,7 +105,7 @@ BEGIN
     WHERE attrelid = TG_RELID AND attnum > 0 AND NOT attisdropped ORDER BY attnum
   ) a;
   SELECT s.id INTO own_shape FROM {schema}.shapes s
-  WHERE s.relation = TG_RELID AND s.root = own_root AND s.numbers = own_numbers AND s.names = own_names AND s.types = own_types
+  WHERE s.relation = TG_RELID AND s.root = own_root AND s.space = own_space AND s.name = own_name AND s.index = own_index AND s.numbers = own_numbers AND s.names = own_names AND s.types = own_types
     AND s.modifiers = own_modifiers AND s.generated = own_generated
   ORDER BY s.id LIMIT 1;
   IF own_shape IS NULL THEN
@@ -99,14 +114,17 @@ BEGIN
       RETURN NULL;
     END IF;
     -- Two who come upon a new shape at the same time both write it down: neither waits for the other, and neither can fail by it.
-    INSERT INTO {schema}.shapes (relation, root, space, name, numbers, names, types, modifiers, generated, key)
-    SELECT TG_RELID, own_root, n.nspname::text, c.relname::text, coalesce(own_numbers, ARRAY[]::int2[]), coalesce(own_names, ARRAY[]::text[]),
+    INSERT INTO {schema}.shapes (relation, root, space, name, index, numbers, names, types, modifiers, generated, key, columns)
+    SELECT TG_RELID, own_root, own_space, own_name, own_index, coalesce(own_numbers, ARRAY[]::int2[]), coalesce(own_names, ARRAY[]::text[]),
       coalesce(own_types, ARRAY[]::oid[]), coalesce(own_modifiers, ARRAY[]::int4[]), coalesce(own_generated, ARRAY[]::boolean[]),
       ARRAY(
-        SELECT k.attnum FROM pg_catalog.pg_index i CROSS JOIN LATERAL pg_catalog.unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) k (attnum)
-        WHERE i.indrelid = TG_RELID AND i.indisprimary
+        SELECT k.attname::text FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute k ON k.attrelid = i.indrelid
+          AND k.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+        WHERE i.indexrelid = own_index ORDER BY k.attnum
+      ),
+      ARRAY(
+        SELECT r.attname::text FROM pg_catalog.pg_attribute r WHERE r.attrelid = own_root AND r.attnum > 0 AND NOT r.attisdropped ORDER BY r.attnum
       )
-    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = own_root
     RETURNING id INTO own_shape;
   END IF;
   -- A transaction that sees the catalog as it was when it began writes rows as the table is now. What it sees of the table has been replaced
@@ -358,36 +376,24 @@ FROM {schema}.commits o JOIN {schema}.changes c ON c.xid = o.xid
 WHERE o."position" = {position} AND c.seq > {after} AND c.seq <= {upto} ORDER BY c.seq
 
 -- name: shapes
--- Of tables that are still there: the name and the columns that they have now, in their order, and the numbers and names of those that tell
--- rows apart, as in `catalog.keys`. Of others, what was known.
-SELECT s.id, s.relation, s.root, s.space, s.name, s.numbers::int[], s.names, s.types::bigint[], s.modifiers, s.generated, s.key::int[],
-  n.nspname::text, c.relname::text,
-  ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum),
-  ARRAY(
-    SELECT a.attname::text FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid
-      AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
-    WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
-    ORDER BY a.attnum
-  ),
-  ARRAY(
-    SELECT k.attnum::int FROM pg_catalog.pg_index i CROSS JOIN LATERAL pg_catalog.unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) k (attnum)
-    WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
-  )
-FROM {schema}.shapes s
-LEFT JOIN pg_catalog.pg_class c ON c.oid = s.root
-LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE s.id = ANY (%(ids)s)
+SELECT s.id, s.root, s.space, s.name, s.names, s.types::bigint[], s.modifiers, s.generated, s.key, s.columns
+FROM {schema}.shapes s WHERE s.id = ANY (%(ids)s)
 
 -- name: restore
 -- The shape of rows that have just these columns, of a relation that was noted with others: as the catalog has it now, or as it was noted last.
 WITH told AS (
-  SELECT s.relation, s.root, s.space, s.name, s.key FROM {schema}.shapes s WHERE s.id = %(id)s
+  SELECT s.relation, s.root, s.space, s.name, s.index, s.key FROM {schema}.shapes s WHERE s.id = %(id)s
 ), made AS (
-  INSERT INTO {schema}.shapes (relation, root, space, name, numbers, names, types, modifiers, generated, key)
-  SELECT t.relation, t.root, t.space, t.name, array_agg(a.attnum ORDER BY a.attnum), array_agg(a.attname::text ORDER BY a.attnum),
-    array_agg(a.atttypid ORDER BY a.attnum), array_agg(a.atttypmod ORDER BY a.attnum), array_agg(a.attgenerated <> '' ORDER BY a.attnum), t.key
+  INSERT INTO {schema}.shapes (relation, root, space, name, index, numbers, names, types, modifiers, generated, key, columns)
+  SELECT t.relation, t.root, t.space, t.name, t.index, array_agg(a.attnum ORDER BY a.attnum), array_agg(a.attname::text ORDER BY a.attnum),
+    array_agg(a.atttypid ORDER BY a.attnum), array_agg(a.atttypmod ORDER BY a.attnum), array_agg(a.attgenerated <> '' ORDER BY a.attnum),
+    coalesce((
+      SELECT array_agg(k.attname::text ORDER BY k.attnum) FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute k ON k.attrelid = i.indrelid
+        AND k.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) WHERE i.indexrelid = t.index
+    ), t.key),
+    ARRAY(SELECT r.attname::text FROM pg_catalog.pg_attribute r WHERE r.attrelid = t.root AND r.attnum > 0 AND NOT r.attisdropped ORDER BY r.attnum)
   FROM told t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.relation AND a.attnum > 0 AND NOT a.attisdropped
-  GROUP BY t.relation, t.root, t.space, t.name, t.key HAVING array_agg(a.attnum ORDER BY a.attnum) = %(numbers)s::int2[]
+  GROUP BY t.relation, t.root, t.space, t.name, t.index, t.key HAVING array_agg(a.attnum ORDER BY a.attnum) = %(numbers)s::int2[]
   RETURNING id
 )
 SELECT coalesce(
