@@ -10,7 +10,7 @@ from typing_extensions import override
 from penstock.capture.continuity import check_same_system
 from penstock.capture.provision import check_coverage
 from penstock.capture.trigger_provision import ensure_coverage, inspect_coverage
-from penstock.errors import ChangeTableMissingError, UncheckedTimelineError
+from penstock.errors import ChangeTableMissingError, SystemChangedError, UncheckedTimelineError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
