@@ -62,13 +62,6 @@ class DeltaTable(Table):
 
 
 class IcebergTable(Table):
-    """Its snapshots expire in any case; a rewrite may lose against epochs that come all the while."""
-
-    @property
-    @override
-    def is_kept(self) -> bool:
-        return bool(self.standing["is_cut"])
-
     @property
     @override
     def standing(self) -> dict[str, object]:
@@ -76,6 +69,7 @@ class IcebergTable(Table):
         snapshots = sorted(found.get("snapshots", ()), key=lambda each: int(each["sequence-number"]))
         return {
             "is_cut": bool(snapshots) and "parent-snapshot-id" in snapshots[0],
+            "is_compacted": any(each["summary"]["operation"] == "replace" for each in snapshots),
             "snapshots": len(snapshots),
             "commits": found.get("last-sequence-number"),
         }

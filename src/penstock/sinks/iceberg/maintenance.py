@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from threading import Lock
 
 from pyspark.sql import SparkSession
 
 from penstock.errors import SinkError
 from penstock.sinks.iceberg.catalog import LoadedTable, TableMovedError, failing
-from penstock.sinks.iceberg.scan import delete_files, each
+from penstock.sinks.iceberg.rewriting import rewrite_files
 
 _log = logging.getLogger(__name__)
 
@@ -32,12 +31,7 @@ KEPT_SNAPSHOTS = 5
 _SMALL_BYTES = 16 * 1024 * 1024
 """A file below that is made one with others. A larger one is rewritten only without rows that are gone."""
 _TARGET_BYTES = ("write.target-file-size-bytes", 512 * 1024 * 1024)
-_OPTIONS = {
-    "delete-file-threshold": "1",
-    "min-input-files": "1",
-    "remove-dangling-deletes": "true",
-    "partial-progress.enabled": "false",
-}
+_OPTIONS = {"delete-file-threshold": "1", "min-input-files": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +50,12 @@ class Maintenance:
 
 
 class Maintainer:
-    """Looks after one table. Called by one thread, beside the one that writes to it."""
+    """Looks after one table. Called by one thread, beside the one that writes to it, which holds `turn` meanwhile."""
 
-    def __init__(self, spark: SparkSession, maintenance: Maintenance) -> None:
+    def __init__(self, spark: SparkSession, maintenance: Maintenance, turn: Lock) -> None:
         self._spark = spark
         self._maintenance = maintenance
+        self._turn = turn
         self._rests_until = 0.0
         self._kept = 0
         self._data_files = 0
@@ -76,7 +71,7 @@ class Maintainer:
                 if is_due(table):
                     work(table)
             except (SinkError, TableMovedError) as error:
-                _log.warning("table not maintained", extra={"location": table.location, "error": type(error).__name__})
+                _log.warning("table not maintained", extra={"location": table.location, "error": repr(error)})
 
     def _is_slow(self, table: LoadedTable) -> bool:
         count = max(table.delete_files or 0, table.data_files - self._data_files)
@@ -94,13 +89,7 @@ class Maintainer:
         _log.info("table rewritten", extra={"location": table.location, "seconds": round(took, 3)})
 
     def _rewrite_files(self, table: LoadedTable) -> None:
-        jvm: Any = self._spark._jvm  # noqa: SLF001
-        actions = jvm.org.apache.iceberg.spark.actions.SparkActions.get(self._spark._jsparkSession)  # noqa: SLF001
-        action = actions.rewriteDataFiles(table.java)
-        for name, value in {**_OPTIONS, "min-file-size-bytes": str(_small_bytes(table))}.items():
-            action = action.option(name, value)
-        action.execute()
-        _take_out_idle(table, jvm)
+        rewrite_files(self._spark, table, {**_OPTIONS, "min-file-size-bytes": str(_small_bytes(table))}, self._turn)
         table.java.refresh()
         self._data_files = int(table.java.currentSnapshot().summary().get("total-data-files") or 0)
 
@@ -129,16 +118,3 @@ def _small_bytes(table: LoadedTable) -> int:
     """Iceberg's own bound is three quarters of what it makes files to be, and would have nearly all of a table written each time."""
     name, default = _TARGET_BYTES
     return min(_SMALL_BYTES, int(table.base.properties().get(name) or default) * 3 // 4)
-
-
-def _take_out_idle(table: LoadedTable, jvm: Any) -> None:
-    """Take out the deletes that no file of the table is read with. Files that are added later are never read with older deletes."""
-    table.java.refresh()
-    with closing(table.java.newScan().planFiles()) as tasks:
-        used = {str(file.location()) for task in each(tasks.iterator()) for file in each(task.deletes().iterator())}
-    idle = [file for file in delete_files(jvm, table) if str(file.location()) not in used]
-    if idle:
-        update = table.java.newRewrite()
-        for file in idle:
-            update.deleteFile(file)
-        update.commit()

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from threading import Lock
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -78,6 +79,8 @@ class IcebergSink(Sink):
         self._writer = EpochWriter(self._reader, self._executors, place.warehouse / "penstock_scratch" / pipeline)
         self._reached: dict[TableName, Position] = {}
         self._maintainers: dict[TableName, Maintainer] = {}
+        self._turns: dict[TableName, Lock] = {}
+        """Held by whoever is about to commit to a table, so that a rewrite and the epochs do not undo each other's work."""
 
     def identifier(self, table: TableName) -> tuple[str, ...]:
         return identifier(self._place.namespace, table)
@@ -234,6 +237,10 @@ class IcebergSink(Sink):
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
+        with self._turn(target.table):
+            self._apply(target, changes, end)
+
+    def _apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         loaded = self._catalog.load(self.identifier(target.table))
         found = None if loaded is None else self._target(target.table, loaded)
         place = self.describe(target.table)
@@ -293,10 +300,13 @@ class IcebergSink(Sink):
 
     @override
     def maintain(self, table: TableName) -> None:
-        maintainer = self._maintainers.setdefault(table, Maintainer(self._spark, self._place.maintenance))
+        maintainer = self._maintainers.setdefault(table, Maintainer(self._spark, self._place.maintenance, self._turn(table)))
         loaded = self._catalog.load(self.identifier(table))
         if loaded is not None and loaded.problem is None and maintainer.is_due(loaded):
             maintainer.keep(loaded)
+
+    def _turn(self, table: TableName) -> Lock:
+        return self._turns.setdefault(table, Lock())
 
     def _checked_position(self, target: Target, found: Target | None) -> Position:
         """How far the table is, by its own word, which must not be less than it was."""

@@ -1,0 +1,95 @@
+"""A rewrite of an Iceberg table: some of its files become others that hold the same rows, while epochs go on.
+
+Iceberg's own action plans, writes and commits at once, and under a steady load it loses the commit time and again to epochs that come
+faster than it tries. So its parts are used one by one: its plan, its way to read files with their deletes and write them as others, and its
+commit, which is made by itself when no epoch is under way. The new files count as old as the table was when they were read, so deletes
+that came since reach into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from threading import Lock
+from typing import Any
+from uuid import uuid4
+
+from pyspark.sql import SparkSession
+
+from penstock.sinks.iceberg.catalog import LoadedTable
+from penstock.sinks.iceberg.scan import delete_files, each
+
+
+def rewrite_files(spark: SparkSession, table: LoadedTable, options: Mapping[str, str], turn: Lock) -> None:
+    """`options` are those of Iceberg's planner. While `turn` is held, no epoch commits to the table."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - pyspark's own door to the JVM
+    table.java.refresh()
+    snapshot = table.java.currentSnapshot()
+    if snapshot is None:
+        return
+    commits = jvm.org.apache.iceberg.actions.RewriteDataFilesCommitManager(table.java, snapshot.snapshotId(), True)
+    groups = jvm.java.util.HashSet()
+    try:
+        for group in _planned(jvm, table, snapshot.snapshotId(), options):
+            group.setOutputFiles(_rewritten(spark, table, group))
+            groups.add(group)
+    except Exception:
+        for group in each(groups.iterator()):
+            commits.abortFileGroup(group)
+        raise
+    if not groups.isEmpty():
+        with turn:
+            commits.commitOrClean(groups)
+    _take_out_idle(jvm, table, turn)
+
+
+def _planned(jvm: Any, table: LoadedTable, snapshot: int, options: Mapping[str, str]) -> list[Any]:
+    everything = jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
+    planner = jvm.org.apache.iceberg.actions.BinPackRewriteFilePlanner(table.java, everything, snapshot, True)
+    planner.init(options)
+    with closing(planner.plan().groups()) as groups:
+        return list(each(groups.iterator()))
+
+
+def _rewritten(spark: SparkSession, table: LoadedTable, group: Any) -> Any:
+    """The new files, as Java has them: written by Spark, and not part of the table yet."""
+    jvm: Any = spark._jvm  # noqa: SLF001
+    iceberg, name = jvm.org.apache.iceberg.spark, str(uuid4())
+    tasks, files = iceberg.ScanTaskSetManager.get(), iceberg.FileRewriteCoordinator.get()
+    tables = _table_cache(spark, tasks.getClass().getClassLoader())
+    session = spark.newSession()
+    # It might write fewer files than were planned, and larger ones.
+    session.conf.set("spark.sql.adaptive.enabled", "false")
+    tables.add(name, table.java)
+    tasks.stageTasks(table.java, name, group.fileScanTasks())
+    try:
+        rows = session.read.format("iceberg").option("split-size", group.inputSplitSize()).option("file-open-cost", "0").load(name)
+        write = rows.write.format("iceberg").option("target-file-size-bytes", group.maxOutputFileSize())
+        write.option("distribution-mode", "none").option("output-spec-id", group.outputSpecId()).mode("append").save(name)
+        return files.fetchNewFiles(table.java, name)
+    finally:
+        tables.remove(name)
+        tasks.removeTasks(table.java, name)
+        files.clearRewrite(table.java, name)
+
+
+def _table_cache(spark: SparkSession, loader: Any) -> Any:
+    """Where a table is found by the name that a rewrite has. Its class has two methods `get`, and py4j takes the wrong one."""
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001
+    lang = gateway.jvm.java.lang
+    get = loader.loadClass("org.apache.iceberg.spark.SparkTableCache").getMethod("get", gateway.new_array(lang.Class, 0))
+    return get.invoke(None, gateway.new_array(lang.Object, 0))
+
+
+def _take_out_idle(jvm: Any, table: LoadedTable, turn: Lock) -> None:
+    """Take out the deletes that no file of the table is read with. Files that are added later are never read with older deletes."""
+    table.java.refresh()
+    with closing(table.java.newScan().planFiles()) as tasks:
+        used = {str(file.location()) for task in each(tasks.iterator()) for file in each(task.deletes().iterator())}
+    idle = [file for file in delete_files(jvm, table) if str(file.location()) not in used]
+    if idle:
+        update = table.java.newRewrite()
+        for file in idle:
+            update.deleteFile(file)
+        with turn:
+            update.commit()
