@@ -355,7 +355,8 @@ class UnrepresentableError(TableError):
 
 
 class UnreadableTextError(TableError):
-    """A text is not valid UTF-8, nor can the server convert it: a SQL_ASCII database stores whatever bytes it is given."""
+    """A text is not valid UTF-8, nor can the server convert it: a SQL_ASCII database stores whatever bytes it is given. Or a change that
+    triggers wrote down has columns that nobody can tell any more."""
 
     code = "PEN-1412"
 

@@ -21,7 +21,7 @@ class TableState(StrEnum):
     PAUSED = "paused"
     """Set by a person. The target stays as it is, and the spool keeps the changes after that."""
     FAILED = "failed"
-    """Set by whoever found that the table cannot go on. It stays so, across restarts, until its target is removed."""
+    """Set by whoever found that the table cannot go on. It stays so, across restarts, until its target is removed, or it is copied anew."""
     GONE = "gone"
     """Set by an epoch that has all that there was of a table which the source has no more. The target stays as it is."""
 
