@@ -40,12 +40,14 @@ def change(kind: str, **values: object) -> Row:
 class Captured:
     """A database, a publication of all its tables, a slot and a spool."""
 
-    def __init__(self, database: Database, spool: Path, options: str = "", parameters: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, database: Database, spool: Path, options: str = "", parameters: Mapping[str, str] | None = None, *, old_rows: bool = False
+    ) -> None:
         self.database = database
         self.spool = spool
         self.slot = f"{database.name}_slot"
         address = SourceAddress.parse(database.dsn).with_parameters(parameters or {})
-        self.settings = CaptureSettings(address, self.slot, "p", spool, (), _LIMITS)
+        self.settings = CaptureSettings(address, self.slot, "p", spool, (), _LIMITS, old_rows=old_rows)
         database.execute(f"CREATE PUBLICATION p FOR ALL TABLES {options}")
         database.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", self.slot)
         self._capture: SpoolCapture | None = None
@@ -87,7 +89,7 @@ class Captured:
         assert self._capture.wait_until(end, DEADLINE_SECONDS), load_status(self.spool)
         return end
 
-    def slices(self, table: str | TableName | int) -> list[FileSlice]:
+    def slices(self, table: str | TableName | int, *, old: bool = False) -> list[FileSlice]:
         """The files of a table, in order: of a name (in `public`, if it is plain text), or of an OID, whatever its name was."""
         self.drain()
         name = TableName("public", table) if isinstance(table, str) else table
@@ -95,7 +97,7 @@ class Captured:
         start, end = reader.start, reader.end
         assert start is not None
         assert end is not None
-        found = [each for part in reader.read(start, end).tables.values() for each in part.slices]
+        found = [each for part in reader.read(start, end).tables.values() for each in (part.with_old if old else part.slices)]
         mine = [each for each in found if name in (each.file.table, each.file.oid)]
         return sorted(mine, key=lambda each: (each.file.min_position, each.path))
 
@@ -115,6 +117,12 @@ class Captured:
     def rows(self, table: str | TableName | int) -> list[Row]:
         """Every change with its columns and its kind; `_unchanged` and `_exact` only where they say something."""
         return [_brief(row) for row in self.full_rows(table)]
+
+    def rows_with_old(self, table: str) -> list[Row]:
+        """The same, with rows as they were before updates."""
+        slices = self.slices(table, old=True)
+        found = [row for each in slices for batch in read_changes([each], change_schema(each.file.schema)) for row in batch.to_pylist()]
+        return [_brief(row) for row in sorted(found, key=lambda row: (row["_commit_version"], row["_ordinal"]))]
 
     def close(self) -> None:
         self.stop()

@@ -100,6 +100,7 @@ def batch_rows(batch: ChangeBatch) -> list[Placed]:
     order = list(zip((version or 0 for version in plain["_commit_version"]), plain["_ordinal"], strict=True))
     assert order == sorted(set(order))
     assert_counts(batch.counts, plain)
+    assert {kind == "update_preimage" for kind in plain["_change_type"]} == {batch.is_old}
     return [_placed(batch.table, {name: values[at] for name, values in plain.items()}) for at in range(rows.num_rows)]
 
 
@@ -111,8 +112,9 @@ def _plain(column: pa.Array, name: str) -> list[Any]:
 
 def assert_counts(counts: ChangeCounts, plain: dict[str, list[Any]]) -> None:
     kinds = plain["_change_type"]
-    names = ("insert", "update_postimage", "delete", "truncate")
-    assert [counts.inserts, counts.updates, counts.deletes, counts.truncates] == [kinds.count(name) for name in names]
+    names = ("insert", "update_postimage", "delete", "truncate", "update_preimage")
+    counted = [counts.inserts, counts.updates, counts.deletes, counts.truncates, counts.preimages]
+    assert counted == [kinds.count(name) for name in names]
     assert counts.unchanged == sum(value is not None for value in plain["_unchanged"])
 
 

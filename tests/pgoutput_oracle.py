@@ -60,6 +60,7 @@ class Oracle:
 
     keys: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     prefixes: frozenset[str] = frozenset()
+    old_rows: bool = False
     transactions: list[OracleTransaction] = field(default_factory=list)
     messages: list[LogicalMessage] = field(default_factory=list)
     """Those outside of transactions."""
@@ -248,7 +249,7 @@ class Oracle:
         first = reader.row(table)
         if kind == b"D":
             reader.finish()
-            return [self._row(table, ChangeType.DELETE, 0, _key_only(table, first))]
+            return [self._row(table, ChangeType.DELETE, 0, self._shown(table, marker, first))]
         if marker == b"N":
             reader.finish()
             return [self._row(table, ChangeType.INSERT if kind == b"I" else ChangeType.UPDATE_POSTIMAGE, 0, first)]
@@ -260,10 +261,14 @@ class Oracle:
         keys = [at for at, column in enumerate(table.columns) if column.name in table.key]
         if not keys or any(first[at] != new[at] for at in keys):
             return [
-                self._row(table, ChangeType.DELETE, 0, _key_only(table, first)),
+                self._row(table, ChangeType.DELETE, 0, self._shown(table, marker, first)),
                 replace(self._row(table, ChangeType.INSERT, 1, new), is_move=True),
             ]
-        return [self._row(table, ChangeType.UPDATE_POSTIMAGE, 1, new)]
+        old = [self._row(table, ChangeType.UPDATE_PREIMAGE, 0, first)] if self.old_rows and marker == b"O" else []
+        return [*old, self._row(table, ChangeType.UPDATE_POSTIMAGE, 1, new)]
+
+    def _shown(self, table: TableSchema, marker: bytes, values: list[Value]) -> list[Value]:
+        return values if self.old_rows and marker == b"O" else _key_only(table, values)
 
     def _truncate(self, reader: _Reader) -> list[int]:
         count, _ = reader.fields("!IB")

@@ -24,6 +24,8 @@ class ChangeType(StrEnum):
     """
 
     INSERT = "insert"
+    UPDATE_PREIMAGE = "update_preimage"
+    """The row as it was before the `update_postimage` with the next ordinal. Only where old rows are asked for, and travel."""
     UPDATE_POSTIMAGE = "update_postimage"
     DELETE = "delete"
     TRUNCATE = "truncate"
@@ -113,10 +115,12 @@ class ChangeCounts:
     """Rows with at least one value in `_exact`."""
     unreadable: int = 0
     """Texts that are not UTF-8, and so cannot be had at all."""
+    preimages: int = 0
+    """Rows as they were before an update; in batches of their own."""
 
     @property
     def rows(self) -> int:
-        return self.inserts + self.updates + self.deletes + self.truncates
+        return self.inserts + self.updates + self.deletes + self.truncates + self.preimages
 
     def __add__(self, other: ChangeCounts) -> ChangeCounts:
         return ChangeCounts(
@@ -128,6 +132,7 @@ class ChangeCounts:
             self.unchanged + other.unchanged,
             self.inexact + other.inexact,
             self.unreadable + other.unreadable,
+            self.preimages + other.preimages,
         )
 
 
@@ -138,6 +143,8 @@ class ChangeBatch:
     table: TableSchema
     rows: pa.RecordBatch
     counts: ChangeCounts
+    is_old: bool = False
+    """Whether these are `update_preimage` alone. They travel apart from all others, so that only those who want them read them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class FuzzCase:
     prefixes: frozenset[str] = frozenset()
     cuts: tuple[int, ...] = ()
     max_open_messages: int = WHOLE
+    old_rows: bool = False
 
     def calls(self) -> list[tuple[bytes, ...]]:
         if not self.cuts:
@@ -50,7 +51,7 @@ class Lot:
         messages = list(stream.messages)
         for _ in range(_damage_count(random)):
             damage(random, messages, self._donors)
-        return _divided(random, replace(stream, messages=tuple(messages)))
+        return _divided(random, replace(stream, messages=tuple(messages), old_rows=index % 4 == 0))
 
 
 def _stream(random: Random) -> FuzzCase:

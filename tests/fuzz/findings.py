@@ -36,6 +36,7 @@ def _to_json(case: Case) -> dict[str, Any]:
         "prefixes": sorted(case.prefixes),
         "cuts": list(case.cuts),
         "max_open_messages": case.max_open_messages,
+        "old_rows": case.old_rows,
         "messages": [message.hex() for message in case.messages],
     }
 
@@ -51,6 +52,7 @@ def load(path: Path) -> Case:
         frozenset(content["prefixes"]),
         tuple(content["cuts"]),
         content["max_open_messages"],
+        content.get("old_rows", False),
     )
 
 
@@ -71,6 +73,8 @@ def _smaller(case: FuzzCase) -> Iterator[Case]:
         yield replace(case, cuts=case.cuts[:at] + case.cuts[at + 1 :])
     if case.prefixes:
         yield replace(case, prefixes=frozenset())
+    if case.old_rows:
+        yield replace(case, old_rows=False)
 
 
 def _fewer(case: ValueCase) -> Iterator[Case]:

@@ -43,13 +43,15 @@ def write(shape: Shape, *, streaming: bool) -> StreamWriter:
     return writer
 
 
-@given(shapes, st.booleans(), st.integers(1, 8), st.sampled_from([1, 5, 40, 50_000]))
+@given(shapes, st.booleans(), st.integers(1, 8), st.sampled_from([1, 5, 40, 50_000]), st.booleans())
 @settings(max_examples=200, deadline=None)
-def test_X03_any_stream_cut_anywhere_decodes_as_the_oracle_does(shape: Shape, streaming: bool, call_count: int, max_open: int) -> None:
+def test_X03_any_stream_cut_anywhere_decodes_as_the_oracle_does(
+    shape: Shape, streaming: bool, call_count: int, max_open: int, old_rows: bool
+) -> None:
     writer = write(shape, streaming=streaming)
-    decoder = PgOutputDecoder(writer.keys, prefixes=WANTED, max_open_messages=max_open)
+    decoder = PgOutputDecoder(writer.keys, prefixes=WANTED, old_rows=old_rows, max_open_messages=max_open)
     steps = [step for call in split(Random(shape.seed), writer.messages, call_count) for step in decoder.decode(call)]
-    oracle = Oracle(writer.keys, WANTED)
+    oracle = Oracle(writer.keys, WANTED, old_rows)
     transactions = oracle.decode(writer.messages)
     found = Decoded.of(steps)
     assert found.rows == expected(transactions)
@@ -63,9 +65,11 @@ def test_X03_any_stream_cut_anywhere_decodes_as_the_oracle_does(shape: Shape, st
     assert decoder.carried_bytes == 0
 
 
-@given(shapes, st.booleans(), st.booleans(), st.lists(st.integers(0, 2**32), min_size=1, max_size=3))
+@given(shapes, st.booleans(), st.booleans(), st.lists(st.integers(0, 2**32), min_size=1, max_size=3), st.booleans())
 @settings(max_examples=400, deadline=None)
-def test_damaged_bytes_are_refused_or_decode_as_the_oracle_does(shape: Shape, streaming: bool, asks: bool, damages: list[int]) -> None:
+def test_damaged_bytes_are_refused_or_decode_as_the_oracle_does(
+    shape: Shape, streaming: bool, asks: bool, damages: list[int], old_rows: bool
+) -> None:
     writer = write(shape, streaming=streaming)
     messages = list(writer.messages)
     prefixes = WANTED if asks else frozenset()
@@ -73,8 +77,8 @@ def test_damaged_bytes_are_refused_or_decode_as_the_oracle_does(shape: Shape, st
         random = Random(damage)
         at = random.randrange(len(messages))
         messages[at] = damaged(random, messages[at])
-    decoder = PgOutputDecoder(writer.keys, prefixes=prefixes)
-    oracle = Oracle(writer.keys, prefixes)
+    decoder = PgOutputDecoder(writer.keys, prefixes=prefixes, old_rows=old_rows)
+    oracle = Oracle(writer.keys, prefixes, old_rows)
     try:
         transactions = oracle.decode(messages)
     except ProtocolError:

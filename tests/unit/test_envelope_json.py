@@ -88,3 +88,21 @@ def test_table_without_columns_gives_empty_objects() -> None:
     row = {"_change_type": "insert", "_ordinal": 0, "_xid": 1}
     (made,) = to_envelopes(pa.RecordBatch.from_pylist([row], schema=change_schema(table)), table).to_pylist()
     assert (made["key"], made["after"]) == (None, "{}")
+
+
+def test_a_delete_shows_its_key_or_the_whole_old_row_and_an_old_row_is_nothing_but_before() -> None:
+    table = TableSchema(1, TableName("public", "t"), (Column("id", pa.string(), 25), Column("note", pa.string(), 25)), ("id",))
+    metadata = {"_ordinal": 0, "_xid": 1}
+    rows = [
+        {"id": "a", "note": None, "_change_type": "delete", "_exact": [("id", "a\ufffd")], **metadata},
+        {"id": "a", "note": "x", "_change_type": "delete", **metadata},
+        {"id": "a", "note": None, "_change_type": "delete", "_exact": [("note", "exact")], **metadata},
+        {"id": "a", "note": None, "_change_type": "update_preimage", **metadata},
+    ]
+    made = to_envelopes(pa.RecordBatch.from_pylist(rows, schema=change_schema(table)), table).to_pylist()
+    assert [(each["before"], each["after"]) for each in made] == [
+        ('{"id":"a\ufffd"}', None),
+        ('{"id":"a","note":"x"}', None),
+        ('{"id":"a","note":"exact"}', None),
+        ('{"id":"a","note":null}', None),
+    ]

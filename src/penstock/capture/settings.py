@@ -68,6 +68,8 @@ class CaptureSettings:
     """How tables are asked, where there is no slot to follow: `slot` is then only a name, and `publication` nothing."""
     by_triggers: bool = False
     """Whether triggers write changes down, where there is no slot to follow: `slot` is then the name of the change table."""
+    old_rows: bool = False
+    """Whether rows as they were before an update or a delete are kept too, where the log has them."""
 
     OPTION_NAMES: ClassVar[frozenset[str]]
     """What `from_options` reads, in lower case."""
@@ -87,6 +89,7 @@ class CaptureSettings:
             "process": "separate" if self.is_separate else "embedded",
             "polling": "" if self.polling is None else self.polling.to_text(),
             "byTriggers": str(self.by_triggers).lower(),
+            "oldRows": str(self.old_rows).lower(),
         }
         if self.address.password is not None:
             options["password"] = self.address.password.reveal()
@@ -117,6 +120,7 @@ class CaptureSettings:
             _choice("process", folded.get("process") or "embedded", ("embedded", "separate")) == "separate",
             PollingRules.parse(folded["polling"]) if folded.get("polling") else None,
             _choice("byTriggers", folded.get("bytriggers") or "false", ("false", "true")) == "true",
+            _choice("oldRows", folded.get("oldrows") or "false", ("false", "true")) == "true",
         )
 
 

@@ -78,7 +78,8 @@ class SpoolCapture(CaptureThread):
             self._advance(start)
             stream.start()
             prefixes = frozenset(settings.message_prefixes)
-            self._follow(stream, PgOutputDecoder(keys, types, load_key=catalog.load, prefixes=prefixes), writer)
+            decoder = PgOutputDecoder(keys, types, load_key=catalog.load, prefixes=prefixes, old_rows=settings.old_rows)
+            self._follow(stream, decoder, writer)
 
     def _wait_for_slot(self, blockers: Sequence[OpenTransaction]) -> None:
         """Called once a second while the slot's creation waits."""

@@ -91,6 +91,8 @@ class ConnectorSettings:
             raise ConfigError("a connector captures by itself, and the option 'process' says separate", hint="leave that option out")
         if capture.polling is not None or capture.by_triggers:
             raise ConfigError("a connector follows the log, and 'polling' and 'byTriggers' are of other captures", hint="leave them out")
+        if capture.old_rows:
+            raise ConfigError("a connector gives no old rows, and the option 'oldRows' asks for them", hint="leave that option out")
         own = {**_DEFAULTS, **given}
         return cls(
             capture,

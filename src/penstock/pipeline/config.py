@@ -78,6 +78,11 @@ class SourceConfig(Model):
         False,
         description="have an event trigger of the database tell what becomes of columns, so that fewer tables have to be copied anew",
     )
+    old_rows: bool = Field(
+        False,
+        description="whether tables in `append` mode also get rows as they were before an update or a delete; of tables with REPLICA "
+        "IDENTITY FULL, since no others have them in the log",
+    )
     tls: TlsConfig | None = None
 
     @field_validator("capture", mode="before")
@@ -93,7 +98,7 @@ class SourceConfig(Model):
             raise ValueError("polling: says how tables are asked, and capture: is not polling")
         if self.capture == "polling" and self.process == "separate":
             raise ValueError("capture: polling is done by the run itself: remove process: separate")
-        of_slots = sorted({"slot", "publication", "failover", "event_trigger"} & self.model_fields_set)
+        of_slots = sorted({"slot", "publication", "failover", "event_trigger", "old_rows"} & self.model_fields_set)
         if self.capture == "polling" and of_slots:
             raise ValueError(f"{of_slots[0]} is of no use with capture: polling, which needs neither slot nor publication: remove it")
         of_logs = [each for each in of_slots if each != "slot"]
@@ -384,6 +389,7 @@ class PipelineConfig(Model):
             is_separate=self.source.process == "separate",
             polling=self.polling_rules,
             by_triggers=self.source.capture == "trigger",
+            old_rows=self.source.old_rows,
         )
 
 

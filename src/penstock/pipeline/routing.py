@@ -6,7 +6,7 @@ are together has a number (`postgres/routed.py`); a target that was filled under
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -18,8 +18,9 @@ from penstock.postgres.routed import is_routed, is_same_shape, joined_schema
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import TableChanges, Target
 from penstock.sinks.evolution import CopyAnew
+from penstock.sinks.layout import Mode
 from penstock.sinks.views import View
-from penstock.spool.range import SpoolRange
+from penstock.spool.range import FileSlice, SpoolRange, TableRange
 
 
 def join_members(
@@ -72,20 +73,28 @@ def route_tables(
 
 
 def gather(target: Target, found: SpoolRange, known: Mapping[int, TableSchema]) -> TableChanges | None:
-    """What the log has for a target; None if nothing. `known` has routed tables by their numbers."""
+    """What the log has for a target; None if nothing. `known` has routed tables by their numbers. A log of changes has old rows too."""
+
+    def wanted(own: TableRange) -> tuple[FileSlice, ...]:
+        return own.with_old if target.mode is Mode.APPEND else own.slices
+
     if not is_routed(target.source_oid):
         own = found.tables.get(target.table)
-        return None if own is None else TableChanges(target.table, own.slices, own.counts)
+        return None if own is None else _changes(target.table, wanted(own))
     schema = known.get(target.source_oid)
     if schema is None or schema.members is None:
         return TableChanges(target.table, (), ChangeCounts())  # for `routed_views` to say
     names, oids = ({getattr(member, what) for member in schema.members.schemas} for what in ("name", "oid"))
     # One that was renamed comes under another name, one that was made anew with another OID: both are for `routed_views` to find.
-    slices = [slice for each in found.tables.values() for slice in each.slices if slice.file.table in names or slice.file.oid in oids]
+    slices = [slice for each in found.tables.values() for slice in wanted(each) if slice.file.table in names or slice.file.oid in oids]
     if not slices:
         return None
     slices.sort(key=lambda slice: slice.file.min_position.value)
-    return TableChanges(target.table, tuple(slices), sum((slice.file.counts for slice in slices), ChangeCounts()))
+    return _changes(target.table, slices)
+
+
+def _changes(table: TableName, slices: Sequence[FileSlice]) -> TableChanges:
+    return TableChanges(table, tuple(slices), sum((slice.file.counts for slice in slices), ChangeCounts()))
 
 
 def routed_views(target: Target, changes: TableChanges, known: Mapping[int, TableSchema]) -> dict[TableSchema, View]:

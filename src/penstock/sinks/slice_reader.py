@@ -45,11 +45,18 @@ def read_slices(
     schema = _schema(layout)
     if part is None or part.count == 1:
         read = [_wanted(_read(slice, schema, views), slice, schema, views) for slice in slices]
+        if any(slice.file.is_old for slice in slices):
+            return in_order(pa.concat_tables(read))
     elif layout.mode is Mode.APPEND:
         read = list(_run(slices, schema, part, views))
     else:
         read = [parted(rows, layout, part) for rows in read_groups(slices, layout, views)]
     return pa.concat_tables([schema.empty_table(), *read])
+
+
+def in_order(changes: pa.Table) -> pa.Table:
+    """In the order of the log, which slices of old rows are out of."""
+    return changes.sort_by([(COMMIT_VERSION, "ascending"), (ORDINAL, "ascending")])
 
 
 def read_groups(

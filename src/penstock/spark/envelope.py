@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -54,12 +55,25 @@ def to_envelopes(batch: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
     rows = _objects(values, batch.num_rows)
     keys = _objects({name: values[name] for name in table.key}, batch.num_rows) if table.key else None
     nothing = pa.scalar(None, pa.string())
-    before = pc.if_else(is_delete, rows if keys is None else keys, nothing)
-    after = pc.if_else(pc.or_(is_delete, is_truncate), nothing, _without_unchanged(rows, values, metadata[UNCHANGED]))
+    is_old = pc.equal(kinds, ChangeType.UPDATE_PREIMAGE.value)
+    gone = rows if keys is None else pc.if_else(_only_keys(batch, table, metadata[EXACT]), keys, rows)
+    before = pc.if_else(is_delete, gone, pc.if_else(is_old, rows, nothing))
+    has_no_new = pc.or_(pc.or_(is_delete, is_truncate), is_old)
+    after = pc.if_else(has_no_new, nothing, _without_unchanged(rows, values, metadata[UNCHANGED]))
     key = pa.nulls(batch.num_rows, pa.string()) if keys is None else pc.if_else(is_truncate, nothing, keys)
     made = {"_table": pa.repeat(str(table.name), batch.num_rows), "key": key, "before": before, "after": after}
     columns = [made[name] if name in made else batch.column(metadata_place(table, name)) for name in ENVELOPE_SCHEMA.names]
     return pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
+
+
+def _only_keys(batch: pa.RecordBatch, table: TableSchema, exact: pa.Array) -> pa.Array:
+    """Which rows show nothing but their key: a delete that shows more has the whole old row."""
+    more = [row for row in _places(exact) if any(name not in table.key for name, _ in exact[row].as_py())]
+    found = pa.array(np.isin(np.arange(batch.num_rows), more, invert=True))
+    for place, column in enumerate(table.columns):
+        if column.name not in table.key:
+            found = pc.and_(found, pc.is_null(batch.column(place)))
+    return found
 
 
 def _objects(values: dict[str, pa.Array], rows: int) -> pa.Array:

@@ -67,6 +67,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("confirm", "choice", Confirm.APPLIED.value, "what the source may forget: what Spark has `applied`, or what is `spooled`"),
     Option("maxRetainedWal", "count", "", "bytes of WAL that the slot may retain before `applied` gives way to `spooled`"),
     Option("failover", "boolean", "false", "whether standbys keep a copy of the slot; Postgres 17 and later"),
+    Option("oldRows", "boolean", "false", "rows as they were before an update or a delete too, of tables with REPLICA IDENTITY FULL"),
     _limit("segmentRows", "count", "segment_rows", "the most rows of one segment of the spool"),
     _limit("segmentBytes", "count", "segment_bytes", "the most bytes of one segment of the spool"),
     _limit("segmentSeconds", "seconds", "segment_seconds", "how long changes wait for others before they are sealed"),

@@ -243,11 +243,12 @@ class ChangeStreamReader(SpoolStreamReader):
         if start >= end:
             raise SpoolGapError(f"the batch up to {end} cannot be repeated: what is left of its changes begins at {start}", hint=ANEW)
         found: list[InputPartition] = []
-        refuse_inexact = self._request.capture().types.refuses_inexact
+        capture = self._request.capture()
         for table, changes in spool.read(start, end).tables.items():
             if self._request.choice.selects(table):
-                check_values(table, changes.slices, refuse_inexact=refuse_inexact)
-                found += [SlicePartition(task) for task in plan_tasks(changes.slices)]
+                slices = changes.with_old if capture.old_rows else changes.slices
+                check_values(table, slices, refuse_inexact=capture.types.refuses_inexact)
+                found += [SlicePartition(task) for task in plan_tasks(slices)]
         return found
 
 

@@ -23,6 +23,8 @@ class Run:
     min_position: Position
     max_position: Position
     batches: list[ChangeBatch] = field(default_factory=list)
+    is_old: bool = False
+    """Whether these are rows as they were before updates; their runs stand beside those of the changes."""
 
 
 class TransactionBuffer:
@@ -40,14 +42,14 @@ class TransactionBuffer:
         self.messages: list[LogicalMessage] = []
         """Of the transactions."""
         self.loose: list[LogicalMessage] = list(loose)
-        self._latest: dict[int, Run] = {}
+        self._latest: dict[tuple[int, bool], Run] = {}
 
     def add(self, step: Transactions) -> None:
         if step.end <= self.end:
             raise SpoolError(f"transactions up to {step.end} come after {self.end} was reached: the log does not go backward")
         added = [(batch, *_reach(batch, after=self.end, upto=step.end)) for batch in step.batches if batch.rows.num_rows]
         for batch, first, last in added:
-            run = self._run(batch.table, first)
+            run = self._run(batch, first)
             run.batches.append(batch)
             run.max_position = last
             self.rows += batch.rows.num_rows
@@ -72,10 +74,11 @@ class TransactionBuffer:
         """What is left for the segment that starts there."""
         return tuple(each for each in self.loose if each.lsn >= end.lsn)
 
-    def _run(self, table: TableSchema, first: Position) -> Run:
-        run = self._latest.get(table.oid)
+    def _run(self, batch: ChangeBatch, first: Position) -> Run:
+        table, which = batch.table, (batch.table.oid, batch.is_old)
+        run = self._latest.get(which)
         if run is None or run.table != table:
-            run = self._latest[table.oid] = Run(table, first, first)
+            run = self._latest[which] = Run(table, first, first, is_old=batch.is_old)
             self.runs.append(run)
         return run
 

@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote
 from penstock.position import Position
 from penstock.schema import TableName
 
-FORMAT = 2
+FORMAT = 3
 """The version of everything in a spool; a reader refuses a newer one, and reads every older one.
 
 2: a file may give its rows their xid, and a manifest may hold logical messages.

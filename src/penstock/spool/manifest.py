@@ -38,6 +38,8 @@ class SegmentFile:
     commit_timestamp: datetime | None = None
     xid: int | None = None
     """Of that transaction; the rows' own column may name subtransactions. None also where a spool of format 1 has it in the rows."""
+    is_old: bool = False
+    """Whether these are rows as they were before updates. Who has not asked for them does not read them."""
 
     @property
     def table(self) -> TableName:
@@ -172,6 +174,7 @@ def _file_document(file: SegmentFile) -> dict[str, object]:
         "commit_version": None if file.commit_version is None else str(file.commit_version),
         "commit_timestamp": _time_text(file.commit_timestamp),
         "xid": file.xid,
+        **({"is_old": True} if file.is_old else {}),
     }
 
 
@@ -188,6 +191,7 @@ def _parse_file(document: dict[str, Any]) -> SegmentFile:
         commit_version=None if version is None else Position.parse(version),
         commit_timestamp=_parse_time(document["commit_timestamp"]),
         xid=document.get("xid"),
+        is_old=document.get("is_old", False),
     )
 
 

@@ -44,13 +44,14 @@ class PieceFile:
     bytes: int = 0
     counts: ChangeCounts = field(default_factory=ChangeCounts)
     is_finished: bool = False
+    is_old: bool = False
 
 
 @dataclass(slots=True)
 class _Transaction:
     files: list[PieceFile] = field(default_factory=list)
-    latest: dict[int, PieceFile] = field(default_factory=dict)
-    """By the table's OID: where its next row goes."""
+    latest: dict[tuple[int, bool], PieceFile] = field(default_factory=dict)
+    """By the table's OID, and whether it is an old row: where its next row goes."""
     messages: list[LogicalMessage] = field(default_factory=list)
     aborted: array[int] = field(default_factory=lambda: array("I"))
     """The xids of the parts that were rolled back."""
@@ -85,7 +86,7 @@ class OpenPieces:
         for batch in piece.batches:
             if batch.rows.num_rows:
                 check_batch(batch)
-                self._file(piece.xid, transaction, batch.table).waiting.append(batch)
+                self._file(piece.xid, transaction, batch).waiting.append(batch)
                 self._waiting_bytes += _size(batch)
         self._add_messages(transaction, piece.messages)
         if self._waiting_bytes > self._buffer_bytes:
@@ -144,16 +145,17 @@ class OpenPieces:
                 hint="ask for a prefix under which fewer messages are sent",
             )
 
-    def _file(self, xid: int, transaction: _Transaction, table: TableSchema) -> PieceFile:
-        file = transaction.latest.get(table.oid)
+    def _file(self, xid: int, transaction: _Transaction, batch: ChangeBatch) -> PieceFile:
+        table, which = batch.table, (batch.table.oid, batch.is_old)
+        file = transaction.latest.get(which)
         if file is None or file.is_finished or file.table != table:
             directory = self._layout.open_transaction(xid)
             if not transaction.files:
                 storage.remove_tree(directory)
                 storage.make_directory(directory)
-            file = PieceFile(directory / f"{len(transaction.files):06d}.parquet", table, [])
+            file = PieceFile(directory / f"{len(transaction.files):06d}.parquet", table, [], is_old=batch.is_old)
             transaction.files.append(file)
-            transaction.latest[table.oid] = file
+            transaction.latest[which] = file
         return file
 
     def _write_all(self) -> None:

@@ -19,6 +19,8 @@ from penstock.schema import TableSchema
 from penstock.spool import storage
 from penstock.spool.changefile import ChangeFile
 
+_COUNTED = (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE, ChangeType.UPDATE_PREIMAGE)
+
 
 @dataclass(frozen=True, slots=True)
 class PrunedFile:
@@ -74,9 +76,6 @@ def _batch(table: TableSchema, rows: pa.RecordBatch) -> ChangeBatch:
 
 def _count(table: TableSchema, rows: pa.RecordBatch) -> ChangeCounts:
     kinds = rows.column(metadata_place(table, CHANGE_TYPE))
-    inserts, updates, deletes, truncates = (
-        pc.sum(pc.equal(kinds, str(kind))).as_py()
-        for kind in (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE)
-    )
+    inserts, updates, deletes, truncates, old = (pc.sum(pc.equal(kinds, str(kind))).as_py() for kind in _COUNTED)
     unchanged, inexact = (rows.num_rows - rows.column(metadata_place(table, name)).null_count for name in (UNCHANGED, EXACT))
-    return ChangeCounts(inserts, updates, deletes, truncates, unchanged=unchanged, inexact=inexact)
+    return ChangeCounts(inserts, updates, deletes, truncates, unchanged=unchanged, inexact=inexact, preimages=old)

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 
 from penstock.change import ChangeCounts, LogicalMessage
@@ -47,7 +48,19 @@ class TableRange:
     slices: tuple[FileSlice, ...]
     """In the order of the changes."""
     counts: ChangeCounts
-    """Exact when no slice needs a filter, else an upper bound."""
+    """Exact when no slice needs a filter, else an upper bound. Old rows are not among them."""
+    old: tuple[FileSlice, ...] = ()
+    """Rows as they were before updates, for those who want them; where the capture keeps them."""
+
+    @property
+    def with_old(self) -> tuple[FileSlice, ...]:
+        """All slices: those of old rows right behind the changes of the same shape. The order of their rows is only in its columns."""
+        found: list[FileSlice] = []
+        waiting = list(self.old)
+        for schema, slices in groupby(self.slices, lambda each: each.file.schema):
+            found += [*slices, *(each for each in waiting if each.file.schema == schema)]
+            waiting = [each for each in waiting if each.file.schema != schema]
+        return (*found, *waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +165,5 @@ def _is_within(message: LogicalMessage, after: Position, end: Position) -> bool:
 
 
 def _table_range(table: TableName, slices: list[FileSlice]) -> TableRange:
-    return TableRange(table, tuple(slices), sum((each.file.counts for each in slices), ChangeCounts()))
+    changes, old = (tuple(each for each in slices if each.file.is_old == is_old) for is_old in (False, True))
+    return TableRange(table, changes, sum((each.file.counts for each in changes), ChangeCounts()), old)

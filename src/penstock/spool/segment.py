@@ -91,11 +91,11 @@ def _write_run(directory: Path, start: Position, index: int, run: Run) -> Segmen
     file = ChangeFile(path, run.table)
     file.write(run.batches)
     size_bytes = file.finish()
-    return SegmentFile(run.table, path.name, file.rows, size_bytes, file.counts, run.min_position, run.max_position)
+    return SegmentFile(run.table, path.name, file.rows, size_bytes, file.counts, run.min_position, run.max_position, is_old=run.is_old)
 
 
 def _move_piece(directory: Path, start: Position, index: int, piece: PieceFile, step: PiecesCommitted) -> SegmentFile:
     path = directory / change_file_name(start, index, piece.table.name)
     storage.rename(piece.path, path)
     end, time = step.end, step.commit_time
-    return SegmentFile(piece.table, path.name, piece.rows, piece.bytes, piece.counts, end, end, end, time, step.xid)
+    return SegmentFile(piece.table, path.name, piece.rows, piece.bytes, piece.counts, end, end, end, time, step.xid, piece.is_old)

@@ -25,6 +25,7 @@ from penstock.transforms.transform import Fitted
 from penstock.transforms.unchanged import target_lists
 
 _BLOCK_ROWS = 65_536
+_TOLD_APART = (ChangeType.DELETE, ChangeType.TRUNCATE, ChangeType.INSERT, ChangeType.UPDATE_PREIMAGE)
 _ORPHAN = "the row came into the filter without a value that only the target could have; with REPLICA IDENTITY FULL every change has all"
 
 
@@ -84,6 +85,7 @@ def count_changes(changes: pa.Table, moves: int) -> ChangeCounts:
         moves=min(moves, kinds[ChangeType.DELETE], kinds[ChangeType.INSERT]),
         unchanged=changes.num_rows - changes.column(UNCHANGED).null_count,
         inexact=changes.num_rows - changes.column(EXACT).null_count,
+        preimages=kinds[ChangeType.UPDATE_PREIMAGE],
     )
 
 
@@ -124,13 +126,13 @@ class _Judged:
 
 def _judge(fitted: Fitted, block: pa.Table, answers: Answers | None) -> _Judged:
     (verdict, doubts), reasons = judge(fitted, block, answers), _Reasons(block.num_rows)
-    deleted, truncated, inserted = (is_kind(block, kind) for kind in (ChangeType.DELETE, ChangeType.TRUNCATE, ChangeType.INSERT))
+    deleted, truncated, inserted, old = (is_kind(block, kind) for kind in _TOLD_APART)
     # Without a key, a delete shows the whole row, and goes where that row has gone.
     bare = truncated | deleted if fitted.source.key else truncated
     for reason, where in doubts:
         reasons.add(reason, where & ~bare)
     stays = verdict.yes | bare
-    goes = ~stays & ~inserted & ~deleted & ~reasons.given if fitted.source.key else np.zeros_like(stays)
+    goes = ~stays & ~inserted & ~deleted & ~old & ~reasons.given if fitted.source.key else np.zeros_like(stays)
     made = _make(fitted.made, block, answers)
     for reason, where in _faults(made, block.num_rows):
         reasons.add(reason, where & stays)

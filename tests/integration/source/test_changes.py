@@ -47,6 +47,22 @@ def test_changes_arrive_in_order_with_what_happened_to_each_row(source: ChangeSo
     assert all(row["_commit_timestamp"] is not None and row["_unchanged"] is None and row["_exact"] is None for row in rows)
 
 
+def test_R02_old_rows_are_in_the_stream_of_those_who_ask_for_them(source: ChangeSource) -> None:
+    execute = source.database.execute
+    execute("ALTER TABLE orders REPLICA IDENTITY FULL")
+    run = source.start(oldRows="true")
+    execute("INSERT INTO orders VALUES (1, 'a')")
+    execute("UPDATE orders SET note = 'b'")
+    execute("DELETE FROM orders")
+    rows = sorted(run.wait_for_rows(4), key=lambda row: (row["_commit_version"], row["_ordinal"]))
+    assert [(row["_change_type"], row["id"], row["note"]) for row in rows] == [
+        ("insert", 1, "a"),
+        ("update_preimage", 1, "a"),
+        ("update_postimage", 1, "b"),
+        ("delete", 1, "b"),
+    ]
+
+
 def test_values_have_the_types_of_their_columns(source: ChangeSource) -> None:
     source.database.execute(WIDE)
     source.database.execute(f"ALTER PUBLICATION {source.slot} ADD TABLE wide")

@@ -12,7 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import ChangeBatch, ChangeCounts, PiecesCommitted, TransactionPiece, Transactions, change_schema
+from penstock.change import (
+    CHANGE_TYPE,
+    ChangeBatch,
+    ChangeCounts,
+    ChangeType,
+    PiecesCommitted,
+    TransactionPiece,
+    Transactions,
+    change_schema,
+    metadata_place,
+)
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from penstock.spool import FileSlice, SpoolRange, SpoolReader, SpoolStock, SpoolWriter, minimum
@@ -47,6 +57,15 @@ class Commit:
 
     def seen(self) -> list[Seen]:
         return [(table.name.name, self.position, ordinal) for ordinal, table in enumerate(self.tables)]
+
+
+def old_batch(table: TableSchema, rows: Sequence[tuple[int | None, int]]) -> ChangeBatch:
+    """The same as rows that were there before updates."""
+    made = batch(table, rows)
+    place = metadata_place(table, CHANGE_TYPE)
+    kinds = pa.array([ChangeType.UPDATE_PREIMAGE.value] * len(rows))
+    changed = made.rows.set_column(place, made.rows.schema.field(place), kinds)
+    return ChangeBatch(table, changed, ChangeCounts(preimages=len(rows)), is_old=True)
 
 
 def batch(table: TableSchema, rows: Sequence[tuple[int | None, int]], *, xid: int = 7) -> ChangeBatch:

@@ -42,8 +42,8 @@ def test_segments_of_nobody_are_not_taken_over(tmp_path: Path) -> None:
 
 
 def test_a_newer_spool_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "capture.json").write_text('{"format": 3, "slots": ["shop"]}')
-    with pytest.raises(SpoolFormatError, match="format 3"):
+    (tmp_path / "capture.json").write_text('{"format": 4, "slots": ["shop"]}')
+    with pytest.raises(SpoolFormatError, match="format 4"):
         ensure_identity(tmp_path, OURS)
 
 

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from penstock.change import ChangeCounts, Quiet
+from penstock.change import ChangeCounts, Quiet, Transactions
 from penstock.errors import SpoolFormatError, SpoolGapError
+from penstock.schema import Column
 from penstock.spool import SpoolReader, SpoolWriter, storage
-from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, capture, changes, time_of, transactions
+from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, changes, old_batch, time_of, transactions
 
 THREE = [[Commit(10)], [Commit(20, (ORDERS, ITEMS)), Commit(30)], [Commit(40)]]
 
@@ -45,6 +48,27 @@ def test_a_boundary_inside_a_segment_filters_only_the_files_that_reach_over_it(t
     assert not items.needs_filter
     assert changes(found) == {"orders": [("orders", 20, 0)], "items": [("items", 20, 1)]}
     assert list(SpoolReader(tmp_path).read(at(20), at(30)).tables) == [ORDERS.name]
+
+
+def test_old_rows_are_read_only_by_those_who_ask_and_stand_behind_the_changes_of_their_shape(tmp_path: Path) -> None:
+    widened = replace(ORDERS, columns=(*ORDERS.columns, Column("more", pa.int64(), 20)))
+    writer = SpoolWriter(tmp_path, at(0))
+    for position, table in ((10, ORDERS), (20, widened), (30, ORDERS)):
+        changed, old = batch(table, [(position, 1)]), old_batch(table, [(position, 0)])
+        writer.append(Transactions((changed, old), at(position), time_of(position), 1))
+    writer.seal()
+    found = SpoolReader(tmp_path).read(at(0), at(30)).tables[ORDERS.name]
+    assert [each.file.schema for each in found.slices] == [ORDERS, widened, ORDERS]
+    assert found.counts == ChangeCounts(inserts=3)
+    assert [(each.file.schema, each.file.is_old) for each in found.with_old] == [
+        (ORDERS, False),
+        (ORDERS, True),
+        (ORDERS, True),
+        (widened, False),
+        (widened, True),
+        (ORDERS, False),
+    ]
+    assert sum(each.file.counts.preimages for each in found.old) == 3
 
 
 @pytest.mark.parametrize(("start", "end"), [(5, 20), (10, 50), (0, 60), (20, 30)])
@@ -178,7 +202,7 @@ def test_a_segment_captured_again_from_further_back_replaces_the_shorter_one(tmp
 def test_a_newer_format_is_refused_not_skipped(tmp_path: Path) -> None:
     capture(tmp_path, 0, THREE)
     manifest = tmp_path / "segments" / f"{30:016X}" / "manifest.json"
-    manifest.write_bytes(manifest.read_bytes().replace(b'"format":2', b'"format":3'))
+    manifest.write_bytes(manifest.read_bytes().replace(b'"format":3', b'"format":4'))
     with pytest.raises(SpoolFormatError):
         SpoolReader(tmp_path).segments()
 

@@ -13,8 +13,8 @@ from penstock.schema import TableName
 from penstock.secret import Secret
 
 _OWN: Final = frozenset({"url", "table", "columns", "snapshot", "waitseconds"})
-_NOT_OURS: Final = frozenset({"dsn", "tables", "process", "polling", "bytriggers"})
-"""Options of a capture that the source sets by itself, or that are of other captures."""
+_NOT_OURS: Final = frozenset({"dsn", "tables", "process", "polling", "bytriggers", "oldrows"})
+"""Options of a capture that the source sets by itself, that are of other captures, or ask for what no record shows."""
 
 _WAIT_SECONDS = 1.0
 _LONGEST_WAIT_SECONDS = 3600.0

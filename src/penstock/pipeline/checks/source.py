@@ -17,7 +17,7 @@ from penstock.errors import LockWaitError, NoTablesError, PenstockError, Privile
 from penstock.lag import OpenTransaction
 from penstock.pipeline.checks.findings import Step
 from penstock.pipeline.checks.targets import check_continuing
-from penstock.pipeline.checks.transforms import warn_of_filters
+from penstock.pipeline.checks.transforms import warn_of_filters, warn_of_old_rows
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.tables import Selection, select_tables
 from penstock.postgres.catalog import inspect_outside
@@ -186,6 +186,8 @@ class _SourceCheck:
         self._warn_of_idle_patterns(step, selection)
         _warn_of_twins(step, selection.tables)
         warn_of_filters(step, self._connection, config, selection)
+        if config.source.old_rows:
+            warn_of_old_rows(step, self._connection, config, selection)
 
     def _warn_of_ignored(self, step: Step) -> None:
         named = set(self._config.named_tables)

@@ -1,4 +1,4 @@
-"""The part of a check that looks ahead at filters: what they may come to lack, before a row stops its table."""
+"""The part of a check that looks ahead at what changes may come to lack: filters that would stop a table, and old rows that nobody has."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from penstock.pipeline.tables import Selection
 from penstock.postgres.catalog import inspect_whole_rows
 from penstock.postgres.connection import Connection
 from penstock.schema import Column, TableName, TableSchema
+from penstock.sinks.layout import Mode
 from penstock.transforms.texts import typed
 
 
@@ -22,6 +23,19 @@ def warn_of_filters(step: Step, connection: Connection, config: PipelineConfig, 
     for name, (code, words) in found.items():
         if oids[name] not in whole:
             step.warn(code, words, f"ALTER TABLE {name} REPLICA IDENTITY FULL;", (name,))
+
+
+def warn_of_old_rows(step: Step, connection: Connection, config: PipelineConfig, selection: Selection) -> None:
+    """Only a table whose whole old rows travel can show them."""
+    logs = {
+        name: schema.oid
+        for name, schema in selection.schemas.items()
+        if name not in selection.refused and config.mode_of(name) is Mode.APPEND and schema.members is None
+    }
+    whole = inspect_whole_rows(connection, list(logs.values()))
+    for name in (name for name, oid in logs.items() if oid not in whole):
+        words = f"old rows are asked for, and the log has those of {name} by their key alone"
+        step.warn("no-old-rows", words, f"ALTER TABLE {name} REPLICA IDENTITY FULL;", (name,))
 
 
 def _lacking(name: TableName, schema: TableSchema, config: PipelineConfig, selection: Selection) -> tuple[str, str] | None:

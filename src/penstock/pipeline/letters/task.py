@@ -18,7 +18,7 @@ from penstock.pipeline.letters.letter import LETTERS, describe_letters
 from penstock.pipeline.letters.screening import Name, Refusal, Screened, refused_values, screen
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.layout import Layout
-from penstock.sinks.slice_reader import named_changes, read_slices
+from penstock.sinks.slice_reader import in_order, named_changes, read_slices
 from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
 from penstock.spool.rows import metadata_column, read_rows
@@ -82,8 +82,9 @@ def run_screening(task: ScreeningTask) -> ScreeningReport:
             refusals |= refused_values(task.table, changes, refuse_inexact=task.refuse_inexact, has_unreadable=has_unreadable)
             read.append(changes)
         tables.append(pa.concat_tables([read_slices([], narrow), *read]))
-    letters, changes = tables
-    letters = letters.sort_by([(COMMIT_VERSION, "ascending"), (ORDINAL, "ascending")])
+    letters, changes = in_order(tables[0]), tables[1]
+    if any(slice.file.is_old for slice in task.slices):
+        changes = in_order(changes)
     source = next((view.source for view in task.views.values() if view.source is not None), None)
     looks_back = any(each.looks_back for each in task.fitted.values())
     while True:

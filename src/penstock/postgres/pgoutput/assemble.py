@@ -29,7 +29,9 @@ class Assembled:
     """The number that the next change of the last transaction would get."""
 
 
-def assemble(frames: Frames, timeline: Timeline, versions: Versions, prefixes: Set[str] = frozenset()) -> Assembled:
+def assemble(
+    frames: Frames, timeline: Timeline, versions: Versions, prefixes: Set[str] = frozenset(), *, old_rows: bool = False
+) -> Assembled:
     """Decode a run of messages of whole transactions, or of one that is open."""
     changes, next_ordinal = find_changes(frames, timeline)
     messages = find_messages(frames, timeline, changes, prefixes) if prefixes else ()
@@ -39,9 +41,9 @@ def assemble(frames: Frames, timeline: Timeline, versions: Versions, prefixes: S
     ordered = changes[np.concatenate([item.members for item in groups])]
     widths = np.repeat([len(item.table.columns) for item in groups], [len(item.members) for item in groups])
     tuples = _walk_all(frames, ordered, widths)
-    batches = build_batches(frames, timeline, _split(groups, ordered, tuples))
+    batches = build_batches(frames, timeline, _split(groups, ordered, tuples), old_rows=old_rows)
     in_order = np.argsort([item.members[0] for item in groups], kind="stable").tolist()
-    return Assembled(tuple(batches[at] for at in in_order), messages, next_ordinal)
+    return Assembled(tuple(batch for at in in_order for batch in batches[at]), messages, next_ordinal)
 
 
 def _walk_all(frames: Frames, changes: Changes, widths: IntArray) -> Tuples:

@@ -1,6 +1,7 @@
 """Finds the row changes among the messages, numbers them within their transactions and groups them by table and schema version.
 
-An update with an old tuple reserves two numbers, since it may turn out to be a change of the key: a delete, then an insert.
+An update with an old tuple reserves two numbers, since it may turn out to be a change of the key: a delete, then an insert. Otherwise the
+first is that of the old row, whether anybody asks for it or not.
 """
 
 from __future__ import annotations
@@ -42,12 +43,22 @@ class Changes:
     """Where the first tuple's values begin. A truncate has none, and reads nulls from the padding."""
     has_old: BoolArray
     """Updates with an old tuple before the new one."""
+    is_whole: BoolArray
+    """Updates and deletes whose old tuple is the whole old row, not its key alone."""
 
     def __len__(self) -> int:
         return len(self.messages)
 
     def __getitem__(self, part: IntArray | slice) -> Changes:
-        return Changes(self.messages[part], self.kinds[part], self.oids[part], self.ordinals[part], self.tuples[part], self.has_old[part])
+        return Changes(
+            self.messages[part],
+            self.kinds[part],
+            self.oids[part],
+            self.ordinals[part],
+            self.tuples[part],
+            self.has_old[part],
+            self.is_whole[part],
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +79,8 @@ def find_changes(frames: Frames, timeline: Timeline) -> tuple[Changes, int]:
     frames.require(_MARKERS[kinds, markers], messages, "has an unexpected tuple")
     has_old = (kinds == UPDATE) & (markers != NEW)
 
-    changes = Changes(messages, kinds, frames.u32(fields), np.zeros(len(messages), np.int64), fields + _HEAD_BYTES, has_old)
+    ordinals = np.zeros(len(messages), np.int64)
+    changes = Changes(messages, kinds, frames.u32(fields), ordinals, fields + _HEAD_BYTES, has_old, markers == OLD_ROW)
     if (frames.kinds == TRUNCATE).any():
         changes = _with_truncates(frames, changes)
     weights = np.bincount(changes.messages, minlength=len(frames))
@@ -92,6 +104,7 @@ def _with_truncates(frames: Frames, changes: Changes) -> Changes:
         np.concatenate([changes.ordinals, *(np.arange(size) for size in sizes)]),
         np.concatenate([changes.tuples, np.full(count, frames.padding_at, np.int64)]),
         np.concatenate([changes.has_old, np.zeros(count, np.bool_)]),
+        np.concatenate([changes.is_whole, np.zeros(count, np.bool_)]),
     )
     return joined[np.argsort(messages, kind="stable")]
 

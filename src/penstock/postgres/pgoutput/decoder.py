@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.change import LogStep, PiecesAborted, PiecesCommitted, Quiet, TransactionPiece, Transactions
 from penstock.position import Position
-from penstock.postgres.pgoutput.assemble import assemble
+from penstock.postgres.pgoutput.assemble import Assembled, assemble
 from penstock.postgres.pgoutput.framing import (
     BEGIN,
     COMMIT,
@@ -35,7 +35,7 @@ from penstock.postgres.pgoutput.framing import (
 from penstock.postgres.pgoutput.keys import FullKeys, LoadKey
 from penstock.postgres.pgoutput.logical import find_loose_messages
 from penstock.postgres.pgoutput.messages import check_stream_stop, decode_keepalive, decode_stream_abort, decode_stream_start
-from penstock.postgres.pgoutput.relations import RelationHistory
+from penstock.postgres.pgoutput.relations import RelationHistory, Versions
 from penstock.postgres.pgoutput.transactions import (
     BETWEEN,
     IN_TRANSACTION,
@@ -87,15 +87,18 @@ class PgOutputDecoder:
         *,
         load_key: LoadKey | None = None,
         prefixes: Set[str] = frozenset(),
+        old_rows: bool = False,
         max_open_messages: int = 50_000,
         max_open_bytes: int = 32 << 20,
     ) -> None:
         """`keys` names the key columns by table OID, as of where the log begins; `load_key` asks for those of now. See `pgoutput.keys`.
 
-        `prefixes` are those of the logical messages to be given out; all others are passed over.
+        `prefixes` are those of the logical messages to be given out; all others are passed over. With `old_rows`, rows as they were before
+        an update or a delete are given out as well, where the log has them.
         """
         self._relations = RelationHistory(FullKeys(keys or {}, load_key), types or TypeResolver())
         self._prefixes = prefixes
+        self._old_rows = old_rows
         self._max_open_messages = max_open_messages
         self._max_open_bytes = max_open_bytes
         self._carry = _Carry()
@@ -182,7 +185,7 @@ class PgOutputDecoder:
         if len(frames):
             commits = decode_commits(frames, self._last_commit)
             timeline = Timeline(*decode_begins(frames), commits)
-            found = assemble(frames, timeline, self._relations.advance(frames, timeline), self._prefixes)
+            found = self._assemble(frames, timeline, self._relations.advance(frames, timeline))
             self._last_commit = commits.position(-1)
             yield Transactions(found.batches, self._last_commit, commits.time(-1), len(commits), found.messages)
 
@@ -194,7 +197,7 @@ class PgOutputDecoder:
             yield TransactionPiece(self._in_pieces.xid, ())
         for part in _parts(frames):
             timeline = Timeline.inside(self._in_pieces)
-            found = assemble(part, timeline, self._relations.advance(part, timeline), self._prefixes)
+            found = self._assemble(part, timeline, self._relations.advance(part, timeline))
             self._in_pieces = OpenTransaction(self._in_pieces.xid, found.next_ordinal)
             if found.batches or found.messages:
                 yield TransactionPiece(self._in_pieces.xid, found.batches, found.messages)
@@ -247,10 +250,13 @@ class PgOutputDecoder:
     def _decode_block(self, xid: int, frames: Frames) -> Iterator[LogStep]:
         for part in _parts(frames):
             timeline = Timeline.inside(self._streams[xid])
-            found = assemble(part, timeline, self._relations.advance(part, timeline, xid), self._prefixes)
+            found = self._assemble(part, timeline, self._relations.advance(part, timeline, xid))
             self._streams[xid] = OpenTransaction(xid, found.next_ordinal)
             if found.batches or found.messages:
                 yield TransactionPiece(xid, found.batches, found.messages)
+
+    def _assemble(self, frames: Frames, timeline: Timeline, versions: Versions) -> Assembled:
+        return assemble(frames, timeline, versions, self._prefixes, old_rows=self._old_rows)
 
     def _require_open(self, frames: Frames, index: int, xid: int) -> None:
         if xid not in self._streams:

@@ -3,6 +3,9 @@
 An update that carries its old key is compared with it: the same key gives `update_postimage`, another one a `delete` of the old key and an
 `insert` of the new. A delete shows its key alone, or the whole old row where no key is known: there the row itself is what tells it apart,
 so an update that carries the old row is a `delete` of that and an `insert` of the new one, of which each stands for just one duplicate.
+
+Where old rows are asked for, and the whole old row travels (replica identity FULL), a delete shows all of it, and the old rows of updates
+are a batch of their own, of `update_preimage`.
 """
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ from penstock.postgres.types.arrays import Ragged, as_arrow, as_bools
 from penstock.postgres.types.rows import DecodedRows, decode_rows, join_columns
 from penstock.schema import TableSchema
 
-_CODES = (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE)
-_INSERTED, _UPDATED, _DELETED, _TRUNCATED = range(len(_CODES))
+_CODES = (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE, ChangeType.UPDATE_PREIMAGE)
+_INSERTED, _UPDATED, _DELETED, _TRUNCATED, _OLD = range(len(_CODES))
 _NAMES = pa.array([str(name) for name in _CODES], pa.string())
 _NAMES_TYPE = pa.list_(pa.string())
 _POSITION = pa.int64()
@@ -76,12 +79,18 @@ class _Plan:
     """Of each row."""
     rows: _Rows
     columns: list[Wanted]
+    is_old: bool = False
 
 
-def build_batches(frames: Frames, timeline: Timeline, parts: Sequence[TablePart]) -> list[ChangeBatch]:
-    """One for each part."""
+def build_batches(frames: Frames, timeline: Timeline, parts: Sequence[TablePart], *, old_rows: bool = False) -> list[list[ChangeBatch]]:
+    """For each part its changes, and with `old_rows` those that were there before its updates, if they travel."""
     buffer = pa.py_buffer(frames.buffer)
-    plans = [_plan(buffer, part) for part in parts]
+    planned = [_plan(buffer, part, old_rows=old_rows) for part in parts]
+    built = iter(_build_all(frames, buffer, timeline, [plan for plans in planned for plan in plans]))
+    return [[next(built) for _ in plans] for plans in planned]
+
+
+def _build_all(frames: Frames, buffer: pa.Buffer, timeline: Timeline, plans: Sequence[_Plan]) -> list[ChangeBatch]:
     decoded = _read_small(buffer, plans)
     metadata = _metadata(frames, timeline, plans)
     batches: list[ChangeBatch] = []
@@ -96,12 +105,11 @@ def build_batches(frames: Frames, timeline: Timeline, parts: Sequence[TablePart]
 
 def _build(plan: _Plan, decoded: DecodedRows, metadata: list[pa.Array]) -> ChangeBatch:
     names, unchanged_count = _unchanged(plan)
-    inserts, updates, deletes, truncates = np.bincount(plan.rows.codes, minlength=len(_CODES)).tolist()
-    counts = ChangeCounts(
-        inserts, updates, deletes, truncates, plan.rows.moves, unchanged_count, decoded.inexact, sum(decoded.unreadable.values())
-    )
+    inserts, updates, deletes, truncates, old = np.bincount(plan.rows.codes, minlength=len(_CODES)).tolist()
+    unreadable = sum(decoded.unreadable.values())
+    counts = ChangeCounts(inserts, updates, deletes, truncates, plan.rows.moves, unchanged_count, decoded.inexact, unreadable, old)
     rows = pa.RecordBatch.from_arrays([*decoded.columns, *metadata, names, decoded.exact], schema=change_schema(plan.table))
-    return ChangeBatch(plan.table, rows, counts)
+    return ChangeBatch(plan.table, rows, counts, plan.is_old)
 
 
 def _read_small(buffer: pa.Buffer, plans: Sequence[_Plan]) -> list[DecodedRows | None]:
@@ -141,16 +149,29 @@ def _first_refused(texts: list[pa.StringArray], table: TableSchema, row_count: i
     return low
 
 
-def _plan(buffer: pa.Buffer, part: TablePart) -> _Plan:
-    table = part.table
-    columns, rows = _choose(buffer, table, part.changes, part.tuples)
-    deleted = rows.codes == _DELETED
-    any_deleted = bool(table.key) and bool(deleted.any())
+def _plan(buffer: pa.Buffer, part: TablePart, *, old_rows: bool) -> list[_Plan]:
+    table, changes = part.table, part.changes
+    columns, rows = _choose(buffer, table, changes, part.tuples)
+    shows_key = rows.codes == _DELETED
+    if old_rows:
+        shows_key &= ~changes.is_whole[rows.changes]
+    any_key = bool(table.key) and bool(shows_key.any())
     wanted = [
-        Wanted(column, spans, rows.tuples, deleted if any_deleted and column.name not in table.key else None)
+        Wanted(column, spans, rows.tuples, shows_key if any_key and column.name not in table.key else None)
         for column, spans in zip(table.columns, columns, strict=True)
     ]
-    return _Plan(table, part.changes.messages[rows.changes], rows, wanted)
+    plan = _Plan(table, changes.messages[rows.changes], rows, wanted)
+    if not old_rows:
+        return [plan]
+    replaced = rows.changes[(rows.codes == _UPDATED) & (changes.has_old & changes.is_whole)[rows.changes]]
+    return [plan, _plan_old(part, replaced)] if len(replaced) else [plan]
+
+
+def _plan_old(part: TablePart, replaced: IntArray) -> _Plan:
+    """The first tuples of the changes `replaced`."""
+    rows = _Rows(replaced, np.full(len(replaced), _OLD, np.uint8), part.changes.ordinals[replaced], replaced)
+    wanted = [Wanted(column, spans, replaced, None) for column, spans in zip(part.table.columns, part.tuples.first, strict=True)]
+    return _Plan(part.table, part.changes.messages[replaced], rows, wanted, is_old=True)
 
 
 def _choose(buffer: pa.Buffer, table: TableSchema, changes: Changes, given: Tuples) -> tuple[list[ColumnSpans], _Rows]:
