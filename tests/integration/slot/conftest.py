@@ -62,6 +62,17 @@ class RoughServer:
                 admin.execute("SELECT pg_switch_wal()")
             admin.execute("CHECKPOINT")
 
+    def outrun(self, slot: str) -> None:
+        """Move the log on until the server gives the slot up; its checkpointer may hear of a new setting later than others do."""
+        with psycopg.connect(self.postgres.dsn(), autocommit=True) as admin:
+
+            def is_lost() -> bool:
+                self.fill_log(6)
+                found = admin.execute("SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s", [slot]).fetchone()
+                return found == ("lost",)
+
+            wait_for(is_lost, f"the loss of {slot}")
+
     def tidy(self) -> None:
         with psycopg.connect(self.postgres.dsn(), autocommit=True) as admin:
             admin.execute("ALTER SYSTEM RESET ALL")

@@ -40,8 +40,8 @@ def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_s
         """The chunk is not over before this returns, so neither is the copy."""
         if read == 1:
             rough.set(max_slot_wal_keep_size="16MB")
-            rough.fill_log(6)
-            given_up.wait(60)
+            rough.outrun(captured.slot)
+            given_up.wait(200)
 
     monkeypatch.setattr(Schedule, "close", closed)
 
