@@ -1,7 +1,8 @@
 """Everything that can be wrong with the source, found before the first row.
 
 The order is that of how much an answer explains: another server first, then the slot itself, then whether it still holds what is needed,
-and last whether somebody else is reading it just now, the one thing that passes by itself.
+whether there is a publication that says what it gives, and last whether somebody else is reading it just now, the one thing that passes
+by itself.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from penstock.capture.continuity import check_continuity, check_not_rewound, check_system
+from penstock.capture.membership import check_publication
 from penstock.capture.provision import ensure_capture
 from penstock.capture.settings import CaptureSettings
 from penstock.errors import SlotMissingError
@@ -61,6 +63,7 @@ def inspect_source(settings: CaptureSettings, reader: SpoolReader, on_wait: OnWa
         slot = slot or _ensure_first(settings, on_wait)
         check_slot(slot, server.database)
         _check_ground(settings, reader, slot)
+        check_publication(connection, settings)
         check_idle(slot)
         if settings.failover and not slot.failover:
             slot = ensure_slot(settings.address, connection, settings.slot, failover=True)

@@ -19,6 +19,7 @@ from typing_extensions import override
 from penstock.capture.confirming import ConfirmPolicy
 from penstock.capture.inspection import inspect_source
 from penstock.capture.keys import KeyCatalog
+from penstock.capture.membership import MemberWatch
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.thread import CaptureThread, StoppedError
 from penstock.capture.watch import SourceWatch
@@ -46,9 +47,11 @@ _LONGEST_SEAL_SECONDS = 30.0
 class SpoolCapture(CaptureThread):
     """One slot into one spool."""
 
-    def __init__(self, settings: CaptureSettings) -> None:
+    def __init__(self, settings: CaptureSettings, members: MemberWatch | None = None) -> None:
+        """With `members`, a table that was out of the publication ends the capture. Without, its consumers look after their tables."""
         super().__init__(settings.spool, settings.types.writes)
         self._settings = settings
+        self._members = members
         self._policy = ConfirmPolicy(settings.confirm, settings.max_retained_bytes)
         self._watch: SourceWatch | None = None
         self._released: Position | None = None
@@ -58,6 +61,8 @@ class SpoolCapture(CaptureThread):
     def _capture(self) -> None:
         settings = self._settings
         system, slot, start, keys, types = inspect_source(settings, self._reader, self._wait_for_slot)
+        if self._members is not None:
+            self._members.look()
         limits = settings.limits
         request = StreamRequest(
             settings.slot,
@@ -68,7 +73,7 @@ class SpoolCapture(CaptureThread):
             silence_seconds=limits.silence_seconds,
             wants_messages=bool(settings.message_prefixes),
         )
-        with self._open(request) as stream, SourceWatch(settings) as self._watch, KeyCatalog(settings.address) as catalog:
+        with self._open(request) as stream, SourceWatch(settings, self._members) as self._watch, KeyCatalog(settings.address) as catalog:
             if SystemIdentity(stream.system_identifier, stream.timeline) != system:
                 raise ConnectionLostError("another server answers at this address than a moment ago")
             ensure_identity(settings.spool, CaptureIdentity(settings.slot, settings.publication, system.identifier, system.timeline))
@@ -152,6 +157,8 @@ class SpoolCapture(CaptureThread):
         if now < self._housekeeping_due:
             return
         self._housekeeping_due = now + _HOUSEKEEPING_SECONDS
+        if self._watch is not None:
+            self._watch.check()
         self._released = done = minimum(self._settings.spool)
         self._choose_confirm(done)
         confirmable = self._policy.confirmable(done, self._end)

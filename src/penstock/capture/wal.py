@@ -14,18 +14,16 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from penstock.capture import provision
-from penstock.capture.live import LiveChanges, register
+from penstock.capture.live import CONSUMER, LiveChanges, register
+from penstock.capture.membership import MemberWatch, check_publication
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.snapshot import snapshot_changes
 from penstock.capture.spooling import SpoolCapture
 from penstock.contracts.capture import ChangeCapture, ChangeStream
 from penstock.contracts.provisioning import CaptureProvisioning, CoverageReport
-from penstock.errors import PublicationError
 from penstock.position import Position
-from penstock.postgres.connection import Connection, connect
+from penstock.postgres.connection import connect
 from penstock.postgres.exported import export_snapshot
-from penstock.postgres.publication import inspect_publication
-from penstock.postgres.queries import identifier
 from penstock.postgres.slot import check_server, current_position, ensure_slot, inspect_server, inspect_slot
 from penstock.schema import TableName
 from penstock.spool.identity import load_identity
@@ -49,6 +47,8 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
     """`tables` there, if any, are required and managed, unless `with_publication_management` says otherwise."""
     required: frozenset[TableName] | None = None
     manage: bool = False
+    takes: frozenset[TableName] | None = None
+    """Of which tables the caller uses the changes, all of which must come; None: of all that the publication gives."""
 
     def with_publication_management(self, required: AbstractSet[TableName], manage: bool) -> WalCapture:
         """The same capture, of which `live` sees to it that the publication holds `required`.
@@ -64,9 +64,10 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
     def live(self) -> ChangeStream:
         """Make what is missing, then follow the slot.
 
-        Raises at once what stands in the way before the stream exists, a server that cannot be reached among it. `next` raises what stops
-        the stream later: a slot that is gone, lost or moved by others, a spool that is full of somebody else's changes, bytes that are not
-        the protocol. Its `close` may be called from any thread and ends a `next` that waits.
+        Raises at once what stands in the way before the stream exists, a server that cannot be reached among it, or a table that was out of
+        the publication since it was last seen there: its changes in between are in no log. `next` raises what stops the stream later:
+        the same, within half a minute; a slot that is gone, lost or moved by others; a spool that is full of somebody else's changes; bytes
+        that are not the protocol. Its `close` may be called from any thread and ends a `next` that waits.
 
         A value that cannot be had, or that its type cannot hold where `types.on_unrepresentable` is `error`, ends the stream at its
         transaction, since one stream carries all tables: every transaction before it is delivered, then `next` raises the error that
@@ -76,12 +77,17 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         settings = self.settings
         with connect(settings.address) as connection:
             check_server(inspect_server(connection))
+            has_slot = inspect_slot(connection, settings.slot) is not None
+            check_publication(connection, settings, has_slot=has_slot)
             # A spool that was filled from a slot which is gone: the engine says so, instead of going on behind the hole.
-            if inspect_slot(connection, settings.slot) is None and load_identity(settings.spool) is None:
-                self._check_publication(connection)
+            is_first = not has_slot and load_identity(settings.spool) is None
+            # Before the slot is made: from there on, every table is in as it was seen.
+            members = self._members()
+            members.check(anew=is_first)
+            if is_first:
                 ensure_slot(settings.address, connection, settings.slot, failover=settings.failover)
         register(settings.spool)
-        capture = SpoolCapture(replace(settings, tables=()))
+        capture = SpoolCapture(replace(settings, tables=()), members)
         return LiveChanges(settings.spool, capture, refuse_inexact=settings.types.refuses_inexact)
 
     @override
@@ -126,10 +132,6 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
             extra={"publication": self.settings.publication, "missing": sorted(map(str, report.missing))},
         )
 
-    def _check_publication(self, connection: Connection) -> None:
-        name = self.settings.publication
-        if inspect_publication(connection, name) is None:
-            raise PublicationError(
-                f"publication {name} does not exist, and a slot that is older than its publication cannot be read",
-                hint=f"CREATE PUBLICATION {identifier(name)} FOR TABLE …; or let the capture make it, by with_publication_management",
-            )
+    def _members(self) -> MemberWatch:
+        required = frozenset(self.settings.tables) if self.required is None else self.required
+        return MemberWatch(self.settings, CONSUMER, required, self.takes)

@@ -1,11 +1,13 @@
 """Looks at the source every few seconds, beside the capture.
 
 It has a thread and short-lived connections of its own, so that a server that is slow to answer a question does not hold up the stream. A
-look that fails leaves the last one standing; the stream has its own way of noticing that the server is gone.
+look that fails leaves the last one standing; the stream has its own way of noticing that the server is gone. What it does not notice is
+that the publication, or a table of it, is: then nothing comes, as if nothing had happened.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -13,8 +15,9 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Self
 
+from penstock.capture.membership import MemberWatch, check_publication
 from penstock.capture.settings import CaptureSettings
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, PublicationError, TableGapError
 from penstock.lag import CaptureLag
 from penstock.position import Position
 from penstock.postgres.connection import connect
@@ -23,13 +26,17 @@ from penstock.postgres.health import SourceSample, inspect_health
 _log = logging.getLogger(__name__)
 
 _LEAVE_SECONDS = 0.2
+_WATCHES_PER_LOOK = 6
+"""How often tables are looked at, beside the watch over log and slot: with many tables that is no small question."""
 
 
 class SourceWatch:
-    """Samples between `__enter__` and `__exit__`. `sample` and `lag` are for the capture's thread."""
+    """Samples between `__enter__` and `__exit__`. `sample`, `lag` and `check` are for the capture's thread."""
 
-    def __init__(self, settings: CaptureSettings) -> None:
+    def __init__(self, settings: CaptureSettings, members: MemberWatch | None = None) -> None:
         self._settings = settings
+        self._members = members
+        self._hole: PenstockError | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-watch", daemon=True)
         self._sample: SourceSample | None = None
@@ -40,6 +47,11 @@ class SourceWatch:
     def sample(self) -> SourceSample | None:
         """The last look; None before the first."""
         return self._sample
+
+    def check(self) -> None:
+        """Raise if what is published is no longer what it was."""
+        if self._hole is not None:
+            raise self._hole
 
     def lag(self, sealed: Position, commit_time: datetime | None) -> CaptureLag | None:
         """How far what is sealed is behind; `commit_time` is that of the last sealed transaction."""
@@ -79,12 +91,21 @@ class SourceWatch:
         self._thread.join(timeout=_LEAVE_SECONDS)
 
     def _run(self) -> None:
-        settings = self._settings
-        while not self._stopping.is_set():
+        looks = itertools.cycle([False] * (_WATCHES_PER_LOOK - 1) + [True])
+        while not self._stopping.is_set() and self._hole is None:
             try:
-                with connect(settings.address, "penstock watch") as connection:
-                    sample = inspect_health(connection, settings.slot, settings.limits.long_transaction_seconds)
-                self._sampled_at, self._sample = time.monotonic(), sample
+                self._look(at_tables=next(looks))
+            except (PublicationError, TableGapError) as error:
+                self._hole = error
             except PenstockError as error:
                 _log.info("the source could not be looked at", extra={"code": error.code})
-            self._stopping.wait(settings.limits.watch_seconds)
+            self._stopping.wait(self._settings.limits.watch_seconds)
+
+    def _look(self, *, at_tables: bool) -> None:
+        settings = self._settings
+        with connect(settings.address, "penstock watch") as connection:
+            sample = inspect_health(connection, settings.slot, settings.limits.long_transaction_seconds)
+            self._sampled_at, self._sample = time.monotonic(), sample
+            check_publication(connection, settings)
+        if at_tables and self._members is not None:
+            self._members.look()

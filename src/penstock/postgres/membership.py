@@ -47,6 +47,20 @@ class MemberCatalog:
             return "was taken out of the publication and put in again"
         return "was taken out of the publication" if must_be_published else None
 
+    def hole(self, name: TableName, before: Member, *, must_be_published: bool) -> str | None:
+        """The same for one who takes whatever the publication gives. There a table is what it is under any name, and another one of its
+        name is as good as long as it was published from its beginning, as by its schema."""
+        called = self.names.get(before.oid)
+        now = self.members.get(name if called is None else called)
+        if now is not None and now.act == before.act:
+            return None
+        if called is None:
+            is_replaced = now is not None or (must_be_published and name in self.names.values())
+            return "was dropped, and another one has its name" if is_replaced else None
+        if now is not None:
+            return "was taken out of the publication and put in again"
+        return "was taken out of the publication" if must_be_published else None
+
 
 def inspect_members(address: SourceAddress, publication: str, selects: Callable[[TableName], bool]) -> MemberCatalog:
     """As it is now. `LockWaitError` if somebody has a table to himself."""

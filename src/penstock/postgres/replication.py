@@ -24,10 +24,12 @@ from psycopg import sql
 from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn
 
-from penstock.errors import ConnectionLostError
+from penstock.errors import ConnectionLostError, PublicationError
 from penstock.position import Lsn, Position
 from penstock.postgres.connection import Connection, SourceAddress, connect_replication, replication_command, translate
 from penstock.postgres.pace import Pace
+from penstock.postgres.queries import identifier
+from penstock.postgres.slot import COPY_ANEW, drop_statement
 
 _STATUS = struct.Struct("!cQQQqB")
 _WAL_START = struct.Struct("!Q")
@@ -300,8 +302,19 @@ class ReplicationStream:
         assert self._connection is not None
         result = self._connection.pgconn.get_result()
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
-            raise translate(psycopg.errors.error_from_result(result), "receiving changes")
+            error = psycopg.errors.error_from_result(result)
+            if isinstance(error, psycopg.errors.UndefinedObject) and self._request.publication in str(error):
+                raise self._unpublished() from error
+            raise translate(error, "receiving changes")
         raise ConnectionLostError("the server ended the replication stream")
+
+    def _unpublished(self) -> PublicationError:
+        """Servers before 18 decode a change only if there was a publication when it was made, and will stop there again each time."""
+        return PublicationError(
+            f"publication {self._request.publication} did not exist when a change was made that comes next, and the server cannot read on",
+            hint=f"{drop_statement(self._request.slot)} CREATE PUBLICATION {identifier(self._request.publication)} FOR TABLE …; "
+            f"unless it is there again; then {COPY_ANEW}",
+        )
 
 
 def plugin_options(request: StreamRequest, server_version: int) -> dict[str, str]:

@@ -187,7 +187,7 @@ def check_slot(slot: Slot, database: str) -> None:
         raise SlotLostError(
             f"the server has invalidated slot {slot.name} ({reason}): {_REASONS.get(reason, 'it does not say why')}; "
             f"what committed after {slot.confirmed} cannot be had any more",
-            hint=f"SELECT pg_drop_replication_slot('{slot.name}'); then {COPY_ANEW}",
+            hint=f"{drop_statement(slot.name)} then {COPY_ANEW}",
         )
 
 
@@ -239,6 +239,11 @@ def check_failover(failover: bool, version: int) -> None:
 def inspect_other_slots(connection: Connection, name: str) -> list[str]:
     """Those of this database that are read as ours are."""
     return [str(row[0]) for row in connection.execute(query("replication", "other_slots"), {"slot": name})]
+
+
+def drop_statement(name: str) -> str:
+    """To be pasted."""
+    return f"SELECT pg_drop_replication_slot('{name}');"
 
 
 def drop_slot(connection: Connection, name: str) -> None:

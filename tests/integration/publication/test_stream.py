@@ -117,14 +117,6 @@ def test_P08_what_is_captured_is_what_the_server_sends_and_a_table_that_left_is_
     assert added == [b]
 
 
-def test_P08_a_publication_dropped_and_made_again_while_nobody_reads(database: Database, follower: Follower) -> None:
-    database.execute("CREATE TABLE a (id int PRIMARY KEY)")
-    a = TableName("public", "a")
-    ensure_capture(follower.address, follower.slot, "pub", [a])
-    database.execute("DROP PUBLICATION pub")
-    assert inspect_coverage(follower.address, "pub", {a}).missing == {a}
-
-
 @pytest.mark.parametrize("scope", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public"])
 def test_S08_a_table_created_later_is_captured_from_its_first_row(database: Database, follower: Follower, scope: str) -> None:
     """In the same transaction as its creation, too. What inherits is a table of its own, and what is unlogged or temporary is silent."""

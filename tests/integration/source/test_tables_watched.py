@@ -7,8 +7,9 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from penstock.capture.membership import load_members
 from penstock.errors import LockWaitError, TableGapError
-from penstock.spark.membership import TableWatch, load_members
+from penstock.spark.membership import TableWatch
 from penstock.spark.request import SourceRequest
 from tests.integration.source.engine import Checkpoint, LocalSource
 

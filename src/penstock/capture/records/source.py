@@ -67,7 +67,7 @@ class PostgresRecordSource(RecordSource):
 
     def _begin(self, config: Mapping[str, str]) -> RecordReading:
         settings = RecordSettings.parse(config)
-        capture = WalCapture(settings.capture)
+        capture = WalCapture(settings.capture, takes=frozenset({settings.table}))
         known = _reach(settings.capture.address)
         check_coverage(capture.ensure_coverage({settings.table}, manage=True))
         return RecordReading(
