@@ -228,6 +228,15 @@ class EpochApplier:
         self._requests.append(_nothing)
         self._observer.table_failed(name, status)
 
+    def give_up(self, name: TableName, error: PenstockError) -> None:
+        """The same before the next epoch, for who is not in the middle of one."""
+
+        def fail() -> None:
+            if name in self.statuses and not self.statuses[name].is_over:
+                self.fail(name, error)
+
+        self._requests.append(fail)
+
     def rejoin(self, target: Target, *, paused: bool) -> None:
         """Add a table whose target is filled already. Until the next epoch takes it in, it is nobody's, and its changes are kept."""
         assert target.applied is not None

@@ -8,7 +8,7 @@ in. A state directory that is lost takes this knowledge along, and nothing else.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from penstock.errors import SpoolCorruptError, TargetRewoundError
@@ -20,6 +20,9 @@ from penstock.spool import storage
 
 _FILE = "membership.json"
 _FORMAT = 1
+
+Same = Callable[[str, str], bool]
+"""Whether one act is the other, as far as it matters."""
 
 
 def load_memberships(state: Path) -> dict[TableName, str]:
@@ -48,13 +51,11 @@ def fail_rejoined(
 
     What has failed keeps its old entry, so that it fails again if this run ends before anybody has written that down.
     """
+    left = departures(recorded, found, [source for name in tables.filled for source in tables.sources_of(name)])
     for name in tables.filled:
         for source in tables.sources_of(name):
-            if source in recorded and not _is_same(recorded[source], found.get(source)):
-                error = TargetRewoundError(
-                    f"table {source} was taken out of the publication and put in again, so changes of it may be missing",
-                    hint=f"remove {describe(name)} and run again to copy the table anew",
-                )
+            if source in left:
+                error = departed(source, left[source], name, describe(name))
                 tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)
     capturable = set(tables.capturable)
     known = {source for name in tables.statuses for source in tables.sources_of(name)}
@@ -62,7 +63,27 @@ def fail_rejoined(
     return kept | {name: token for name, token in found.items() if name in capturable}
 
 
-def _is_same(recorded: str, found: str | None) -> bool:
+def departures(
+    recorded: Mapping[TableName, str], found: Mapping[TableName, str], tables: Iterable[TableName], is_same: Same | None = None
+) -> dict[TableName, str]:
+    """Those of `tables` that have not been captured all the while, and what became of them, in words."""
+    same = is_same or _is_same
+    return {
+        name: "was taken out of the publication and put in again" if name in found else "was taken out of the publication"
+        for name in tables
+        if name in recorded and not (name in found and same(recorded[name], found[name]))
+    }
+
+
+def departed(source: TableName, reason: str, name: TableName, target: str) -> TargetRewoundError:
+    """For the table `name` of the pipeline, which is that table of the source, or partly so."""
+    return TargetRewoundError(
+        f"table {source} {reason}, so changes of it may be missing",
+        hint=f"penstock tables resync CONFIG {name}, or remove {target} and run again to copy the table anew",
+    )
+
+
+def _is_same(recorded: str, found: str) -> bool:
     """Former versions recorded `all` for a table that is published by its schema; which act that was is learnt now."""
     publication, _, act = recorded.partition("/")
-    return found == recorded or (act == "all" and found is not None and found.startswith(f"{publication}/schema-"))
+    return found == recorded or (act == "all" and found.startswith(f"{publication}/schema-"))

@@ -19,6 +19,7 @@ from penstock.pipeline.existing import await_copies, take_over
 from penstock.pipeline.following.gone import why_gone
 from penstock.pipeline.following.parts import load_parts, moved_parts, save_parts
 from penstock.pipeline.following.sightings import Look
+from penstock.pipeline.membership import departed
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import TableOrders, change_orders, load_orders
 from penstock.pipeline.sides import side_of
@@ -98,8 +99,11 @@ class Roster:
 
     def _look(self, orders: TableOrders) -> None:
         config = self.config.with_tables(orders.added, orders.removed)
+        side = side_of(self.config)
         with connect(self.config.source.address()) as connection:
-            selection = select_tables(connection, self.config, seen=side_of(self.config).seen)
+            # Before the tables are looked at: one that is dropped between the two is none that left.
+            left = side.departures(connection, [source for sources in list(self._sources.values()) for source in sources])
+            selection = select_tables(connection, self.config, seen=side.seen)
             lost = {name: oid for name, oid in self.applier.oids.items() if config.has(name) and not selection.knows(name)}
             gone = why_gone(connection, lost, config.selects)
             parts = inspect_parts(connection, {name: table.oid for name, table in selection.tables.items()})
@@ -111,12 +115,24 @@ class Roster:
         if new:
             self._add(_part(selection, new), orders)
         self._pause(orders)
+        self._give_up(left, selection, orders)
         self.applier.notice(Look(selection.schemas, selection.seen_at, gone, self._moved(parts, orders)))
         self._resync([name for name in orders.resync if config.has(name)], selection, gone)
         self._mend(selection)
         if self.applier.replay(orders.replay) or self.applier.is_stuck:
             with connect(self.config.source.address()) as connection:
                 nudge(connection)
+
+    def _give_up(self, left: Mapping[TableName, str], selection: Selection, orders: TableOrders) -> None:
+        """Tables of which changes are in no log. What is copied anew needs none of them; another table of the name is for the epochs."""
+        oids = self.applier.oids
+        for name, table in selection.tables.items():
+            status = self.applier.statuses.get(name)
+            if status is None or name in orders.resync or not (status.is_applied or status.state is TableState.PAUSED):
+                continue
+            source = next((source.name for source in table.sources if source.name in left), None)
+            if source is not None and oids.get(name) == table.oid:
+                self.applier.give_up(name, departed(source, left[source], name, self.sink.describe(name)))
 
     def _moved(self, parts: Mapping[TableName, Parts], orders: TableOrders) -> dict[TableName, str]:
         """Tables whose parts took rows along, or brought some. What they were seen to have counts until the order to copy them stands."""

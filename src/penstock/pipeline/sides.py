@@ -7,7 +7,7 @@ place in the log is a snapshot exact: `WalSide` answers by slot and publication,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from typing_extensions import override
@@ -22,7 +22,7 @@ from penstock.capture.provision import ensure_capture, inspect_coverage
 from penstock.errors import SlotMissingError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
-from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
+from penstock.pipeline.membership import departures, fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.standing import check_log, check_origin
 from penstock.pipeline.states import TableStatus
 from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
@@ -92,6 +92,10 @@ class CaptureSide(ABC):
     def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
         """See to it that the tables' changes arrive; those of which some are missing fail. `is_alone`: there are no others that go on."""
 
+    def departures(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, str]:
+        """Of tables that are captured: those of which changes may be missing, and why. A look while the pipeline runs, so a cheap one."""
+        return {}
+
     @abstractmethod
     def renew(self, tables: Sequence[TableName]) -> Mapping[TableName, str]:
         """See to it before tables are copied anew; gives by which act each is captured now."""
@@ -143,6 +147,11 @@ class WalSide(CaptureSide):
             joined = fail_rejoined(tables, recorded, found, describe)
             save_memberships(config.state, joined if is_alone else {**recorded, **joined})
             check_log(connection, config, tables, describe, is_alone=is_alone)
+
+    @override
+    def departures(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, str]:
+        tables = list(tables)
+        return departures(load_memberships(self._config.state), inspect_memberships(connection, self.publication, tables), tables)
 
     @override
     def renew(self, tables: Sequence[TableName]) -> Mapping[TableName, str]:

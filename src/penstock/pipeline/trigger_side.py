@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 from typing_extensions import override
@@ -13,7 +13,7 @@ from penstock.capture.trigger_provision import ensure_coverage, inspect_coverage
 from penstock.errors import ChangeTableMissingError, SystemChangedError, UncheckedTimelineError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
-from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
+from penstock.pipeline.membership import departures, fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.sides import CaptureSide, Describe
 from penstock.pipeline.tables import Tables, fail_blocked, fail_over_holes, fail_unpublished
 from penstock.position import Position
@@ -94,6 +94,11 @@ class TriggerSide(CaptureSide):
         joined = fail_rejoined(tables, recorded, found, describe)
         save_memberships(config.state, joined if is_alone else {**recorded, **joined})
         fail_over_holes(tables, SpoolReader(config.spool).extent, confirmed, self._name, describe, is_alone=is_alone)
+
+    @override
+    def departures(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, str]:
+        tables = list(tables)
+        return departures(load_memberships(self._config.state), inspect_acts(connection, self._name, tables), tables, is_same_act)
 
     @override
     def renew(self, tables: Sequence[TableName]) -> Mapping[TableName, str]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import pytest
 import yaml
 
 from penstock.cli.table_orders import order
 from penstock.errors import NoTablesError, SinkRefusedError
+from penstock.pipeline import roster
 from penstock.pipeline.config import load_config
 from penstock.pipeline.pipeline import RunResult
 from penstock.pipeline.states import TableState
@@ -122,6 +123,40 @@ def test_N11_N14_tables_join_rest_and_leave_while_the_others_go_on(database: Dat
         run.wait_for_state("public.b", TableState.STREAMING)
     made.run_once()
     made.assert_equal("public.a", "public.b", "later.extra")
+
+
+def test_P08_a_table_that_leaves_the_publication_of_a_running_pipeline_fails_alone(
+    database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is back by the time anybody looks or not: its changes in between are in no log."""
+    monkeypatch.setattr(roster, "_LOOK_SECONDS", 1.0)
+    for name in ("good", "out", "back"):
+        database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")
+    made = mirror()
+    publication = made.config.publication
+    with running(made) as run:
+        for name in ("good", "out", "back"):
+            run.wait_for_state(f"public.{name}", TableState.STREAMING)
+        with closing(database.connect()) as connection, connection.transaction():
+            connection.execute(f"ALTER PUBLICATION {publication} DROP TABLE out, back")
+            connection.execute("INSERT INTO back VALUES (2)")
+            connection.execute(f"ALTER PUBLICATION {publication} ADD TABLE back")
+        database.execute("INSERT INTO good VALUES (2); INSERT INTO back VALUES (3); INSERT INTO out VALUES (2)")
+        for name, words in (("out", "was taken out of the publication, so"), ("back", "and put in again")):
+            run.wait_for_state(f"public.{name}", TableState.FAILED)
+            status = run.pipeline.statuses[TableName("public", name)]
+            assert words in (status.reason or "")
+            assert f"penstock tables resync CONFIG public.{name}" in (status.remedy or "")
+        run.wait_for_rows("public.good", 2)
+        # as the remedy says
+        for name in ("out", "back"):
+            run.order("renew", f"public.{name}")
+            run.wait_for_state(f"public.{name}", TableState.STREAMING)
+        database.execute("INSERT INTO out VALUES (4); INSERT INTO back VALUES (4)")
+        run.wait_for_rows("public.out", 3)
+        run.wait_for_rows("public.back", 4)
+    made.run_once()
+    made.assert_equal("public.good", "public.out", "public.back")
 
 
 def _refuse(*_: object) -> None:
