@@ -1,8 +1,13 @@
-"""A value that must not be seen: it prints as stars, and only `reveal()` gives it out."""
+"""A value that must not be seen: it prints as stars, and only `reveal()` gives it out. Where it is kept in a file, it is what the file says
+by then.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+
+from penstock.errors import SecretError
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +24,29 @@ class Secret:
 
     def __repr__(self) -> str:
         return "Secret(***)"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FileSecret(Secret):
+    """A secret that is replaced from time to time, such as a token: read anew whenever it is asked for; a trailing newline is not part of
+    it. What goes to another process by pickle is the value of that moment, since the file may be on this machine alone."""
+
+    @classmethod
+    def at(cls, path: Path) -> FileSecret:
+        return cls(str(path.absolute()))
+
+    @property
+    def path(self) -> Path:
+        return Path(self._value)
+
+    def reveal(self) -> str:
+        try:
+            return self.path.read_text(encoding="utf-8").rstrip("\r\n")
+        except OSError as error:
+            reason = f"the secret file {self.path} cannot be read: {error.strerror}"
+            raise SecretError(reason, hint="check the path and its permissions") from error
+        except UnicodeDecodeError as error:
+            raise SecretError(f"the secret file {self.path} is not UTF-8", hint="write the secret as text in UTF-8") from error
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Secret, (self.reveal(),)

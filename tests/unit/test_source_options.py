@@ -16,7 +16,8 @@ DSN = {"dsn": "postgresql://cdc@db.example/shop"}
 
 
 def test_everything_that_a_capture_can_be_told_is_an_option_but_what_a_stream_has_no_use_for() -> None:
-    assert undeclared_options() == {"form", "messageprefixes", "polling", "bytriggers"}
+    # Executors read options too, and a file of the driver's machine is none of theirs.
+    assert undeclared_options() == {"form", "messageprefixes", "polling", "bytriggers", "passwordfile"}
 
 
 def test_names_are_unique_in_any_case_and_every_option_says_what_it_is_for() -> None:

@@ -19,7 +19,7 @@ from penstock.postgres.connection import SourceAddress
 from penstock.postgres.slot import check_slot_name
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
-from penstock.secret import Secret
+from penstock.secret import FileSecret, Secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,10 @@ class CaptureSettings:
     """What `from_options` reads, in lower case."""
 
     def to_options(self) -> dict[str, str]:
-        """As options of the Spark source. Spark hides the option called `password` wherever it shows options."""
+        """As options of the Spark source. Spark hides the option called `password` wherever it shows options.
+
+        A file is read where the options are, which is where the capture runs; tasks are given what it said.
+        """
         options = {
             "dsn": self.address.dsn,
             "slot": self.slot,
@@ -91,7 +94,9 @@ class CaptureSettings:
             "byTriggers": str(self.by_triggers).lower(),
             "oldRows": str(self.old_rows).lower(),
         }
-        if self.address.password is not None:
+        if isinstance(self.address.password, FileSecret):
+            options["passwordFile"] = str(self.address.password.path)
+        elif self.address.password is not None:
             options["password"] = self.address.password.reveal()
         for field in fields(CaptureLimits):
             options[_camel(field.name)] = str(getattr(self.limits, field.name))
@@ -137,6 +142,11 @@ def _address(folded: Mapping[str, str]) -> SourceAddress:
             "the option 'dsn' holds a password, and Spark shows that option wherever it prints a plan",
             hint='take it out of the dsn and add .option("password", …), which Spark hides',
         )
+    file = folded.get("passwordfile")
+    if password and file:
+        raise ConfigError("the options 'password' and 'passwordFile' are both given", hint="leave one of them out")
+    if file:
+        return SourceAddress(address.dsn, FileSecret.at(Path(file)))
     return SourceAddress(address.dsn, Secret(password)) if password else address
 
 
@@ -181,5 +191,5 @@ def _camel(name: str) -> str:
 
 
 CaptureSettings.OPTION_NAMES = frozenset(
-    {"password"} | {name.lower() for name in CaptureSettings(SourceAddress(""), "", "", Path()).to_options()}
+    {"password", "passwordfile"} | {name.lower() for name in CaptureSettings(SourceAddress(""), "", "", Path()).to_options()}
 )

@@ -55,7 +55,9 @@ class SourceConfig(Model):
     """The Postgres database that is captured."""
 
     dsn: str = Field(description="libpq URI or key=value string; the password goes elsewhere")
-    password: EnvReference | FileReference | None = Field(None, description="{env: NAME} or {file: PATH}")
+    password: EnvReference | FileReference | None = Field(
+        None, description="{env: NAME} or {file: PATH}; a file is read anew for every connection"
+    )
     slot: str | None = Field(None, description="default: penstock_<pipeline>; with `capture: trigger`, the schema of the change table")
     publication: str | None = Field(None, description="default: penstock_<pipeline>", min_length=1, max_length=63)
     failover: bool = Field(
@@ -116,7 +118,7 @@ class SourceConfig(Model):
         return value
 
     def address(self) -> SourceAddress:
-        address = SourceAddress.parse(self.dsn, self.password.resolve() if self.password else None)
+        address = SourceAddress.parse(self.dsn, self.password.follow() if self.password else None)
         if self.tls is None:
             return address
         pairs = {"sslmode": self.tls.mode, "sslrootcert": self.tls.root_cert, "sslcert": self.tls.cert, "sslkey": self.tls.key}

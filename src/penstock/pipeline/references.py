@@ -8,7 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from penstock.errors import SecretError
-from penstock.secret import Secret
+from penstock.secret import FileSecret, Secret
 
 
 class Model(BaseModel):
@@ -28,6 +28,10 @@ class EnvReference(Model):
             raise SecretError(f"the environment variable {self.env} is not set", hint=f"export {self.env}=…")
         return Secret(value)
 
+    def follow(self) -> Secret:
+        """A variable of this process stays as it is."""
+        return self.resolve()
+
 
 class FileReference(Model):
     """A secret in a file; a trailing newline is not part of it."""
@@ -35,10 +39,11 @@ class FileReference(Model):
     file: Path
 
     def resolve(self) -> Secret:
-        try:
-            return Secret(self.file.read_text(encoding="utf-8").rstrip("\r\n"))
-        except OSError as error:
-            reason = f"the secret file {self.file} cannot be read: {error.strerror}"
-            raise SecretError(reason, hint="check the path and its permissions") from error
-        except UnicodeDecodeError as error:
-            raise SecretError(f"the secret file {self.file} is not UTF-8", hint="write the secret as text in UTF-8") from error
+        """What it says now."""
+        return Secret(FileSecret.at(self.file).reveal())
+
+    def follow(self) -> Secret:
+        """What it says whenever that is asked for; it must say something now."""
+        secret = FileSecret.at(self.file)
+        secret.reveal()
+        return secret

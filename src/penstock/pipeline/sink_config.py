@@ -29,7 +29,9 @@ class PostgresConfig(Model):
     """Tables of another Postgres database, with the types that they have in the source; what is not built in becomes text."""
 
     dsn: str = Field(description="libpq URI or key=value string; the password goes elsewhere")
-    password: EnvReference | FileReference | None = Field(None, description="{env: NAME} or {file: PATH}")
+    password: EnvReference | FileReference | None = Field(
+        None, description="{env: NAME} or {file: PATH}; a file is read anew for every connection"
+    )
     schema_prefix: str = Field("", description="put before the name of the source's schema")
     schemas: dict[str, str] = Field(default_factory=dict, description="for some of the source's schemas, the one that their tables go to")
     state: Path = Field(
@@ -48,7 +50,7 @@ class PostgresConfig(Model):
         return self.state
 
     def address(self) -> SourceAddress:
-        return SourceAddress.parse(self.dsn, self.password.resolve() if self.password else None)
+        return SourceAddress.parse(self.dsn, self.password.follow() if self.password else None)
 
     def resolved(self, base: Path) -> PostgresConfig:
         update: dict[str, object] = {"state": base / self.state}
