@@ -9,6 +9,7 @@ segments/<end>/         manifest.json and Parquet files; a directory without man
 open/<xid>/             pieces of transactions still open
 consumers/<name>.json   how far each reader has released
 consumers/<name>.lock   held by that reader while it runs
+tables/<name>.json      by which act each table of that reader was in the publication when it was first seen there
 records.json            how far the caller of a record source has acknowledged, if that is what reads
 ```
 
