@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from typing_extensions import override
 
+from penstock.change import ChangeBatch, ChangeCounts, Transactions
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.following.follower import Follower
@@ -26,7 +27,9 @@ from penstock.sinks.evolution import Evolution
 from penstock.sinks.layout import Mode
 from penstock.sinks.origin import Origin
 from penstock.spool.consumers import released
-from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, capture
+from penstock.spool.reader import SpoolReader
+from penstock.spool.writer import SpoolWriter
+from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, time_of
 from tests.unit.test_applier import Ledger
 
 WIDE = replace(ITEMS, columns=(*ITEMS.columns, Column("more", pa.int32(), 23)))
@@ -83,10 +86,10 @@ class Pair:
         return CatalogShape(self.now, {}, 100, self.xids)
 
     def start(self, mode: Mode = Mode.MIRROR) -> None:
-        targets = {schema.name: self._target(schema, mode) for schema in (ORDERS, ITEMS)}
+        targets = {schema.name: self.target(schema, mode) for schema in (ORDERS, ITEMS)}
         self.applier.adopt(targets, {name: TableStatus(TableState.STREAMING, at(100), at(100)) for name in targets})
 
-    def _target(self, schema: TableSchema, mode: Mode) -> Target:
+    def target(self, schema: TableSchema, mode: Mode = Mode.MIRROR) -> Target:
         self.sink.applied[schema.name] = at(100)
         origin = Origin.of(numbered(schema, *range(1, len(schema.columns) + 1)))
         columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
@@ -118,7 +121,7 @@ def test_a_table_that_cannot_follow_waits_for_its_copy_and_the_others_go_on(pair
     shadow = Ledger()
     pair.shadows.begin(ITEMS.name, shadow, at(500))
     pair.shadows.hold(ITEMS.name, at(500))
-    copied = replace(pair._target(WIDE, Mode.MIRROR), applied=at(500), origin=Origin.of(pair.now))
+    copied = replace(pair.target(WIDE), applied=at(500), origin=Origin.of(pair.now))
     shadow.applied[ITEMS.name] = at(500)
     pair.shadows.enter(copied)
     pair.applier.apply(at(700))
@@ -338,3 +341,19 @@ def test_S02_columns_that_went_and_came_while_a_table_was_idle_are_followed(idle
     idle.applier.notice(Look({ITEMS.name: idle.now}, at(400)))
     idle.applier.apply(at(500))
     assert idle.became() == ["id", "note", "other"]
+
+
+def test_R12_the_transactions_that_emptied_a_table_are_remembered_by_their_32_bits(pair: Pair) -> None:
+    pair.start()
+    assert pair.applier.truncates(ITEMS.name) == frozenset()
+    rows = pa.concat_batches([batch(ITEMS, [(100, 0)], xid=8).rows, batch(ITEMS, [(200, 0)], xid=(1 << 32) + 9).rows])
+    place = rows.schema.get_field_index("_change_type")
+    rows = rows.set_column(place, rows.schema.field(place), pa.array(["insert", "truncate"], rows.schema.field(place).type))
+    writer = SpoolWriter(pair.root / "other", at(0))
+    changes = ChangeBatch(ITEMS, rows, ChangeCounts(inserts=1, truncates=1))
+    writer.append(Transactions((changes,), at(200), time_of(200), 2))
+    writer.seal()
+    writer.close()
+    found = SpoolReader(pair.root / "other").read(at(0), at(200)).tables[ITEMS.name]
+    pair.follower.follow(pair.sink, pair.target(ITEMS), TableChanges(ITEMS.name, found.slices, found.counts))
+    assert pair.applier.truncates(ITEMS.name) == {9}

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import SpoolCorruptError
-from penstock.pipeline.following.parts import ATTACHED, DETACHED, load_parts, moved_parts, save_parts
-from penstock.postgres.attributes import Parts
+from penstock.errors import SpoolCorruptError, SpoolFormatError
+from penstock.pipeline.following.parts import ATTACHED, DETACHED, KnownParts, load_parts, moved_parts, put_elsewhere, save_parts
+from penstock.pipeline.following.parts_watch import Verdict, judge
+from penstock.postgres.parts import Part, Parts
 from penstock.schema import TableName
 
 TABLE = TableName("public", "t")
+ROOT = 100
+KNOWN = KnownParts({1: 1, 2: 20}, 700)
+
+
+def parts(leaves: Mapping[int, int], xid: int = 710) -> Parts:
+    """By OID, where they lie."""
+    return Parts({oid: Part(ROOT, filenode, xid) for oid, filenode in leaves.items()}, 720)
 
 
 @pytest.mark.parametrize(
@@ -24,15 +34,63 @@ TABLE = TableName("public", "t")
         ({1, 2}, {1: False, 3: False}, DETACHED),
     ],
 )
-def test_S12_a_part_that_went_or_had_rows_before_it_came_is_noticed(known: set[int], now: Parts, reason: str | None) -> None:
-    assert moved_parts({TABLE: known}, {TABLE: now}) == ({} if reason is None else {TABLE: reason})
-    assert moved_parts({}, {TABLE: now}) == {}, "what was not known before is as it is"
+def test_S12_a_part_that_went_or_had_rows_before_it_came_is_noticed(known: set[int], now: dict[int, bool], reason: str | None) -> None:
+    found = {TABLE: Parts({oid: Part(ROOT, oid, 700, is_attached) for oid, is_attached in now.items()}, 720)}
+    assert moved_parts({TABLE: KnownParts(dict.fromkeys(known, 0), 0)}, found) == ({} if reason is None else {TABLE: reason})
+    assert moved_parts({}, found) == {}, "what was not known before is as it is"
+
+
+@pytest.mark.parametrize(
+    ("now", "elsewhere"),
+    [
+        ({1: 1, 2: 20}, []),
+        ({1: 30, 2: 20}, [1]),
+        ({1: 1, 2: 20, 3: 3}, []),
+        ({1: 1, 2: 20, 3: 30}, [3]),
+    ],
+    ids=["as before", "moved", "new", "new and moved since"],
+)
+def test_R12_a_part_that_does_not_lie_where_it_did_is_noticed(now: dict[int, int], elsewhere: list[int]) -> None:
+    assert list(put_elsewhere(KNOWN, parts(now))) == elsewhere
+    assert list(put_elsewhere(KnownParts(dict.fromkeys(now, 0), 0), parts(now))) == [], "nobody wrote down where it lay"
+
+
+@pytest.mark.parametrize(
+    ("answers", "verdict"),
+    [
+        ({1: True, 2: True}, Verdict.KEPT),
+        ({1: True, 2: False}, Verdict.EMPTIED),
+        ({1: False, 2: True}, Verdict.EMPTIED),
+        ({1: True, 2: None}, Verdict.BUSY),
+    ],
+)
+def test_R12_a_part_without_any_older_row_counts_as_emptied(answers: dict[int, bool | None], verdict: Verdict) -> None:
+    now = parts({1: 30, 2: 31})
+    assert judge(KNOWN, now, (), lambda oid, part: answers[oid]) is verdict
+    assert judge(KNOWN, now, {710}, lambda oid, part: False) is Verdict.KEPT, "the log has shown it"
+    assert judge(KNOWN, now, {709}, lambda oid, part: False) is Verdict.EMPTIED, "the log has shown another"
+
+
+def test_R12_a_part_that_lies_where_it_did_is_not_asked() -> None:
+    def ask(oid: int, part: Part) -> bool:
+        raise AssertionError(oid)
+
+    assert judge(KNOWN, parts({1: 1, 2: 20}), (), ask) is Verdict.KEPT
 
 
 def test_S12_what_was_seen_is_kept_over_restarts(tmp_path: Path) -> None:
     assert load_parts(tmp_path) == {}
-    save_parts(tmp_path, {TABLE: {3, 1}})
-    assert load_parts(tmp_path) == {TABLE: {1, 3}}
-    (tmp_path / "parts.json").write_text("no", encoding="utf-8")
+    save_parts(tmp_path, {TABLE: KNOWN})
+    assert load_parts(tmp_path) == {TABLE: KNOWN}
+    file = tmp_path / "parts.json"
+    file.write_text(json.dumps({"format": 3, "tables": {}}), encoding="utf-8")
+    with pytest.raises(SpoolFormatError):
+        load_parts(tmp_path)
+    file.write_text("no", encoding="utf-8")
     with pytest.raises(SpoolCorruptError):
         load_parts(tmp_path)
+
+
+def test_S12_what_an_older_version_has_seen_counts(tmp_path: Path) -> None:
+    (tmp_path / "parts.json").write_text(json.dumps({"format": 1, "tables": {str(TABLE): [1, 2]}}), encoding="utf-8")
+    assert load_parts(tmp_path) == {TABLE: KnownParts({1: 0, 2: 0}, 0)}

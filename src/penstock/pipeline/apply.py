@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -178,6 +178,10 @@ class EpochApplier:
         """What the catalog has now. Some of what happens to a table no change ever shows."""
         for name, reason in self._watch.notice(look).items():
             self._requests.append(partial(self._copy_anew, name, reason))
+
+    def truncates(self, name: TableName) -> Collection[int]:
+        """The transactions that epochs of this run have shown to empty the table, 32 bits of each."""
+        return self._watch.truncates(name)
 
     def await_copy(self, name: TableName) -> None:
         """The table is as it was when the pipeline found it, and has never been the source's: a copy is to take its place."""

@@ -360,7 +360,7 @@ class Pipeline:
             ending.callback(upkeep.stop)
             upkeep.start()
             copying = True
-            while not self._stopping.is_set() and not _is_reached(goal, applier, shadows):
+            while not self._stopping.is_set() and not (_is_reached(goal, applier, shadows) and roster.is_settled):
                 self._tell_trouble()
                 if goal is not None:
                     self._capture.check_patience()

@@ -17,7 +17,7 @@ from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.existing import await_copies, take_over
 from penstock.pipeline.following.gone import why_gone
-from penstock.pipeline.following.parts import load_parts, moved_parts, save_parts
+from penstock.pipeline.following.parts_watch import PartsWatch
 from penstock.pipeline.following.sightings import Look
 from penstock.pipeline.membership import departed
 from penstock.pipeline.observer import PipelineObserver
@@ -26,9 +26,8 @@ from penstock.pipeline.sides import side_of
 from penstock.pipeline.snapshots.background import BackgroundSnapshots
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Selection, Tables, inspect_pipeline, select_tables
-from penstock.postgres.attributes import Parts, inspect_parts
 from penstock.postgres.catalog import CatalogTable
-from penstock.postgres.connection import connect
+from penstock.postgres.connection import Connection, connect
 from penstock.postgres.slot import nudge
 from penstock.schema import TableName
 from penstock.sinks.base import Sink
@@ -62,6 +61,15 @@ class Roster:
     _glanced_at: float = 0.0
     _looked_at: float = 0.0
     _told: str | None = None
+    _parts: PartsWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._parts = PartsWatch(self.config.state, self.applier.truncates, lambda name: self.config.schema_rule(name).renews)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all has come of the last look that is to come of it."""
+        return not self._parts.open
 
     def keep(self) -> None:
         """Called all the time; does nothing most of the time."""
@@ -71,7 +79,7 @@ class Roster:
         self._glanced_at = now
         try:
             changed = self._read()
-            if changed or now - self._looked_at >= _LOOK_SECONDS:
+            if changed or not self.is_settled or now - self._looked_at >= _LOOK_SECONDS:
                 self._looked_at = now
                 self._look(self._orders or TableOrders())
                 self._told = None
@@ -106,7 +114,7 @@ class Roster:
             selection = select_tables(connection, self.config, seen=side.seen)
             lost = {name: oid for name, oid in self.applier.oids.items() if config.has(name) and not selection.knows(name)}
             gone = why_gone(connection, lost, config.selects)
-            parts = inspect_parts(connection, {name: table.oid for name, table in selection.tables.items()})
+            moved = self._moved(connection, selection, orders)
         self._remove([name for name in self.applier.statuses if not config.has(name)])
         self._welcome([name for name, each in self.applier.statuses.items() if each.state is TableState.GONE and name in selection.tables])
         self._learn(selection.tables)
@@ -116,7 +124,7 @@ class Roster:
             self._add(_part(selection, new), orders)
         self._pause(orders)
         self._give_up(left, selection, orders)
-        self.applier.notice(Look(selection.schemas, selection.seen_at, gone, self._moved(parts, orders)))
+        self.applier.notice(Look(selection.schemas, selection.seen_at, gone, moved))
         self._resync([name for name in orders.resync if config.has(name)], selection, gone)
         self._mend(selection)
         if self.applier.replay(orders.replay) or self.applier.is_stuck:
@@ -134,14 +142,18 @@ class Roster:
             if source is not None and oids.get(name) == table.oid:
                 self.applier.give_up(name, departed(source, left[source], name, self.sink.describe(name)))
 
-    def _moved(self, parts: Mapping[TableName, Parts], orders: TableOrders) -> dict[TableName, str]:
-        """Tables whose parts took rows along, or brought some. What they were seen to have counts until the order to copy them stands."""
-        known = load_parts(self.config.state)
-        moved = moved_parts(known, parts)
-        live = [name for name, status in self.applier.statuses.items() if status.is_applied]
-        waiting = {name for name in moved if name in live and name not in orders.resync and self.config.schema_rule(name).renews}
-        save_parts(self.config.state, {name: known[name] if name in waiting else each.keys() for name, each in parts.items()})
-        return {name: moved[name] for name in waiting}
+    def _moved(self, connection: Connection, selection: Selection, orders: TableOrders) -> dict[TableName, str]:
+        """Tables whose parts took rows along, or brought some, and that are to be copied anew for it."""
+        known = {name: status for name, status in self.applier.statuses.items() if name not in orders.resync}
+        applied = {name: status.applied for name, status in known.items() if status.is_applied}
+        paused = [name for name, status in known.items() if status.state is TableState.PAUSED]
+        side = side_of(self.config)
+        moved = self._parts.look(
+            connection, selection.tables, applied, paused, partial(side.seen, connection), finds_deletes=side.is_by_looks
+        )
+        for name in [name for name in moved if not self.config.schema_rule(name).renews]:
+            self.observer.interrupted(f"{name} keeps what it has: {moved.pop(name)}", 0.0)
+        return moved
 
     def _mend(self, selection: Selection) -> None:
         """Copy tables anew that failed because those that go into them differed, and are alike by now. What they are then is tried once."""

@@ -13,12 +13,9 @@ from penstock.postgres.catalog import CatalogTable, inspect_schema
 from penstock.postgres.connection import Connection
 from penstock.postgres.queries import query
 from penstock.postgres.types.policy import TypePolicy
-from penstock.schema import TableName, TableSchema
+from penstock.schema import TableSchema
 
 _XIDS = 1 << 32
-
-Parts = Mapping[int, bool]
-"""By OID, whether a part of a table was a table with rows before; of the partitions that hold rows themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +53,3 @@ def inspect_shape(
         found: list[Any] = connection.execute(query("attributes", "missing"), {"oid": table.oid}).fetchall()
     missing = {name: MissingValue(texts[0] if is_everywhere and len(texts) == 1 else None) for name, texts, is_everywhere in found}
     return CatalogShape(schema, missing, row[0], frozenset(row[1]))
-
-
-def inspect_parts(connection: Connection, oids: Mapping[TableName, int]) -> dict[TableName, Parts]:
-    """Of the tables that are partitioned."""
-    found: dict[int, dict[int, bool]] = {}
-    wanted = [oid for oid in oids.values() if oid < _XIDS]  # not those that stand for several tables
-    rows: list[Any] = connection.execute(query("attributes", "parts"), {"oids": wanted}).fetchall() if wanted else []
-    for root, part, is_attached in rows:
-        found.setdefault(root, {})[part] = is_attached
-    return {name: found[oid] for name, oid in oids.items() if oid in found}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.pipeline.following.gone import why_gone
-from penstock.postgres.attributes import CatalogShape, MissingValue, inspect_parts, inspect_shape
+from penstock.postgres.attributes import CatalogShape, MissingValue, inspect_shape
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.schema import TableName
@@ -127,36 +127,3 @@ def test_S07_what_became_of_a_table_is_told_by_its_number(database: Database) ->
     with connect(SourceAddress.parse(database.dsn)) as connection:
         found = why_gone(connection, {kept: oids[0], lost: oids[1], group: 1 << 62}, lambda name: name.schema == "public")
     assert found == {kept: "it is called other.kept now, which is not selected", lost: "it was dropped", group: "it was dropped"}
-
-
-@pytest.mark.versions(14, 18)
-def test_S12_a_part_that_was_a_table_before_is_told_from_one_that_was_made_as_a_part(database: Database) -> None:
-    database.execute(
-        "CREATE TABLE t (id int) PARTITION BY RANGE (id); CREATE TABLE made PARTITION OF t FOR VALUES FROM (0) TO (10);"
-        "CREATE TABLE sub PARTITION OF t FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (id); CREATE TABLE leaf PARTITION OF sub DEFAULT;"
-        "INSERT INTO t VALUES (1), (11)"
-    )
-    database.execute("ALTER TABLE made SET (fillfactor = 50); ALTER TABLE t ADD a int DEFAULT 5; ALTER TABLE t RENAME a TO b")
-    database.execute("CREATE TABLE filled (id int, b int); INSERT INTO filled VALUES (21); CREATE TABLE bare (id int, b int)")
-    database.execute("ALTER TABLE t ATTACH PARTITION filled FOR VALUES FROM (20) TO (30)")
-    database.execute("ALTER TABLE t ATTACH PARTITION bare FOR VALUES FROM (30) TO (40); INSERT INTO t VALUES (35)")
-    database.execute("ALTER TABLE t DETACH PARTITION sub; ALTER TABLE t ATTACH PARTITION sub FOR VALUES FROM (10) TO (20)")
-    name = TableName("public", "t")
-    with connect(SourceAddress.parse(database.dsn)) as connection:
-        names = {oid: str(each) for oid, each in connection.execute("SELECT oid, relname FROM pg_class WHERE relkind = 'r'").fetchall()}
-        found = inspect_parts(
-            connection,
-            {name: _oid(database, "t"), TableName("public", "bare"): _oid(database, "bare"), TableName("public", "many"): 1 << 62},
-        )
-    # One that was bare when it came counts as if it had not been: nobody can tell any more.
-    assert {names[oid]: is_attached for oid, is_attached in found[name].items()} == {
-        "made": False,
-        "filled": True,
-        "bare": True,
-        "leaf": True,
-    }
-    assert found.keys() == {name}
-
-
-def _oid(database: Database, table: str) -> int:
-    return int(database.query("SELECT %s::regclass::oid::int8", table)[0][0])

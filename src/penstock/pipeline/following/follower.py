@@ -6,13 +6,14 @@ is asked again, after the changes were captured: so it is never older than what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import XID
+from penstock.change import CHANGE_TYPE, XID, ChangeType
 from penstock.errors import ConnectionLostError, SchemaChangedError, SpoolCorruptError
 from penstock.pipeline.following.sightings import Look, Sightings, is_same_shape
 from penstock.pipeline.routing import routed_views
@@ -32,6 +33,7 @@ from penstock.transforms.transform import Transform, is_made_by
 
 OTHER_TRANSFORM = "what is done to its columns and rows was changed"
 MADE_ANEW = "it was dropped and made anew"
+_XID_BITS = 0xFFFFFFFF
 UNSURE = "columns went and others came, and nobody can tell which changes were made in between"
 
 
@@ -49,6 +51,7 @@ class Follower:
         self._levels: dict[TableName, Position] = {}
         self._busy: dict[TableName, Position] = {}
         self._heaps: dict[tuple[TableName, int], str] = {}
+        self._truncates: dict[TableName, frozenset[int]] = {}
 
     def notice(self, targets: Mapping[TableName, Target], look: Look) -> dict[TableName, str]:
         """Take in what the catalog has now. Gives the tables that have to be copied anew, though no change ever shows why."""
@@ -88,6 +91,10 @@ class Follower:
         """Whether a target that cannot follow is copied anew by itself."""
         return self._rule_of(name).renews
 
+    def truncates(self, name: TableName) -> Collection[int]:
+        """The transactions that changes so far have shown to empty a table, 32 bits of each."""
+        return self._truncates.get(name, frozenset())
+
     def gone(self, name: TableName, end: Position | None) -> str | None:
         """Why the source has a table no more, if an epoch that ends at `end` has all that there was of it; None: any epoch."""
         return self._sightings.gone(name, end)
@@ -118,6 +125,7 @@ class Follower:
         With `end`, where the epoch ends, the target also becomes what only the catalog has shown so far.
         """
         rule = self._rule_of(target.table)
+        self._truncates[target.table] = self._truncates.get(target.table, frozenset()) | _truncating(changes)
         if is_routed(target.source_oid):
             return self._follow_members(rule, target, changes)
         versions = changes.schemas
@@ -281,7 +289,21 @@ def _check_shown(shape: CatalogShape, slices: Iterable[FileSlice]) -> None:
 def _xids(slice: FileSlice) -> list[int]:
     if slice.file.xid is not None:
         return [slice.file.xid]
+    return [xid for xid in pc.unique(_read(slice, XID).column(XID)).to_pylist() if xid is not None]
+
+
+def _truncating(changes: TableChanges) -> set[int]:
+    """The transactions that emptied the table; also subtransactions, where these stand in the rows: the catalog has them too."""
+    found: set[int | None] = set()
+    for slice in changes.slices:
+        if slice.file.counts.truncates:
+            rows = _read(slice, CHANGE_TYPE, XID)
+            found |= {slice.file.xid, *rows.filter(pc.equal(rows.column(CHANGE_TYPE), ChangeType.TRUNCATE.value)).column(XID).to_pylist()}
+    return {xid & _XID_BITS for xid in found if xid is not None}
+
+
+def _read(slice: FileSlice, *columns: str) -> pa.Table:
     try:
-        return [xid for xid in pc.unique(pq.read_table(slice.path, columns=[XID]).column(XID)).to_pylist() if xid is not None]
+        return pq.read_table(slice.path, columns=list(columns))
     except OSError as error:
         raise SpoolCorruptError(f"{slice.path} cannot be read", hint="restore the file, or delete the spool") from error

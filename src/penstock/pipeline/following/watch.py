@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from penstock.pipeline.following.follower import Follower
 from penstock.pipeline.following.sightings import Look
@@ -33,6 +33,10 @@ class CatalogWatch:
     def renews(self, name: TableName) -> bool:
         """Whether a table that cannot be followed is to be copied anew."""
         return self._follower is not None and self._follower.renews(name)
+
+    def truncates(self, name: TableName) -> Collection[int]:
+        """The transactions that the log has shown to empty a table, 32 bits of each."""
+        return () if self._follower is None else self._follower.truncates(name)
 
     def gone(self, name: TableName, end: Position | None) -> str | None:
         """Why nothing comes into this table after `end`."""

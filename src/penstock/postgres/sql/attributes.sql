@@ -42,19 +42,3 @@ SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY
 -- Transactions that whoever asks now cannot see, though the log may already show that they have committed.
 SELECT pg_catalog.pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_catalog.pg_snapshot_xip(s) x)
 FROM pg_catalog.pg_current_snapshot() s
-
--- name: parts
--- The leaves of partitioned tables, and whether each was a table before it became a part, and has rows. What is created as a part has its
--- row in pg_inherits from the transaction that made it; the one that says where its system columns are is never written again.
-WITH RECURSIVE parts (root, oid, is_attached) AS (
-    SELECT c.oid, c.oid, false FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[]) AND c.relkind = 'p'
-    UNION ALL
-    SELECT p.root, i.inhrelid, p.is_attached OR i.xmin::text <> a.xmin::text
-    FROM parts p
-    JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid
-    JOIN pg_catalog.pg_attribute a ON a.attrelid = i.inhrelid AND a.attname = 'tableoid'
-)
-SELECT p.root, p.oid, p.is_attached AND COALESCE(pg_catalog.pg_relation_size(p.oid), 0) > 0
-FROM parts p
-JOIN pg_catalog.pg_class c ON c.oid = p.oid AND c.relkind <> 'p'
-ORDER BY p.root, p.oid

@@ -1,0 +1,224 @@
+"""What a partitioned table's catalog and rows tell of its parts: which came with rows, and which were emptied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.pipeline.following.parts import load_parts
+from penstock.pipeline.following.parts_watch import EMPTIED, PartsWatch
+from penstock.position import Position
+from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.parts import has_older_row, inspect_parts
+from penstock.schema import TableName
+from tests.fix_postgres import Database
+from tests.fix_roles import Roles
+
+NAME = TableName("public", "t")
+LOOKED, LATER = Position.parse("0/100"), Position.parse("0/200")
+
+
+def _oid(database: Database, table: str) -> int:
+    return int(database.query("SELECT %s::regclass::oid::int8", table)[0][0])
+
+
+@pytest.mark.versions(14, 18)
+def test_S12_a_part_that_was_a_table_before_is_told_from_one_that_was_made_as_a_part(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id int) PARTITION BY RANGE (id); CREATE TABLE made PARTITION OF t FOR VALUES FROM (0) TO (10);"
+        "CREATE TABLE sub PARTITION OF t FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (id); CREATE TABLE leaf PARTITION OF sub DEFAULT;"
+        "INSERT INTO t VALUES (1), (11)"
+    )
+    database.execute("ALTER TABLE made SET (fillfactor = 50); ALTER TABLE t ADD a int DEFAULT 5; ALTER TABLE t RENAME a TO b")
+    database.execute("CREATE TABLE filled (id int, b int); INSERT INTO filled VALUES (21); CREATE TABLE bare (id int, b int)")
+    database.execute("ALTER TABLE t ATTACH PARTITION filled FOR VALUES FROM (20) TO (30)")
+    database.execute("ALTER TABLE t ATTACH PARTITION bare FOR VALUES FROM (30) TO (40); INSERT INTO t VALUES (35)")
+    database.execute("ALTER TABLE t DETACH PARTITION sub; ALTER TABLE t ATTACH PARTITION sub FOR VALUES FROM (10) TO (20)")
+    bare, many = TableName("public", "bare"), TableName("public", "many")
+    with connect(SourceAddress.parse(database.dsn)) as connection:
+        names = {oid: str(each) for oid, each in connection.execute("SELECT oid, relname FROM pg_class WHERE relkind = 'r'").fetchall()}
+        found = inspect_parts(connection, {NAME: [_oid(database, "t")], bare: [_oid(database, "bare")], many: [1 << 62]})
+        routed = inspect_parts(connection, {many: [_oid(database, "bare"), _oid(database, "sub"), _oid(database, "t")]})
+    # One that was bare when it came counts as if it had not been: nobody can tell any more.
+    assert {names[oid]: part.is_attached for oid, part in found[NAME].leaves.items()} == {
+        "made": False,
+        "filled": True,
+        "bare": True,
+        "leaf": True,
+    }
+    assert found.keys() == {NAME}
+    assert {names[oid] for oid in routed[many].leaves} == {"made", "filled", "bare", "leaf"}
+
+
+class Watched:
+    """A table with rows in two parts, one of them a part of a part, that was looked at once."""
+
+    def __init__(self, database: Database, state: Path) -> None:
+        self.database, self.state = database, state
+        self.address = SourceAddress.parse(database.dsn)
+        self.truncates: set[int] = set()
+        self.is_polled = False
+        database.execute(
+            "CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
+            "CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10);"
+            "CREATE TABLE sub PARTITION OF t FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (id);"
+            "CREATE TABLE leaf PARTITION OF sub DEFAULT;"
+            "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (11, 'c'), (12, 'd')"
+        )
+        self.restart()
+        assert self.look() == {}
+
+    def restart(self) -> None:
+        self.watch = PartsWatch(self.state, lambda _: self.truncates, lambda _: True)
+
+    def look(self, applied: Position = LATER, *, is_paused: bool = False) -> dict[TableName, str]:
+        table = CatalogTable(_oid(self.database, "t"), NAME)
+        with connect(self.address) as connection:
+            return self.watch.look(
+                connection,
+                {NAME: table},
+                {} if is_paused else {NAME: applied},
+                [NAME] if is_paused else [],
+                lambda: LATER,
+                finds_deletes=self.is_polled,
+            )
+
+    def is_known(self) -> bool:
+        """Whether what was seen last is what there is now."""
+        with connect(self.address) as connection:
+            now = inspect_parts(connection, {NAME: [_oid(self.database, "t")]})[NAME]
+        return load_parts(self.state)[NAME].filenodes == {oid: part.filenode for oid, part in now.leaves.items()}
+
+
+@pytest.fixture
+def watched(database: Database, tmp_path: Path) -> Watched:
+    return Watched(database, tmp_path)
+
+
+EMPTYING = {
+    "truncate": ("TRUNCATE low",),
+    "of a part of a part": ("TRUNCATE leaf",),
+    "of all parts of a part": ("TRUNCATE sub",),
+    "filled again": ("TRUNCATE low", "INSERT INTO t VALUES (1, 'a'), (2, 'b')"),
+    "filled again at once": ("BEGIN; TRUNCATE low; INSERT INTO low VALUES (1, 'a'), (2, 'b'); COMMIT",),
+    "filled again and frozen": ("TRUNCATE low; INSERT INTO t VALUES (1, 'a')", "VACUUM FREEZE low", "VACUUM FULL low"),
+    "a new part": ("CREATE TABLE new PARTITION OF t FOR VALUES FROM (30) TO (40); INSERT INTO t VALUES (30, 'x')", "TRUNCATE new"),
+    "rewritten with new rows": ("ALTER TABLE t ADD u uuid DEFAULT gen_random_uuid()",),
+    "in a savepoint": ("BEGIN; SAVEPOINT s; TRUNCATE low; RELEASE s; INSERT INTO low VALUES (3, 'z'); COMMIT",),
+}
+
+
+@pytest.mark.versions(14, 18)
+@pytest.mark.parametrize("statements", EMPTYING.values(), ids=EMPTYING.keys())
+def test_R12_a_part_that_was_emptied_is_found_until_its_table_is_copied(watched: Watched, statements: tuple[str, ...]) -> None:
+    for statement in statements:
+        watched.database.execute(statement)
+    assert watched.look() == {NAME: EMPTIED}
+    watched.restart()
+    assert watched.look() == {NAME: EMPTIED}
+    assert watched.watch.open == {NAME}
+
+
+KEEPING = {
+    "nothing": (),
+    "vacuum full": ("VACUUM FULL low", "VACUUM FULL leaf"),
+    "frozen": ("VACUUM FREEZE t", "VACUUM FULL low"),
+    "cluster": ("CLUSTER low USING low_pkey",),
+    "most rows written": (
+        "DELETE FROM t WHERE id = 1; INSERT INTO t VALUES (3, 'z')",
+        "VACUUM FULL low",
+    ),
+    "rolled back": ("BEGIN; TRUNCATE low; ROLLBACK",),
+    "new part": ("CREATE TABLE new PARTITION OF t FOR VALUES FROM (30) TO (40); INSERT INTO t VALUES (30, 'x')",),
+    "new part by copying": (
+        "BEGIN; CREATE TABLE new PARTITION OF t FOR VALUES FROM (30) TO (40); INSERT INTO new VALUES (30); CREATE INDEX ON new (v); END",
+    ),
+}
+
+
+@pytest.mark.versions(14, 18)
+@pytest.mark.parametrize("statements", KEEPING.values(), ids=KEEPING.keys())
+def test_R12_a_part_that_was_only_rewritten_is_left_alone(watched: Watched, statements: tuple[str, ...]) -> None:
+    for statement in statements:
+        watched.database.execute(statement)
+    assert watched.look() == {}
+    assert watched.is_known()
+
+
+def test_R12_a_truncate_of_the_whole_table_is_for_the_log_to_show(watched: Watched) -> None:
+    watched.database.execute("TRUNCATE t; INSERT INTO t VALUES (1, 'new')")
+    assert watched.look(applied=LOOKED) == {}
+    assert watched.watch.open == {NAME}, "the log may still show it"
+    xid = watched.database.query("SELECT xmin::text::int8 FROM pg_class WHERE relname = 'low'")[0][0]
+    watched.truncates.add(xid)
+    assert watched.look(applied=LOOKED) == {}
+    assert watched.is_known()
+    assert not watched.watch.open
+    watched.database.execute("TRUNCATE leaf")
+    assert watched.look(applied=LOOKED) == {}
+    assert watched.look() == {NAME: EMPTIED}
+
+
+def test_R12_a_part_that_somebody_has_to_himself_is_asked_at_a_later_look(watched: Watched) -> None:
+    watched.database.execute("TRUNCATE low")
+    with watched.database.connect() as holder:
+        holder.execute("LOCK TABLE low IN ACCESS EXCLUSIVE MODE")
+        assert watched.look() == {}
+        assert not watched.watch.open, "nobody waits for it"
+        holder.rollback()
+    assert watched.look() == {NAME: EMPTIED}
+
+
+def test_R12_a_table_that_rests_is_asked_about_when_it_goes_on(watched: Watched) -> None:
+    watched.database.execute("TRUNCATE low")
+    assert watched.look(is_paused=True) == {}
+    assert watched.look() == {NAME: EMPTIED}
+
+
+def test_R12_a_capture_that_finds_deletes_by_itself_needs_no_copy(watched: Watched) -> None:
+    watched.is_polled = True
+    watched.database.execute("TRUNCATE low")
+    assert watched.look() == {}
+    assert watched.is_known()
+
+
+@pytest.mark.parametrize(("statement", "found"), [("VACUUM FULL low", {}), ("TRUNCATE low", {NAME: EMPTIED})])
+@pytest.mark.parametrize("grant", ["t", "t, low, leaf", "nothing"])
+def test_R12_rights_on_the_root_alone_suffice(
+    watched: Watched, roles: Roles, grant: str, statement: str, found: dict[TableName, str]
+) -> None:
+    role = roles.create("reader")
+    if grant != "nothing":
+        watched.database.execute(f"GRANT SELECT ON {grant} TO {role}")
+    watched.database.execute(statement)
+    watched.address = roles.address(role)
+    assert watched.look() == (found if grant != "nothing" else {NAME: EMPTIED}), "what cannot be told counts as emptied"
+
+
+def test_R12_rows_that_a_policy_hides_count_as_gone(watched: Watched, roles: Roles) -> None:
+    role = roles.create("reader")
+    watched.database.execute(f"ALTER TABLE t ENABLE ROW LEVEL SECURITY; GRANT SELECT ON t TO {role}")
+    watched.database.execute("VACUUM FULL low")
+    watched.address = roles.address(role)
+    assert watched.look() == {NAME: EMPTIED}
+
+
+@pytest.mark.parametrize(
+    ("mark", "is_found"),
+    [
+        (lambda next_xid: next_xid, True),
+        (lambda next_xid: 3, False),
+        (lambda next_xid: next_xid + 1, False),
+        (lambda next_xid: next_xid - (1 << 32), False),
+    ],
+    ids=["now", "long ago", "to come", "so long ago that numbers have come round"],
+)
+def test_R12_what_cannot_be_told_by_numbers_is_not_taken_for_an_older_row(
+    watched: Watched, mark: Callable[[int], int], is_found: bool
+) -> None:
+    with connect(watched.address) as connection:
+        ((next_xid,),) = watched.database.query("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8")
+        assert has_older_row(connection, _oid(watched.database, "low"), _oid(watched.database, "t"), mark(next_xid)) is is_found
