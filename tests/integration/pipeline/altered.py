@@ -69,10 +69,13 @@ FOLLOWED = {
         ),
         PARTED,
     ),
+    "r12_all_parts": Case(("TRUNCATE {}; INSERT INTO {} VALUES (3, 'three', 3)",), PARTED),
+    "r12_rewritten": Case(("VACUUM FULL {}_low", "INSERT INTO {} VALUES (3, 'three', 3)"), PARTED),
 }
 COPIED = {
     "s04_using": Case(("ALTER TABLE {} ALTER a TYPE int USING length(a)",)),
     "s07_recreated": Case(("DROP TABLE {}; CREATE TABLE {} (id int PRIMARY KEY, a text, b int); INSERT INTO {} VALUES (9, 'z', 9)",)),
+    "r12_one_part": Case(("TRUNCATE {}_low; INSERT INTO {} VALUES (3, 'three', 3), (51, 'more', 51)",), PARTED),
     "s12_moved": Case(("ALTER TABLE {} DETACH PARTITION {}_low",), PARTED),
     "s09_key": Case(
         ("ALTER TABLE {} DROP CONSTRAINT {}_pkey, ADD PRIMARY KEY (b, id); UPDATE {} SET a = 'x'; INSERT INTO {} VALUES (1, 'y', 7)",)
@@ -101,6 +104,7 @@ LIVE = (
     "CREATE TABLE s12_next PARTITION OF s12_parts FOR VALUES FROM (100) TO (110); INSERT INTO s12_parts (id) VALUES (101), (102)",
     "INSERT INTO s05_mixed (id) VALUES (100); CREATE SCHEMA elsewhere; ALTER TABLE s05_mixed SET SCHEMA elsewhere",
     "INSERT INTO elsewhere.s05_mixed (id) VALUES (101); CREATE TABLE s08_live (id int PRIMARY KEY)",
+    "INSERT INTO r12_rewritten VALUES (4, 'four', 4); TRUNCATE r12_rewritten_low; INSERT INTO r12_rewritten VALUES (5, 'five', 5)",
 )
 
 

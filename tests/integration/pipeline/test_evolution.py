@@ -116,9 +116,10 @@ def test_S01_to_S14_tables_are_followed_or_copied_anew_whatever_is_done_to_them_
         run.wait_for_rows("public.s01_s10_added", 4)
         run.wait_for_rows("public.s12_parts", 6)
         run.wait_for_state("public.s05_mixed", TableState.GONE)
+        run.wait_for_rows("public.r12_rewritten", 2)
         run.wait_for_state("public.s08_live", TableState.STREAMING)
         wait_for(lambda: "z" in lake.rows("public.s06_idle")[0].asDict(), "what was done to an idle table", str, DEADLINE_SECONDS)
-    assert_equal(lake, ["s01_s10_added", "s06_idle", "s08_live", "s12_parts"])
+    assert_equal(lake, ["r12_rewritten", "s01_s10_added", "s06_idle", "s08_live", "s12_parts"])
     assert {row["id"] for row in lake.rows("public.s05_mixed")} == {1, 2, 3, 100}, "all that there was under this name"
 
 
