@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.following.parts import load_parts
+from penstock.pipeline.following.parts import DETACHED, load_parts
 from penstock.pipeline.following.parts_watch import EMPTIED, PartsWatch
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
@@ -61,6 +61,7 @@ class Watched:
         self.address = SourceAddress.parse(database.dsn)
         self.truncates: set[int] = set()
         self.is_polled = False
+        self.renews = True
         database.execute(
             "CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
             "CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10);"
@@ -72,7 +73,7 @@ class Watched:
         assert self.look() == {}
 
     def restart(self) -> None:
-        self.watch = PartsWatch(self.state, lambda _: self.truncates, lambda _: True)
+        self.watch = PartsWatch(self.state, lambda _: self.truncates, lambda _: self.renews)
 
     def look(self, applied: Position = LATER, *, is_paused: bool = False) -> dict[TableName, str]:
         table = CatalogTable(_oid(self.database, "t"), NAME)
@@ -176,6 +177,17 @@ def test_R12_a_table_that_rests_is_asked_about_when_it_goes_on(watched: Watched)
     watched.database.execute("TRUNCATE low")
     assert watched.look(is_paused=True) == {}
     assert watched.look() == {NAME: EMPTIED}
+
+
+def test_R12_S12_a_table_that_is_not_copied_anew_is_spoken_of_once(watched: Watched) -> None:
+    watched.renews = False
+    watched.database.execute("TRUNCATE low")
+    assert watched.look() == {NAME: EMPTIED}
+    assert not watched.watch.open
+    assert watched.look() == {}
+    watched.database.execute("DROP TABLE low")
+    assert watched.look() == {NAME: DETACHED}
+    assert watched.look() == {}
 
 
 def test_R12_a_capture_that_finds_deletes_by_itself_needs_no_copy(watched: Watched) -> None:
