@@ -44,6 +44,7 @@ class Steady:
 STEADY: Sequence[Steady] = (
     Steady("insert-delta", "inserts into a Delta mirror", "delta", "mirror", False, 0, 0.3),
     Steady("append-delta", "updates into an append log, Delta", "delta", "append", True, 1_000_000, 0.3),
+    Steady("append-iceberg", "updates into an append log, Iceberg", "iceberg", "append", True, 1_000_000, 0.3),
     Steady("insert-iceberg", "inserts into an Iceberg mirror", "iceberg", "mirror", False, 0, 0.3),
     Steady("update-iceberg-1m", "updates into an Iceberg mirror of 1 M rows", "iceberg", "mirror", True, 1_000_000, 1.0),
     Steady("update-delta-1m", "updates into a Delta mirror of 1 M rows", "delta", "mirror", True, 1_000_000, 4.0),

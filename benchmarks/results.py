@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -13,7 +14,7 @@ from pathlib import Path
 from penstock import __version__
 
 _RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("psycopg", "pyarrow", "numpy")
+_PACKAGES = ("psycopg", "pyarrow", "numpy", "pyspark")
 
 
 def save(name: str, figures: Mapping[str, object]) -> Path:
@@ -38,7 +39,16 @@ def machine() -> dict[str, object]:
 
 def versions(postgres: str) -> dict[str, str]:
     packages = {name: version(name) for name in _PACKAGES}
-    return {"postgres": postgres, "python": platform.python_version(), "penstock": __version__, **packages}
+    return {"postgres": postgres, "python": platform.python_version(), "penstock": __version__, "commit": _commit(), **packages}
+
+
+def _commit() -> str:
+    """What was measured; with a mark if it is not what is committed."""
+    described = ["git", "-C", str(_RESULTS.parent), "describe", "--always", "--dirty", "--abbrev=10"]
+    try:
+        return subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def _congestion_control() -> str | None:
