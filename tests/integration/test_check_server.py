@@ -65,10 +65,11 @@ def test_C05_all_that_a_server_lacks_is_named_at_once(tmp_path: Path) -> None:
             admin.execute("SELECT pg_create_physical_replication_slot('taken')")
         report = _check(tmp_path, {"dsn": server.dsn()})
     assert report.exit_code == 3
-    assert _codes(report) == {("server", "PEN-1103"), ("server", "PEN-1213")}
+    assert _codes(report) == {("server", "PEN-1103"), ("server", "PEN-1213"), ("server", "PEN-1214")}
     assert [finding.fix for finding in report.problems] == [
         "ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
         "ALTER SYSTEM SET max_replication_slots = 3; then restart the server",
+        "ALTER SYSTEM SET max_wal_senders = 2; then restart the server",
     ]
     warned = {finding.code for finding in report.warnings}
     assert warned >= {"unbounded-wal", "short-sender-timeout", "small-decoding-memory", "idle-slot-timeout"}

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from penstock.errors import SlotBusyError, SlotFailoverError, SlotLostError, StandbyError
+from penstock.errors import SlotBusyError, SlotFailoverError, SlotLostError, StandbyError, WalLevelError
 from penstock.position import Lsn, Position
-from penstock.postgres.slot import Server, Slot, SlotReader, check_failover, check_idle, check_server, check_slot
+from penstock.postgres.slot import Server, Slot, SlotReader, check_failover, check_idle, check_server, check_slot, server_faults
 from penstock.postgres.timeline import parse_history
 
 GOOD = Slot("shop", "pgoutput", "logical", "db", Lsn(100), Position.of(200), "reserved", None)
@@ -71,6 +71,13 @@ def test_L11_a_standby_is_refused_with_the_way_to_the_primary() -> None:
     with pytest.raises(StandbyError) as caught:
         check_server(Server("logical", 180_000, "db", in_recovery=True))
     assert "target_session_attrs=read-write" in (caught.value.hint or "")
+
+
+def test_C05_a_standby_of_a_server_without_logical_replication_has_both_faults() -> None:
+    server = Server("replica", 180_000, "db", in_recovery=True)
+    assert [fault.code for fault in server_faults(server)] == [StandbyError.code, WalLevelError.code]
+    with pytest.raises(StandbyError):
+        check_server(server)
 
 
 def test_L10_failover_is_refused_where_the_server_does_not_know_it() -> None:

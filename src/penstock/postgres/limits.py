@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import SenderLimitError, ServerUnfitError, SlotLimitError
+from penstock.errors import PenstockError, SenderLimitError, ServerUnfitError, SlotLimitError
 from penstock.postgres.connection import Connection
 from penstock.postgres.queries import query
 
@@ -43,16 +44,16 @@ def check_version(version_number: int) -> None:
         )
 
 
-def check_room(limits: Limits, *, has_slot: bool) -> None:
-    """A run needs its own slot, and a second one while it copies tables; each with a sender."""
+def room_faults(limits: Limits, *, has_slot: bool) -> Iterator[PenstockError]:
+    """What the server has too little of. A run needs its own slot, and a second one while it copies tables; each with a sender."""
     slots, senders = 2 - has_slot, 2
     if limits.max_slots - limits.used_slots < slots:
-        raise SlotLimitError(
+        yield SlotLimitError(
             f"{limits.used_slots} of {limits.max_slots} replication slots are taken, and {slots} more are needed",
             hint=f"ALTER SYSTEM SET max_replication_slots = {limits.used_slots + slots}; then restart the server",
         )
     if limits.max_senders - limits.used_senders < senders:
-        raise SenderLimitError(
+        yield SenderLimitError(
             f"{limits.used_senders} of {limits.max_senders} WAL senders are taken, and {senders} are needed",
             hint=f"ALTER SYSTEM SET max_wal_senders = {limits.used_senders + senders}; then restart the server",
         )

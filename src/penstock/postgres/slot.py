@@ -7,7 +7,7 @@ publication and before any snapshot.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -114,17 +114,23 @@ def inspect_server(connection: Connection) -> Server:
     return Server(*row)
 
 
-def check_server(server: Server) -> None:
+def server_faults(server: Server) -> Iterator[PenstockError]:
+    """Why no log can be had from this server, all of it; the first is what a run stops with."""
     if server.in_recovery:
-        raise StandbyError(
+        yield StandbyError(
             "the server is a standby, on which neither a publication nor a slot's promise can be relied on",
             hint="point source.dsn at the primary; of several hosts, target_session_attrs=read-write in the dsn finds it",
         )
     if server.wal_level != "logical":
-        raise WalLevelError(
+        yield WalLevelError(
             f"the server's wal_level is {server.wal_level}, and logical replication needs logical",
             hint="ALTER SYSTEM SET wal_level = 'logical'; then restart the server",
         )
+
+
+def check_server(server: Server) -> None:
+    for fault in server_faults(server):
+        raise fault
 
 
 def current_position(connection: Connection) -> Position:

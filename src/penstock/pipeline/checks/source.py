@@ -25,10 +25,10 @@ from penstock.postgres.chunks import plan_chunks, probe_chunks
 from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command, source_errors
 from penstock.postgres.ddl_trigger import ensure_trigger
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
-from penstock.postgres.limits import Limits, check_room, check_version, inspect_limits
+from penstock.postgres.limits import Limits, check_version, inspect_limits, room_faults
 from penstock.postgres.moments import export_moment
 from penstock.postgres.privileges import Role, inspect_role, inspect_unreadable
-from penstock.postgres.slot import check_failover, check_server, check_slot, inspect_server, inspect_slot
+from penstock.postgres.slot import check_failover, check_slot, inspect_server, inspect_slot, server_faults
 from penstock.schema import TableName
 
 PATIENCE_WAITS = 5
@@ -134,10 +134,10 @@ class _SourceCheck:
         step.detail = f"Postgres {limits.version}"
         with step.catching():
             check_version(limits.version_number)
-        with step.catching():
-            check_server(inspect_server(self._connection))
-        with step.catching():
-            check_room(limits, has_slot=inspect_slot(self._connection, self._config.slot) is not None)
+        for fault in server_faults(inspect_server(self._connection)):
+            step.problem(fault)
+        for fault in room_faults(limits, has_slot=inspect_slot(self._connection, self._config.slot) is not None):
+            step.problem(fault)
         with step.catching():
             check_failover(self._config.source.failover, limits.version_number)
         _warn_of_settings(step, limits)
