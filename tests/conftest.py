@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.fix_postgres",
     "tests.fix_roles",
     "tests.fix_captured",
+    "tests.fix_check",
     "tests.fix_proxy",
     "tests.fix_spark",
     "tests.fix_pipeline",

@@ -27,54 +27,9 @@ from penstock.postgres.slot import current_position
 from penstock.postgres.timeline import identify_system
 from penstock.schema import TableName
 from penstock.sinks.delta.log import KEY, OWNER, SOURCE_OID, application_id, record_position
+from tests.fix_check import Checker, write_config
 from tests.fix_postgres import Database
 from tests.fix_roles import Roles
-
-CATALOG = """
-SELECT (SELECT jsonb_agg(to_jsonb(p) ORDER BY p.oid) FROM pg_publication p),
-       (SELECT jsonb_agg(to_jsonb(p) ORDER BY p.oid) FROM pg_publication_rel p),
-       (SELECT jsonb_agg(s.slot_name ORDER BY s.slot_name) FROM pg_replication_slots s WHERE s.database = current_database()),
-       (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_roles)
-"""
-
-Checker = Callable[..., CheckReport]
-
-
-@pytest.fixture
-def shop(database: Database) -> Database:
-    database.execute("CREATE TABLE orders (id int PRIMARY KEY, v text); INSERT INTO orders VALUES (1, 'secret row')")
-    database.execute("CREATE TABLE items (id int PRIMARY KEY); CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
-    database.execute("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (10)")
-    return database
-
-
-def _write(database: Database, directory: Path, changes: dict[str, Any]) -> Path:
-    document = {
-        "pipeline": f"check_{database.name.rsplit('_', 1)[-1]}",
-        "source": {"dsn": database.dsn},
-        "tables": ["public.*"],
-        "sink": {"delta": {"path": "lake"}},
-        **changes,
-    }
-    path = directory / "pipeline.yaml"
-    path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def check(shop: Database, tmp_path: Path) -> Checker:
-    """`check()` with parts of the configuration replaced. Whatever it finds, source and disk are as they were."""
-
-    def run(**changes: Any) -> CheckReport:
-        path = _write(shop, tmp_path, changes)
-        before, files = shop.query(CATALOG), sorted(tmp_path.rglob("*"))
-        report = check_pipeline(path)
-        assert shop.query(CATALOG) == before
-        assert sorted(tmp_path.rglob("*")) == files
-        return report
-
-    return run
-
 
 def _as(database: Database, role: str) -> dict[str, str]:
     return {"dsn": database.dsn.replace("postgres@", f"{role}@")}
@@ -341,7 +296,7 @@ def test_a_catalog_view_that_may_not_be_read_stops_one_step_only(shop: Database,
 
 
 def test_a_check_imports_no_spark(shop: Database, lake: Lake, tmp_path: Path) -> None:
-    path = _write(shop, tmp_path, {"tables": ["public.*", {"table": "public.orders", "where": "v LIKE 's%'"}]})
+    path = write_config(shop, tmp_path, {"tables": ["public.*", {"table": "public.orders", "where": "v LIKE 's%'"}]})
     code = f"import sys; from pathlib import Path; from penstock.pipeline.checks.check import check_pipeline as c; c(Path({str(path)!r}))"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; assert 'pyspark' not in sys.modules"],
@@ -438,7 +393,7 @@ def test_a_spool_that_may_outgrow_its_disk_is_a_warning(check: Checker) -> None:
 
 def test_the_command_prints_for_people_and_for_programs(shop: Database, tmp_path: Path) -> None:
     shop.execute("CREATE TABLE keyless (id int)")
-    path = _write(shop, tmp_path, {})
+    path = write_config(shop, tmp_path, {})
     done = subprocess.run(
         [sys.executable, "-m", "penstock.cli.main", "check", str(path), "--json"],
         capture_output=True,

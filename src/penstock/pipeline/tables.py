@@ -209,7 +209,7 @@ def inspect_pipeline(
 ) -> Tables:
     """Look at the target too. What one table cannot do fails that table alone."""
     tables = Tables(dict(selection.tables), schemas=dict(selection.schemas), seen_at=selection.seen_at)
-    refused = {**_indistinct(selection.tables, sink), **selection.refused}
+    refused = {**refuse_indistinct(selection.tables, sink.tells_apart, sink.describe), **selection.refused}
     for name, error in refused.items():
         tables.statuses[name] = TableStatus.failed(error, None)
     for name, schema in selection.schemas.items():
@@ -260,18 +260,20 @@ def _is_back(name: TableName, last: Epoch, rule: SchemaRule) -> bool:
     return True
 
 
-def _indistinct(names: Iterable[TableName], sink: Targets) -> dict[TableName, PenstockError]:
+def refuse_indistinct(
+    names: Iterable[TableName], tells_apart: Callable[[TableName, TableName], bool], describe: Callable[[TableName], str]
+) -> dict[TableName, PenstockError]:
     """Tables whose names differ only in case, where the target has but one place for them: whichever came last would win."""
     folded: dict[str, list[TableName]] = {}
     for name in names:
         folded.setdefault(str(name).casefold(), []).append(name)
     refused: dict[TableName, PenstockError] = {}
     for alike in folded.values():
-        if len(alike) > 1 and not sink.tells_apart(alike[0], alike[1]):
+        if len(alike) > 1 and not tells_apart(alike[0], alike[1]):
             listed = ", ".join(map(str, alike))
             for name in alike:
                 refused[name] = UnsupportedTableError(
-                    f"the names of {listed} differ only in case, and {sink.describe(name)} is the same place for all of them",
+                    f"the names of {listed} differ only in case, and {describe(name)} is the same place for all of them",
                     hint="rename or exclude all of them but one",
                 )
     return refused

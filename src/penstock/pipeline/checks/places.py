@@ -26,7 +26,7 @@ def check_places(config: PipelineConfig) -> list[Step]:
 
 def _check_state(config: PipelineConfig) -> Step:
     step = Step("state directory", str(config.state))
-    with step.catching(), _place(config.spool) as place:
+    with step.catching(), made_place(config.spool) as place:
         _write_durably(place)
         free = shutil.disk_usage(place).free
         step.detail = f"{config.state}, {free >> 20:,} MiB free"
@@ -57,7 +57,7 @@ def _check_sink(config: PipelineConfig) -> Step:
     if config.sink.postgres is not None:
         return _check_postgres(config.sink.postgres)
     step = Step("target", str(root))
-    with step.catching(), _place(root) as place:
+    with step.catching(), made_place(root) as place:
         if config.sink.parquet is not None:
             _write_durably(place)
             return step
@@ -80,7 +80,7 @@ def _check_postgres(config: PostgresConfig) -> Step:
         address = config.address()
         step.detail = address.describe()
         probe_target(address)
-        with _place(config.state) as place:
+        with made_place(config.state) as place:
             _write_durably(place)
     return step
 
@@ -136,7 +136,7 @@ def _write_table(path: Path) -> None:
 
 
 @contextmanager
-def _place(path: Path) -> Iterator[Path]:
+def made_place(path: Path) -> Iterator[Path]:
     """The directory, for the length of the block; what had to be created for it is removed again."""
     try:
         created = [each for each in (path, *path.parents) if not each.exists()]
