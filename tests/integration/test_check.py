@@ -6,18 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
-import yaml
 from rich.console import Console
 
 from penstock.cli.check import print_check
 from penstock.errors import TransformError
 from penstock.pipeline.checks.check import check_pipeline
-from penstock.pipeline.checks.findings import CheckReport, StepState
+from penstock.pipeline.checks.findings import StepState
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.membership import save_memberships
 from penstock.position import Position
@@ -30,6 +31,8 @@ from penstock.sinks.delta.log import KEY, OWNER, SOURCE_OID, application_id, rec
 from tests.fix_check import Checker, write_config
 from tests.fix_postgres import Database
 from tests.fix_roles import Roles
+from tests.waiting import wait_for
+
 
 def _as(database: Database, role: str) -> dict[str, str]:
     return {"dsn": database.dsn.replace("postgres@", f"{role}@")}
@@ -162,6 +165,40 @@ def test_a_slot_that_cannot_be_used_and_one_that_is_in_use(shop: Database, check
         assert "source.slot" in (report.problems[0].fix or "")
     finally:
         shop.query("SELECT pg_drop_replication_slot(%s)", slot)
+
+
+def test_L08_who_reads_the_slot_is_named_with_the_statement_that_ends_it(shop: Database, check: Checker, lake: Lake) -> None:
+    with closing(psycopg.connect(shop.dsn, replication="database", autocommit=True, application_name="somebody else")) as reader:
+        options = f"proto_version '1', publication_names '{lake.slot}'"
+        reader.pgconn.send_query(f"START_REPLICATION SLOT {lake.slot} LOGICAL 0/0 ({options})".encode())
+        active = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active"
+        wait_for(lambda: bool(shop.query(active, lake.slot)), "a taken slot", lambda: None)
+        report = check()
+        (warning,) = [finding for finding in report.warnings if finding.code == "slot-in-use"]
+        pid = reader.info.backend_pid
+        assert (report.exit_code, warning.step) == (0, "slot")
+        assert warning.what.startswith(f"slot {lake.slot} is being read by server process {pid} (application 'somebody else', client ")
+        assert warning.what.endswith("): a run may be under way")
+        assert warning.fix == (f"stop that reader; if it is gone and the server has not noticed yet: SELECT pg_terminate_backend({pid})")
+        shop.query(warning.fix.partition(": ")[2])
+        wait_for(lambda: not shop.query(active, lake.slot), "a free slot", lambda: None)
+    assert "slot-in-use" not in {finding.code for finding in check().warnings}
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_R15_tables_that_have_one_place_because_they_differ_only_in_case_are_a_problem(
+    shop: Database, check: Checker, tmp_path: Path, is_new: bool
+) -> None:
+    for schema in ("a", "A"):
+        shop.execute(f'CREATE SCHEMA "{schema}"; CREATE TABLE "{schema}".t (id int PRIMARY KEY)')
+    if not is_new:
+        (tmp_path / "target").mkdir()
+    sink = {"postgres": {"dsn": shop.dsn, "schemas": {"a": "copies", "A": "copies"}}}
+    found = check(tables=["a.*", "A.*"], sink=sink).problems
+    assert {(finding.step, finding.code, finding.fix, finding.tables) for finding in found} == {
+        ("continuity", "PEN-1404", "rename or exclude all of them but one", (TableName(schema, "t"),)) for schema in ("a", "A")
+    }
+    assert all("differ only in case, and " in finding.what for finding in found)
 
 
 def test_an_open_transaction_that_holds_up_the_slot_is_named_instead_of_waited_for(

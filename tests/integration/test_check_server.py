@@ -17,8 +17,13 @@ import psycopg
 import pytest
 import yaml
 
+from penstock.capture.settings import CaptureSettings
+from penstock.capture.wal import WalCapture
+from penstock.errors import ServerUnfitError
 from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.checks.findings import CheckReport, StepState
+from penstock.postgres.connection import SourceAddress
+from penstock.schema import TableName
 from penstock.testing.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database, server_directory
 
@@ -73,6 +78,40 @@ def test_C05_all_that_a_server_lacks_is_named_at_once(tmp_path: Path) -> None:
     ]
     warned = {finding.code for finding in report.warnings}
     assert warned >= {"unbounded-wal", "short-sender-timeout", "small-decoding-memory", "idle-slot-timeout"}
+
+
+@pytest.mark.parametrize("capture", ["wal", "trigger", "polling"])
+def test_C05_a_server_that_is_too_old_is_told_so_and_asked_nothing_that_it_cannot_know(
+    too_old: EmbeddedPostgres, tmp_path: Path, capture: str
+) -> None:
+    report = _check(tmp_path, {"dsn": too_old.dsn(), "capture": capture})
+    (problem,) = report.problems
+    assert (report.exit_code, problem.step, problem.code, problem.what, problem.fix) == (
+        3,
+        "server",
+        "PEN-1106",
+        "the server is Postgres 12, and 13 is the oldest that can be captured",
+        "upgrade the server",
+    )
+    states = {step.name: step.state for step in report.steps}
+    assert (states["connection"], states["tables"], states["reading"]) == (StepState.OK, StepState.SKIPPED, StepState.SKIPPED)
+
+
+def test_C05_a_capture_from_a_server_that_is_too_old_ends_before_anything_is_made(too_old: EmbeddedPostgres, tmp_path: Path) -> None:
+    settings = CaptureSettings(SourceAddress.parse(too_old.dsn()), "s", "p", tmp_path / "spool", tables=(TableName("public", "t"),))
+    with pytest.raises(ServerUnfitError, match="the server is Postgres 12"):
+        WalCapture(settings).live()
+    with psycopg.connect(too_old.dsn()) as admin:
+        made = "SELECT (SELECT count(*) FROM pg_publication), (SELECT count(*) FROM pg_replication_slots)"
+        assert admin.execute(made).fetchall() == [(0, 0)]
+
+
+@pytest.fixture(scope="module")
+def too_old() -> Iterator[EmbeddedPostgres]:
+    with server_directory() as directory, EmbeddedPostgres(directory / "data", 12, fsync=False) as server:
+        with psycopg.connect(server.dsn(), autocommit=True) as admin:
+            admin.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        yield server
 
 
 # --- C03: authentication and TLS ----------------------------------------------------------------------------------------------

@@ -63,7 +63,6 @@ def ensure_capture(
     with connect(address) as connection:
         server = inspect_server(connection)
         check_server(server)
-        check_version(server.version)
         report = ensure_coverage(address, publication, tables, manage=True)
         check_coverage(report)
         found = ensure_slot(address, connection, slot, failover, on_wait)
@@ -104,6 +103,7 @@ class CoveragePlan:
 
 def plan_coverage(connection: Connection, name: str, required: Collection[TableName]) -> CoveragePlan:
     """Look at the publication, the relations and the role; a few statements, however many tables there are."""
+    check_version(connection.info.server_version)
     publication = inspect_publication(connection, name)
     relations = inspect_relations(connection, name, required)
     missing = [relation for relation in relations if not relation.is_published]

@@ -36,12 +36,20 @@ def inspect_limits(connection: Connection) -> Limits:
     return Limits(*row)
 
 
+def version_fault(version_number: int) -> ServerUnfitError | None:
+    """Of a server that is too old: what else could be asked of it, its catalogs have no answer to."""
+    if version_number >= MINIMUM_VERSION:
+        return None
+    return ServerUnfitError(
+        f"the server is Postgres {version_number // 10_000}, and {MINIMUM_VERSION // 10_000} is the oldest that can be captured",
+        hint="upgrade the server",
+    )
+
+
 def check_version(version_number: int) -> None:
-    if version_number < MINIMUM_VERSION:
-        raise ServerUnfitError(
-            f"the server is Postgres {version_number // 10_000}, and {MINIMUM_VERSION // 10_000} is the oldest that can be captured",
-            hint="upgrade the server",
-        )
+    fault = version_fault(version_number)
+    if fault is not None:
+        raise fault
 
 
 def room_faults(limits: Limits, *, has_slot: bool) -> Iterator[PenstockError]:

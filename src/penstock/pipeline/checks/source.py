@@ -13,7 +13,7 @@ from penstock.capture.polling_tables import inspect_polled
 from penstock.capture.provision import plan_coverage
 from penstock.capture.trigger_provision import check_usable
 from penstock.capture.trigger_provision import plan_coverage as plan_triggers
-from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError
+from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError, SlotBusyError
 from penstock.lag import OpenTransaction
 from penstock.pipeline.checks.findings import Step
 from penstock.pipeline.checks.targets import check_continuing
@@ -25,10 +25,10 @@ from penstock.postgres.chunks import plan_chunks, probe_chunks
 from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command, source_errors
 from penstock.postgres.ddl_trigger import ensure_trigger
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
-from penstock.postgres.limits import Limits, check_version, inspect_limits, room_faults
+from penstock.postgres.limits import Limits, inspect_limits, room_faults, version_fault
 from penstock.postgres.moments import export_moment
 from penstock.postgres.privileges import Role, inspect_role, inspect_unreadable
-from penstock.postgres.slot import check_failover, check_slot, inspect_server, inspect_slot, server_faults
+from penstock.postgres.slot import Slot, check_failover, check_idle, check_slot, inspect_server, inspect_slot, server_faults
 from penstock.schema import TableName
 
 PATIENCE_WAITS = 5
@@ -65,6 +65,7 @@ class _SourceCheck:
         self._can_decode = False
         self._is_slot_sound = False
         self._told: set[str] = set()
+        self._too_old = version_fault(connection.info.server_version)
 
     def run(self) -> list[Step]:
         with ExitStack() as stack:
@@ -73,7 +74,7 @@ class _SourceCheck:
             if self._config.source.capture == "trigger":
                 return self._run_triggers(stack)
             return [
-                self._try("server", self._server),
+                self._try("server", self._server, of_any_version=True),
                 self._try("replication", self._replication),
                 self._try("slot", lambda step: self._slot(step, stack)),
                 self._try("tables", self._tables),
@@ -84,7 +85,7 @@ class _SourceCheck:
 
     def _run_polling(self, stack: ExitStack) -> list[Step]:
         return [
-            self._try("server", self._version),
+            self._try("server", self._version, of_any_version=True),
             self._try("tables", self._tables),
             self._try("polling", self._with_selection(lambda step, selection: self._polling(step, selection, stack))),
             self._try("reading", self._with_selection(self._reading)),
@@ -92,7 +93,7 @@ class _SourceCheck:
 
     def _run_triggers(self, stack: ExitStack) -> list[Step]:
         return [
-            self._try("server", self._version),
+            self._try("server", self._version, of_any_version=True),
             self._try("tables", self._tables),
             self._try("triggers", self._with_selection(lambda step, selection: self._triggers(step, selection, stack))),
             self._try("reading", self._with_selection(self._reading)),
@@ -101,7 +102,8 @@ class _SourceCheck:
     def _version(self, step: Step) -> None:
         limits = inspect_limits(self._connection)
         step.detail = f"Postgres {limits.version}"
-        check_version(limits.version_number)
+        if self._too_old is not None:
+            step.problem(self._too_old)
 
     def _polling(self, step: Step, selection: Selection, stack: ExitStack) -> None:
         """Whether the tables can be asked, and a snapshot such as every copy needs, which lasts as long as `stack`."""
@@ -113,9 +115,11 @@ class _SourceCheck:
             step.problem(error, name)
         self._snapshot = stack.enter_context(export_moment(self._address))
 
-    def _try(self, name: str, action: Callable[[Step], None]) -> Step:
+    def _try(self, name: str, action: Callable[[Step], None], *, of_any_version: bool = False) -> Step:
         """Whatever stops one step, a view that may not be read too, the others are still tried."""
-        step = Step(name)
+        step = Step(name, is_skipped=self._too_old is not None and not of_any_version)
+        if step.is_skipped:
+            return step
         with step.catching(), source_errors(f"checking {name}"):
             action(step)
         return step
@@ -132,10 +136,10 @@ class _SourceCheck:
     def _server(self, step: Step) -> None:
         limits = inspect_limits(self._connection)
         step.detail = f"Postgres {limits.version}"
-        with step.catching():
-            check_version(limits.version_number)
         for fault in server_faults(inspect_server(self._connection)):
             step.problem(fault)
+        if self._too_old is not None:
+            return
         for fault in room_faults(limits, has_slot=inspect_slot(self._connection, self._config.slot) is not None):
             step.problem(fault)
         with step.catching():
@@ -163,8 +167,7 @@ class _SourceCheck:
             if slot is not None:
                 step.detail = f"{name}, confirmed {slot.confirmed}"
                 check_slot(slot, self._role.database)
-                if slot.active_pid is not None:
-                    step.warn("slot-in-use", f"slot {name} is being read by server process {slot.active_pid}: a run may be under way")
+                _warn_of_readers(step, slot)
             self._is_slot_sound = True
         if not (self._can_replicate and self._can_decode):
             step.is_skipped = True
@@ -285,6 +288,14 @@ class _Patience:
             who = "; ".join(each.describe() for each in transactions) or "a transaction"
             fixes = " ".join(each.remedy for each in transactions)
             raise LockWaitError(f"a slot cannot be made while a transaction stays open: {who}", hint=fixes or None)
+
+
+def _warn_of_readers(step: Step, slot: Slot) -> None:
+    """A run would wait until they are gone."""
+    try:
+        check_idle(slot)
+    except SlotBusyError as busy:
+        step.warn("slot-in-use", f"{busy.message}: a run may be under way", busy.hint)
 
 
 def _warn_of_settings(step: Step, limits: Limits) -> None:
