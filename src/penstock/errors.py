@@ -282,6 +282,13 @@ class UncheckedTimelineError(PenstockError):
     recovery = Recovery.RETRY
 
 
+class SlotUnreservedError(PenstockError):
+    """The slot holds back more WAL than the server allows, and may be invalidated any moment. A warning: it can still be read."""
+
+    code = "PEN-1220"
+    recovery = Recovery.OPERATOR
+
+
 class ProtocolError(PenstockError):
     """Bytes that are not the replication protocol. Says where and what kind of message, never the payload."""
 

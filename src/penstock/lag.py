@@ -8,11 +8,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-_STRAINED = {
-    "extended": "the slot keeps more WAL than max_wal_size",
-    "unreserved": "the slot is about to be invalidated: WAL that it needs may go at the next checkpoint",
-    "lost": "the slot has been invalidated",
-}
+from penstock.errors import SlotUnreservedError
+
+_STRAINED = {"extended": "the slot keeps more WAL than max_wal_size", "lost": "the slot has been invalidated"}
+
+
+def unreserved_slot(wal_status: str | None, name: str) -> SlotUnreservedError | None:
+    """What is to be said of a slot in this state; None while it is in no such danger."""
+    if wal_status != "unreserved":
+        return None
+    return SlotUnreservedError(
+        f"{name} holds back more WAL than max_slot_wal_keep_size: the next checkpoint may remove what it still needs, and invalidate it",
+        hint="let its reader catch up at once, and until it has: ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf();",
+    )
+
+
+def describe_strain(wal_status: str | None, safe_wal_bytes: int | None, name: str) -> str | None:
+    """What is to be said of the WAL that a slot keeps; None while there is nothing."""
+    danger = unreserved_slot(wal_status, name)
+    if danger is not None:
+        return f"{danger.code}: {danger.message}; fix: {danger.hint}"
+    if wal_status not in _STRAINED:
+        return None
+    room = f", {safe_wal_bytes} bytes may still be written" if safe_wal_bytes is not None else ""
+    return f"wal_status is {wal_status}: {_STRAINED[wal_status]}{room}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +87,9 @@ class CaptureLag:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What an operator should look at before it becomes an error."""
-        found = []
-        if self.wal_status in _STRAINED:
-            room = f", {self.safe_wal_bytes} bytes may still be written" if self.safe_wal_bytes is not None else ""
-            found.append(f"wal_status is {self.wal_status}: {_STRAINED[self.wal_status]}{room}")
-        found += [f"held up by {each.describe()}" for each in self.holders]
-        return tuple(found)
+        strain = describe_strain(self.wal_status, self.safe_wal_bytes, "the slot")
+        return (*([strain] if strain is not None else []), *self.held_up)
+
+    @property
+    def held_up(self) -> tuple[str, ...]:
+        return tuple(f"held up by {each.describe()}" for each in self.holders)

@@ -24,11 +24,12 @@ from penstock.capture.settings import CaptureSettings
 from penstock.capture.thread import CaptureThread, StoppedError
 from penstock.capture.watch import SourceWatch
 from penstock.errors import ConnectionLostError
-from penstock.lag import OpenTransaction
+from penstock.lag import OpenTransaction, unreserved_slot
 from penstock.position import Position
 from penstock.postgres.health import log_wait
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from penstock.postgres.replication import ReplicationStream, StreamRequest
+from penstock.postgres.slot import Slot
 from penstock.postgres.timeline import SystemIdentity
 from penstock.spool.consumers import minimum
 from penstock.spool.identity import CaptureIdentity, ensure_identity
@@ -63,6 +64,7 @@ class SpoolCapture(CaptureThread):
         system, slot, start, keys, types = inspect_source(settings, self._reader, self._wait_for_slot)
         if self._members is not None:
             self._members.look()
+        _warn_if_unreserved(slot)
         limits = settings.limits
         request = StreamRequest(
             settings.slot,
@@ -178,6 +180,12 @@ class SpoolCapture(CaptureThread):
     def _facts(self, status: CaptureStatus) -> CaptureStatus:
         lag = self._watch.lag(status.sealed, self._commit_time) if self._watch is not None else None
         return replace(status, confirms=self._policy.mode.value, lag=lag)
+
+
+def _warn_if_unreserved(slot: Slot) -> None:
+    danger = unreserved_slot(slot.wal_status, f"slot {slot.name}")
+    if danger is not None:
+        _log.warning("the slot may be invalidated", extra={"code": danger.code, "reason": danger.message, "fix": danger.hint})
 
 
 def seal_pause_seconds(least_seconds: float, waiting: int) -> float:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.status import Status
 
+from penstock.errors import PenstockError
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.states import TableStatus
 from penstock.schema import TableName
@@ -120,6 +121,10 @@ class LiveDisplay(PipelineObserver):
         self._console.print(f"  [red]failed[/]  {escape(str(table))}: {escape(status.reason or '')}", highlight=False, soft_wrap=True)
         if status.remedy:
             self._console.print(f"          fix: {escape(status.remedy)}", highlight=False, soft_wrap=True)
+
+    def warned(self, warning: PenstockError) -> None:
+        words = f"{warning.code}: {warning.message}; fix: {warning.hint}"
+        self._console.print(f"  [yellow]warning[/] {escape(words)}", highlight=False, soft_wrap=True)
 
     def interrupted(self, reason: str, pause_seconds: float) -> None:
         soon = f" in about {pause_seconds:.0f} s" if pause_seconds else ""

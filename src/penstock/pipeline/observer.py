@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from penstock.errors import PenstockError
 from penstock.pipeline.snapshots.progress import SnapshotProgress
 from penstock.pipeline.states import TableStatus
 from penstock.position import Position
@@ -49,6 +50,9 @@ class PipelineObserver:
 
     def table_left(self, table: TableName) -> None:
         """It is no longer one of the pipeline's."""
+
+    def warned(self, warning: PenstockError) -> None:
+        """Nothing has stopped; somebody should act before it does."""
 
     def interrupted(self, reason: str, pause_seconds: float) -> None:
         """Something that time can mend went wrong; the pipeline tries again after the pause."""

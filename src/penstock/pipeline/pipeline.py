@@ -219,6 +219,8 @@ class Pipeline:
             keep_gone(connection, tables, self._sink, last, with_orders(config))
             pause_ordered(tables, load_orders(config.state))
             side.check_origin(connection, tables, last, system)
+            for danger in side.inspect_dangers(connection):
+                self._observer.warned(danger)
             check_selected(selection, self._address.describe())
         for name in tables.returned:
             self._sink.disown(name)

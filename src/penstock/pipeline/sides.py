@@ -19,7 +19,8 @@ from penstock.capture.polling_feed import PollingFeed
 from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.polling_tables import find_tables, inspect_polled
 from penstock.capture.provision import ensure_capture, inspect_coverage
-from penstock.errors import SlotMissingError
+from penstock.errors import PenstockError, SlotMissingError
+from penstock.lag import unreserved_slot
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
 from penstock.pipeline.membership import departures, fail_rejoined, load_memberships, save_memberships
@@ -89,6 +90,11 @@ class CaptureSide(ABC):
     def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
         """Raise unless the server is fit, and the one that the targets were filled from."""
 
+    def inspect_dangers(self, connection: Connection) -> list[PenstockError]:
+        """What does not stop a run, and may stop a later one."""
+        del connection
+        return []
+
     @abstractmethod
     def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
         """See to it that the tables' changes arrive; those of which some are missing fail. `is_alone`: there are no others that go on."""
@@ -132,6 +138,12 @@ class WalSide(CaptureSide):
     def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
         slot = inspect_slot(connection, self._config.slot)
         check_origin(self._address, self._config, tables, last, system=system, slot=slot)
+
+    @override
+    def inspect_dangers(self, connection: Connection) -> list[PenstockError]:
+        slot = inspect_slot(connection, self._config.slot)
+        danger = unreserved_slot(slot.wal_status, f"slot {slot.name}") if slot is not None else None
+        return [danger] if danger is not None else []
 
     @override
     def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:

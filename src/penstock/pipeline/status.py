@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from penstock.capture.following import missing_capture
 from penstock.errors import PenstockError
+from penstock.lag import describe_strain
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.letters.store import LetterStore
@@ -89,11 +90,21 @@ class PipelineStatus:
             gone = [f"slot {self.slot_name} is gone, and the targets hold only what committed up to {self.epoch.position}: {COPY_ANEW}"]
         gone += [f"{self.missing.message}: {self.missing.hint}"] if self.missing is not None else []
         gone += [_away(each) for each in self.consumers if each.age_seconds > _AWAY_SECONDS and len(self.consumers) > 1]
+        strain = self._strain
+        gone += [strain] if strain is not None else []
         if capture is None:
             return tuple(gone)
         waits_for = capture.waits_for if self.is_capturing else ()
         waiting = [f"the slot is created once this has ended: {each.describe()}" for each in waits_for]
-        return (*gone, *waiting, *(capture.lag.warnings if capture.lag is not None else ()))
+        return (*gone, *waiting, *(capture.lag.held_up if capture.lag is not None else ()))
+
+    @property
+    def _strain(self) -> str | None:
+        """Of the slot as it is now, whether or not anything captures; as the capture saw it last if the server does not answer."""
+        if self.slot is not None:
+            return describe_strain(self.slot.wal_status, self.slot.safe_wal_bytes, f"slot {self.slot.name}")
+        lag = self.capture.lag if self.capture is not None else None
+        return describe_strain(lag.wal_status, lag.safe_wal_bytes, "the slot") if lag is not None else None
 
     def as_document(self) -> dict[str, object]:
         """For programs: plain, stable names."""

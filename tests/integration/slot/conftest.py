@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class RoughServer:
     SLOTS = 3
     SENDERS = 4
 
-    def __init__(self, directory: Path, version: int) -> None:
+    def __init__(self, directory: Path, version: int, settings: Mapping[str, str] | None = None) -> None:
         limits = {
             "max_replication_slots": str(self.SLOTS),
             "max_wal_senders": str(self.SENDERS),
@@ -36,6 +36,7 @@ class RoughServer:
             "min_wal_size": "32MB",
             "max_wal_size": "64MB",
             "autovacuum": "off",
+            **(settings or {}),
         }
         self.postgres = EmbeddedPostgres(directory / "data", version, limits, fsync=False)
         self._numbers = itertools.count(1)

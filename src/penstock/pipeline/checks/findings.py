@@ -36,7 +36,7 @@ class Finding:
 
     step: str
     code: str
-    """Of a problem: the code of the error that a run would stop with. Of a warning: a plain name."""
+    """Of a problem: the code of the error that a run would stop with. Of a warning: a plain name, or a code of its own."""
     what: str
     fix: str | None = None
     tables: tuple[TableName, ...] = ()

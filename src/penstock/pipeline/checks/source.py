@@ -14,7 +14,7 @@ from penstock.capture.provision import plan_coverage
 from penstock.capture.trigger_provision import check_usable
 from penstock.capture.trigger_provision import plan_coverage as plan_triggers
 from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError, SlotBusyError
-from penstock.lag import OpenTransaction
+from penstock.lag import OpenTransaction, unreserved_slot
 from penstock.pipeline.checks.findings import Step
 from penstock.pipeline.checks.targets import check_continuing
 from penstock.pipeline.checks.transforms import warn_of_filters, warn_of_old_rows
@@ -168,6 +168,9 @@ class _SourceCheck:
                 step.detail = f"{name}, confirmed {slot.confirmed}"
                 check_slot(slot, self._role.database)
                 _warn_of_readers(step, slot)
+                danger = unreserved_slot(slot.wal_status, f"slot {name}")
+                if danger is not None:
+                    step.warn(danger.code, danger.message, danger.hint)
             self._is_slot_sound = True
         if not (self._can_replicate and self._can_decode):
             step.is_skipped = True
