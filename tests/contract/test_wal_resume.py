@@ -19,8 +19,10 @@ import pytest
 from penstock.capture.wal import WalCapture
 from penstock.contracts.capture import ChangeStream, Event, Truncate
 from penstock.errors import ConnectionLostError, PenstockError, PositionGapError, PublicationError, SlotMissingError
+from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.secret import Secret
+from penstock.spool.consumers import minimum
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
 from penstock.testing.streams import Background, check_same, take, wait_for
 from tests.contract.wal_harness import WalHarness, wal_harness
@@ -67,6 +69,7 @@ import os, time
 from pathlib import Path
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.wal import WalCapture
+from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 settings = CaptureSettings(
     SourceAddress.parse({wal.database.dsn!r}), {wal.settings.slot!r}, {wal.settings.publication!r}, Path({str(wal.settings.spool)!r})
@@ -115,15 +118,27 @@ def test_stream_goes_on_over_a_lost_connection(wal: WalHarness) -> None:
 def test_slot_that_is_gone_is_not_made_anew(wal: WalHarness) -> None:
     deliver_three(wal, confirm=lambda _: None)
     wal.drop_slot()
-    assert isinstance(error_of(wal.capture().live(), wal), SlotMissingError)
+    error = error_of(wal.capture().live(), wal)
+    assert isinstance(error, SlotMissingError)
+    assert error.message == f"slot {wal.settings.slot} is gone: what committed since it was last read cannot be had any more"
+    assert (error.hint or "").endswith("for a WalCapture, drop the slot, if it is there, remove the spool, and take a new snapshot")
     assert not wal.has_slot
 
 
 def test_slot_that_others_moved_is_a_gap(wal: WalHarness) -> None:
     deliver_three(wal, confirm=lambda _: None)
     shutil.rmtree(wal.settings.spool / "segments")
+    before = minimum(wal.settings.spool) or Position.ZERO
     wal.database.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_insert_lsn())", wal.settings.slot)
-    assert isinstance(error_of(wal.capture().live(), wal), PositionGapError)
+    confirmed = wal.confirmed
+    error = error_of(wal.capture().live(), wal)
+    assert isinstance(error, PositionGapError)
+    assert error.message == (
+        f"slot {wal.settings.slot} begins at {confirmed}, but its readers have only what commits up to {before}: "
+        f"the {confirmed - before} bytes of WAL in between cannot be had any more"
+    )
+    assert (error.hint or "").endswith("for a WalCapture, drop the slot, if it is there, remove the spool, and take a new snapshot")
+    assert wal.confirmed == confirmed
 
 
 def test_stream_that_raised_has_let_go_and_stays_ended(wal: WalHarness) -> None:

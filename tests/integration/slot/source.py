@@ -27,6 +27,11 @@ from tests.waiting import DEADLINE_SECONDS, wait_for
 
 QUICK = CaptureLimits(quiet_seconds=0.1, watch_seconds=0.2)
 BEYOND = Position.of((1 << 64) - 1)
+COPY_ANEW = (
+    "copy the tables anew: for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "
+    "for a WalCapture, drop the slot, if it is there, remove the spool, and take a new snapshot"
+)
+"""To the letter, as operators read it."""
 
 
 class Source:

@@ -8,11 +8,11 @@ from typing import Self
 
 from penstock.capture.confirming import Confirm
 from penstock.capture.settings import CaptureLimits
-from penstock.errors import PositionGapError
+from penstock.errors import PenstockError, PositionGapError
 from penstock.position import Position
 from penstock.spool.consumers import minimum, release
 from penstock.spool.reader import SpoolReader
-from tests.integration.slot.source import BEYOND, Source
+from tests.integration.slot.source import BEYOND, COPY_ANEW, Source
 from tests.waiting import DEADLINE_SECONDS, wait_for
 
 MOVES = 5
@@ -156,14 +156,23 @@ def test_a_spool_lost_after_spooled_is_a_hole_and_not_passed_over(source: Source
     confirmed = source.confirmed
     for confirm in Confirm:
         error = source.failure(confirm=confirm)
-        assert isinstance(error, PositionGapError)
-        assert error.message.startswith(
-            f"slot {source.slot} begins at {confirmed}, but its readers have only what commits up to {applied}: "
-        )
+        check_hole(error, source, confirmed, applied)
     assert source.confirmed == confirmed
+    assert SpoolReader(source.spool).segments() == ()
 
 
 def test_segments_lost_after_spooled_are_a_hole_too(source: Source) -> None:
-    spool_beyond_applied(source)
+    applied = spool_beyond_applied(source)
     shutil.rmtree(source.spool / "segments")
-    assert isinstance(source.failure(), PositionGapError)
+    confirmed = source.confirmed
+    check_hole(source.failure(), source, confirmed, applied)
+    assert source.confirmed == confirmed
+    assert SpoolReader(source.spool).segments() == ()
+
+
+def check_hole(error: PenstockError, source: Source, confirmed: Position, applied: Position) -> None:
+    assert type(error) is PositionGapError
+    assert str(error) == (
+        f"PEN-1205: slot {source.slot} begins at {confirmed}, but its readers have only what commits up to {applied}: "
+        f"the {confirmed - applied} bytes of WAL in between cannot be had any more\n  fix: {COPY_ANEW}"
+    )

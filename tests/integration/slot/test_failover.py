@@ -24,12 +24,12 @@ from penstock.spool.consumers import release
 from penstock.spool.identity import ensure_identity, load_identity
 from penstock.testing.embedded import EmbeddedPostgres
 from tests.fix_postgres import Database, server_directory
-from tests.integration.slot.source import Source
+from tests.integration.slot.source import COPY_ANEW, Source
 from tests.waiting import DEADLINE_SECONDS, wait_for
 
-COPY_ANEW = (
-    "copy the tables anew: for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "
-    "for a WalCapture, drop the slot, if it is there, remove the spool, and take a new snapshot"
+SURVIVES = (
+    f"{COPY_ANEW}; with source.failover: true and sync_replication_slots on the standby (Postgres 17 and later), the slot "
+    "survives a promotion"
 )
 
 
@@ -187,28 +187,34 @@ def test_L10_a_capture_that_holds_what_the_promoted_server_lost_stops(cluster: C
 
 
 def test_L10_a_slot_that_did_not_come_along_stops_the_capture(cluster: Cluster) -> None:
-    source = cluster.plain
+    source, rows = cluster.plain, cluster.plain.ids()
     error = source.failure()
     assert type(error) is TimelineChangedError
     assert error.message == (
         "the server is on timeline 2, and everything so far came from timeline 1; on the promoted server, "
         f"slot {source.slot} is not there, so changes up to the switch at {cluster.switch} may be missing"
     )
-    assert error.hint == (
-        f"{COPY_ANEW}; with source.failover: true and sync_replication_slots on the standby (Postgres 17 and later), the slot "
-        "survives a promotion"
-    )
+    assert error.hint == SURVIVES
+    assert source.ids() == rows == list(range(1, 11))
+    assert source.database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [(0,)], "none is made"
 
 
 def test_L10_a_slot_made_by_hand_on_the_promoted_server_is_not_trusted(cluster: Cluster) -> None:
-    source = cluster.plain
+    source, rows = cluster.plain, cluster.plain.ids()
     source.database.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", source.slot)
     try:
+        confirmed = source.confirmed
         error = source.failure()
+        assert source.confirmed == confirmed
     finally:
         source.database.query("SELECT pg_drop_replication_slot(%s)", source.slot)
     assert type(error) is TimelineChangedError
-    assert f"slot {source.slot} was not kept in step by the primary" in error.message
+    assert error.message == (
+        "the server is on timeline 2, and everything so far came from timeline 1; on the promoted server, "
+        f"slot {source.slot} was not kept in step by the primary, so changes up to the switch at {cluster.switch} may be missing"
+    )
+    assert error.hint == SURVIVES
+    assert source.ids() == rows == list(range(1, 11))
 
 
 def test_L10_a_timeline_that_the_server_never_was_on_is_told(cluster: Cluster, tmp_path: Path) -> None:

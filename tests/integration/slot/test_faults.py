@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -31,17 +32,13 @@ from penstock.errors import (
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.spool.consumers import release
-from penstock.spool.identity import CaptureIdentity, ensure_identity
+from penstock.spool.layout import SpoolLayout
 from penstock.spool.reader import SpoolReader
 from tests.fix_postgres import Database, PostgresServer
-from tests.integration.slot.source import BEYOND, Source
+from tests.integration.slot.source import BEYOND, COPY_ANEW, Source
 from tests.waiting import DEADLINE_SECONDS, wait_for
 
 OTHER_NAME = "choose another name under source.slot (the option slot of the Spark source)"
-COPY_ANEW = (
-    "copy the tables anew: for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "
-    "for a WalCapture, drop the slot, if it is there, remove the spool, and take a new snapshot"
-)
 
 
 # --- slots that are not ours (L09) -------------------------------------------------------------------------------------------------
@@ -182,9 +179,12 @@ def test_L05_a_slot_made_anew_ahead_of_the_spool_is_a_gap(source: Source, has_co
     source.insert(21, 30)
     error = source.failure()
     assert isinstance(error, PositionGapError)
-    assert error.message.startswith(f"slot {source.slot} begins at {confirmed}, but its readers have only what commits up to ")
-    assert error.message.endswith("bytes of WAL in between cannot be had any more")
-    assert error.hint == COPY_ANEW
+    needed = end if has_consumer else SpoolReader(source.spool).start
+    assert needed is not None
+    assert str(error) == (
+        f"PEN-1205: slot {source.slot} begins at {confirmed}, but its readers have only what commits up to {needed}: "
+        f"the {confirmed - needed} bytes of WAL in between cannot be had any more\n  fix: {COPY_ANEW}"
+    )
     assert source.failure().code == "PEN-1205", "it persists"
     assert source.ids() == list(range(1, 11))
     assert source.confirmed == confirmed
@@ -195,23 +195,36 @@ def test_L05_a_slot_made_anew_ahead_of_the_spool_is_a_gap(source: Source, has_co
 
 def test_L10_L14_another_database_system_is_not_taken_for_the_old_one(source: Source) -> None:
     """Also one that pg_upgrade made of it: it has an identifier of its own, whatever it did with the slots."""
-    ensure_identity(source.spool, CaptureIdentity(source.slot, "p", "7000000000000000001", 1))
+    release(source.spool, "pipeline", source.capture_all(1, 10))
+    confirmed = source.confirmed
+    source.insert(11, 20)
+    ((identifier,),) = source.database.query("SELECT system_identifier::text FROM pg_control_system()")
+    identity = SpoolLayout(source.spool).identity
+    identity.write_text(identity.read_text().replace(identifier, "7000000000000000001"))
     error = source.failure()
     assert type(error) is SystemChangedError
-    ((identifier,),) = source.database.query("SELECT system_identifier::text FROM pg_control_system()")
-    assert error.message == f"the server is database system {identifier}, and everything so far came from 7000000000000000001"
-    assert error.hint == f"point source.dsn back at the old system, or {COPY_ANEW}"
-    assert SpoolReader(source.spool).segments() == ()
+    assert str(error) == (
+        f"PEN-1206: the server is database system {identifier}, and everything so far came from 7000000000000000001\n"
+        f"  fix: point source.dsn back at the old system, or {COPY_ANEW}"
+    )
+    assert source.ids() == list(range(1, 11))
+    assert source.confirmed == confirmed
 
 
 def test_L10_a_server_that_was_set_back_to_an_earlier_time_is_noticed(source: Source) -> None:
     end = source.capture_all(1, 10)
     ahead = Position.of(end.value + (1 << 40))
     release(source.spool, "pipeline", ahead)
+    confirmed, server = source.confirmed, source.flushed
     error = source.failure()
     assert type(error) is SystemChangedError
-    assert error.message.startswith(f"changes were captured up to {ahead}, and the server's log reaches only to ")
+    words = f"changes were captured up to {ahead}, and the server's log reaches only to (\\S+): it was restored to an earlier time"
+    found = re.fullmatch(words, error.message)
+    assert found is not None, error.message
+    assert server <= Position.parse(found[1]) <= source.flushed
     assert error.hint == COPY_ANEW
+    assert source.ids() == list(range(1, 11))
+    assert source.confirmed == confirmed
 
 
 # --- busy (L08) ----------------------------------------------------------------------------------------------------------------------
@@ -224,12 +237,12 @@ def test_L08_a_busy_slot_is_waited_for_and_its_reader_is_named(source: Source, t
         with rival.capture() as waiting:
             failure = rival.trouble("PEN-1202")
             pid = source.active_pid
-            assert failure.message.startswith(
-                f"slot {source.slot} is being read by server process {pid} (application 'penstock capture', client "
-            )
-            assert ", since 20" in failure.message
-            assert failure.hint is not None
-            assert failure.hint.endswith(f"SELECT pg_terminate_backend({pid})")
+            since = "to_char(backend_start AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS')"
+            ((client, begun),) = source.database.query(f"SELECT host(client_addr), {since} FROM pg_stat_activity WHERE pid = %s", pid)
+            reader = f"{pid} (application 'penstock capture', client {client}, since {begun} UTC)"
+            assert failure.message == f"slot {source.slot} is being read by server process {reader}"
+            hint = f"stop that reader; if it is gone and the server has not noticed yet: SELECT pg_terminate_backend({pid})"
+            assert failure.hint == hint
             assert rival.status is not None
             assert rival.status.state == "waiting"
             first.stop()

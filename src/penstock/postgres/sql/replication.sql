@@ -23,7 +23,7 @@ WHERE a.datname = pg_catalog.current_database() AND a.usename = current_user AND
 -- Columns that came after Postgres 13 are read through JSON, where a missing one is NULL.
 SELECT s.restart_lsn::text, s.confirmed_flush_lsn::text, d.newer ->> 'invalidation_reason',
        coalesce((d.newer ->> 'conflicting')::boolean, false),
-       s.active_pid, a.application_name, a.client_addr::text, a.backend_start,
+       s.active_pid, a.application_name, pg_catalog.host(a.client_addr), a.backend_start,
        s.slot_name, s.plugin, s.slot_type, s.database, s.wal_status, s.safe_wal_size, s.temporary,
        coalesce((d.newer ->> 'two_phase')::boolean, false), coalesce((d.newer ->> 'failover')::boolean, false), coalesce((d.newer ->> 'synced')::boolean, false)
 FROM pg_catalog.pg_replication_slots s
