@@ -12,6 +12,10 @@ from benchmarks.latency import Latency
 
 Rounds = Mapping[str, Sequence[Measurement]]
 
+_MOST_IDLE_SHARE = 0.02
+_MOST_CAPTURE_BYTES = 1 << 30
+_MOST_START_SECONDS = 15.0
+_MANY_TABLES = 1000
 _P50_SECONDS = 0.010
 _P99_SECONDS = 0.060
 
@@ -61,3 +65,25 @@ def latency_goals(measured: Mapping[str, Latency]) -> Iterator[Goal]:
     ours = measured[ARROW.name]
     yield Goal("commit to Arrow, p50 ≤ 10 ms", ours.p50_seconds * 1000, ours.p50_seconds <= _P50_SECONDS)
     yield Goal("commit to Arrow, p99 ≤ 60 ms", ours.p99_seconds * 1000, ours.p99_seconds <= _P99_SECONDS)
+
+
+def transaction_goals(name: str, *, peak_bytes: int, spooled_rows: int, expected_rows: int, left: int) -> Iterator[Goal]:
+    """Of a capture while one large transaction came. `left`: files of transactions that are over."""
+    yield Goal(f"{name}: peak memory ≤ {_MOST_CAPTURE_BYTES >> 20} MiB", peak_bytes / (1 << 20), peak_bytes <= _MOST_CAPTURE_BYTES)
+    yield Goal(f"{name}: {expected_rows:,} rows in the spool", spooled_rows, spooled_rows == expected_rows)
+    yield Goal(f"{name}: nothing left of open transactions", left, left == 0)
+
+
+def start_goal(tables: int, seconds: float) -> Goal:
+    """The demand is on a thousand tables; of more, the time is told."""
+    text = f"{tables:,} tables, from nothing to a row of each in the spool, ≤ {_MOST_START_SECONDS:.0f} s"
+    return Goal(text, seconds, seconds <= _MOST_START_SECONDS if tables <= _MANY_TABLES else None)
+
+
+def idle_goal(name: str, share: float) -> Goal:
+    return Goal(f"{name}: % of a core ≤ {_MOST_IDLE_SHARE:.0%}", share * 100, share <= _MOST_IDLE_SHARE)
+
+
+def exit_code(goals: Sequence[Goal]) -> int:
+    """Of a benchmark: 1 if a demand was not met."""
+    return int(any(goal.is_met is False for goal in goals))

@@ -47,5 +47,5 @@ def goal_table(goals: Sequence[Goal]) -> Table:
     table.add_column("measured", justify="right")
     table.add_column("")
     for goal in goals:
-        table.add_row(goal.text, f"{goal.measured:.3g}", _VERDICTS[goal.is_met])
+        table.add_row(goal.text, f"{goal.measured:,.0f}" if goal.measured >= 1000 else f"{goal.measured:.3g}", _VERDICTS[goal.is_met])
     return table

@@ -10,7 +10,7 @@ from benchmarks.contenders import ARROW, REFERENCE, Measurement
 from benchmarks.copies import DELTA, JDBC, PARQUET, DuckCopy
 from benchmarks.copies import REFERENCE as COPY
 from benchmarks.debezium import Debezium, Unavailable, prepared_debezium
-from benchmarks.goals import rate_goals
+from benchmarks.goals import exit_code, idle_goal, rate_goals, start_goal, transaction_goals
 from benchmarks.snapshot import snapshot_goals
 
 
@@ -28,6 +28,25 @@ def test_the_goals_compare_medians_of_the_same_run() -> None:
     measured = {REFERENCE.name: rounds(2, 2, 9), ARROW.name: rounds(1, 1, 9), Debezium.name: rounds(7, 7, 1)}
     goals = list(rate_goals("inserts", measured))
     assert [(goal.measured, goal.is_met) for goal in goals] == [(2.0, True), (0.5, True), (7.0, False), (1 / 7, False)]
+
+
+def test_a_large_transaction_is_held_to_its_rows_its_memory_and_what_it_leaves() -> None:
+    def verdicts(peak_bytes: int, rows: int, left: int) -> list[bool | None]:
+        goals = list(transaction_goals("one", peak_bytes=peak_bytes, spooled_rows=rows, expected_rows=11, left=left))
+        assert exit_code(goals) == int(not all(goal.is_met for goal in goals))
+        return [goal.is_met for goal in goals]
+
+    assert verdicts(1 << 30, 11, 0) == [True, True, True]
+    assert verdicts((1 << 30) + 1, 10, 1) == [False, False, False]
+    assert verdicts(1, 12, 0) == [True, False, True], "a row that came twice is one too many"
+
+
+def test_a_start_with_a_thousand_tables_and_an_idle_capture_are_held_to_their_limits() -> None:
+    assert [start_goal(1000, seconds).is_met for seconds in (15.0, 15.1)] == [True, False]
+    assert start_goal(10_000, 99.0).is_met is None
+    assert [idle_goal("idle", share).is_met for share in (0.02, 0.021)] == [True, False]
+    assert [exit_code([idle_goal("idle", share)]) for share in (0.02, 0.021)] == [0, 1]
+    assert exit_code([start_goal(10_000, 99.0)]) == 0, "what is only told cannot be missed"
 
 
 def test_a_snapshot_is_held_to_copy_jdbc_and_duckdb_of_the_same_run() -> None:
