@@ -38,6 +38,7 @@ def _as(database: Database, role: str) -> dict[str, str]:
     return {"dsn": database.dsn.replace("postgres@", f"{role}@")}
 
 
+@pytest.mark.versions(14, 18)
 def test_a_source_that_is_ready_has_no_problem_and_keeps_no_trace(check: Checker) -> None:
     report = check()
     assert report.problems == []
@@ -47,6 +48,7 @@ def test_a_source_that_is_ready_has_no_problem_and_keeps_no_trace(check: Checker
     assert "unbounded-wal" in {finding.code for finding in report.warnings}
 
 
+@pytest.mark.versions(14, 18)
 def test_C04_a_plain_role_is_told_everything_at_once_and_the_fixes_work(shop: Database, roles: Roles, check: Checker) -> None:
     plain = roles.create("plain")
     shop.execute(f"ALTER TABLE items ENABLE ROW LEVEL SECURITY; GRANT SELECT ON items TO {plain}")
@@ -113,6 +115,7 @@ def test_C04_services_name_their_own_roles(shop: Database, roles: Roles, check: 
         shop.execute("DROP ROLE rds_replication")
 
 
+@pytest.mark.versions(14, 18)
 def test_C09_a_read_only_role_may_run_once_an_administrator_made_the_publication(shop: Database, roles: Roles, check: Checker) -> None:
     reader = roles.create("reader", "REPLICATION IN ROLE pg_read_all_data")
     shop.execute(f"ALTER ROLE {reader} SET default_transaction_read_only = on")

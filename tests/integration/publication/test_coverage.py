@@ -275,6 +275,7 @@ def _transactions(database: Database) -> int:
 # --- who may do what ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.versions(14, 18)
 def test_C04_every_right_that_is_missing_is_named_with_its_grant(shop: Database, roles: Roles) -> None:
     owner, plain = roles.create("owner"), roles.create("plain", "REPLICATION")
     shop.execute(f"CREATE SCHEMA shut; CREATE TABLE shut.t (id int PRIMARY KEY); ALTER TABLE orders OWNER TO {owner}")
@@ -298,6 +299,7 @@ def test_C04_every_right_that_is_missing_is_named_with_its_grant(shop: Database,
     assert inspect_coverage(address, "pub", required).satisfied
 
 
+@pytest.mark.versions(14, 18)
 def test_C04_the_owner_of_the_tables_needs_no_superuser(shop: Database, roles: Roles) -> None:
     owner = roles.create("owner")
     shop.execute(f"ALTER TABLE orders OWNER TO {owner}; GRANT CREATE ON DATABASE {shop.name} TO {owner}")
@@ -305,6 +307,7 @@ def test_C04_the_owner_of_the_tables_needs_no_superuser(shop: Database, roles: R
     assert published(shop) == [("public", "orders")]
 
 
+@pytest.mark.versions(14, 18)
 def test_C04_a_role_that_may_only_read_needs_nothing_more_when_all_is_there(shop: Database, roles: Roles) -> None:
     plain = roles.create("plain")
     shop.execute("CREATE PUBLICATION pub FOR TABLE orders")
@@ -315,6 +318,7 @@ def test_C04_a_role_that_may_only_read_needs_nothing_more_when_all_is_there(shop
     assert any("belongs to postgres" in blocker.what and "ALTER PUBLICATION" in blocker.remedy for blocker in lacking.blockers)
 
 
+@pytest.mark.versions(14, 18)
 def test_C09_a_read_only_role_is_told_so_before_anything_is_tried(shop: Database, roles: Roles) -> None:
     reader = roles.create("reader", "SUPERUSER")
     shop.execute(f"ALTER ROLE {reader} SET default_transaction_read_only = on")

@@ -117,6 +117,7 @@ def test_P08_what_is_captured_is_what_the_server_sends_and_a_table_that_left_is_
     assert added == [b]
 
 
+@pytest.mark.versions(15, 18)
 @pytest.mark.parametrize("scope", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public"])
 def test_S08_a_table_created_later_is_captured_from_its_first_row(database: Database, follower: Follower, scope: str) -> None:
     """In the same transaction as its creation, too. What inherits is a table of its own, and what is unlogged or temporary is silent."""

@@ -70,6 +70,7 @@ def drop_slot(source: Source) -> None:
     source.database.query("SELECT pg_drop_replication_slot(%s)", source.slot)
 
 
+@pytest.mark.versions(14, 18)
 def test_L09_a_physical_slot_is_refused_by_name(bare: Source) -> None:
     bare.database.query("SELECT pg_create_physical_replication_slot(%s, true)", bare.slot)
     error = refused_until_mended(bare, SlotPhysicalError, lambda: drop_slot(bare))
@@ -79,6 +80,7 @@ def test_L09_a_physical_slot_is_refused_by_name(bare: Source) -> None:
     )
 
 
+@pytest.mark.versions(14, 18)
 def test_L09_a_slot_of_another_plugin_is_refused_by_name(bare: Source) -> None:
     with another_plugin(bare.database) as plugin:
         bare.database.query("SELECT pg_create_logical_replication_slot(%s, %s)", bare.slot, plugin)
@@ -99,6 +101,7 @@ def another_plugin(database: Database) -> Iterator[str]:
         yield f"{folder}/other"
 
 
+@pytest.mark.versions(14, 18)
 def test_L09_a_slot_of_another_database_is_refused_by_name(bare: Source, postgres_server: PostgresServer) -> None:
     other = postgres_server.create_database()
     try:
@@ -113,6 +116,7 @@ def test_L09_a_slot_of_another_database_is_refused_by_name(bare: Source, postgre
     )
 
 
+@pytest.mark.versions(14, 18)
 def test_L09_a_temporary_slot_is_refused_with_the_session_that_holds_it(bare: Source) -> None:
     with psycopg.connect(bare.database.dsn, autocommit=True, application_name="somebody else") as session:
         session.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', true)", [bare.slot])
@@ -153,6 +157,7 @@ def test_L09_a_name_of_digits_is_as_good_as_any(bare: Source) -> None:
 # --- slots that were ours (L04, L05) -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.versions(14, 18)
 def test_L04_a_slot_that_is_gone_is_not_made_anew_in_silence(source: Source) -> None:
     source.capture_all(1, 10)
     drop_slot(source)
@@ -166,6 +171,7 @@ def test_L04_a_slot_that_is_gone_is_not_made_anew_in_silence(source: Source) -> 
     assert source.ids() == list(range(1, 11))
 
 
+@pytest.mark.versions(14, 18)
 @pytest.mark.parametrize("has_consumer", [True, False])
 def test_L05_a_slot_made_anew_ahead_of_the_spool_is_a_gap(source: Source, has_consumer: bool) -> None:
     """Also when nobody has read the spool yet: whoever comes would read over the hole."""
@@ -230,6 +236,7 @@ def test_L10_a_server_that_was_set_back_to_an_earlier_time_is_noticed(source: So
 # --- busy (L08) ----------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.versions(14, 18)
 def test_L08_a_busy_slot_is_waited_for_and_its_reader_is_named(source: Source, tmp_path: Path) -> None:
     with source.capture() as first:
         assert first.wait_until(source.insert(1, 10), DEADLINE_SECONDS)

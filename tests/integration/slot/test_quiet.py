@@ -42,6 +42,7 @@ def assert_slot_reaches(source: Source, end: Position) -> None:
     wait_for(lambda: source.confirmed >= end, f"the slot at {end}", lambda: (source.confirmed, source.state()))
 
 
+@pytest.mark.versions(14, 18)
 def test_H01_the_slot_advances_while_only_other_tables_are_busy(source: Source) -> None:
     with consumed(source) as capture:
         assert capture.wait_until(source.insert(1, 10), DEADLINE_SECONDS)
@@ -51,6 +52,7 @@ def test_H01_the_slot_advances_while_only_other_tables_are_busy(source: Source) 
     assert len(SpoolReader(source.spool).segments()) < 10, "quiet ground that was released is dropped"
 
 
+@pytest.mark.versions(14, 18)
 def test_H02_the_slot_advances_while_only_another_database_is_busy(source: Source, postgres_server: PostgresServer) -> None:
     other = postgres_server.create_database()
     try:
@@ -70,6 +72,7 @@ CHECKPOINTS: list[Callable[[Source], None]] = [
 ]
 
 
+@pytest.mark.versions(14, 18)
 @pytest.mark.parametrize("write", CHECKPOINTS, ids=["checkpoint", "switch"])
 def test_H03_the_slot_advances_when_nobody_writes_but_the_server_itself(source: Source, write: Callable[[Source], None]) -> None:
     with consumed(source) as capture:
@@ -92,6 +95,7 @@ def saw_a_pause(source: Source, capture: SpoolCapture) -> bool:
     return True
 
 
+@pytest.mark.versions(14, 18)
 def test_H04_the_slot_advances_although_nothing_of_ours_comes_after_a_start(source: Source) -> None:
     """A stored position, idle tables, and a log that went on meanwhile."""
     stored = source.capture_all(1, 10)
