@@ -103,10 +103,10 @@ def test_what_is_not_a_configuration_is_refused(tmp_path: Path, text: str) -> No
     ("addition", "key"),
     [
         pytest.param("heartbeat_query: SELECT 1\n", "heartbeat_query", id="H05: an idle slot advances by itself, without a query of ours"),
-        pytest.param("columns: {hash: [email]}\n", "columns", id="P10: nothing is masked"),
+        pytest.param("columns: {hash: [email]}\n", "columns", id="P10: columns are hashed and masked by the rule of a table, see K13"),
     ],
 )
-def test_H05_P10_what_there_is_not_is_refused_and_not_passed_over(tmp_path: Path, addition: str, key: str) -> None:
+def test_H05_P10_what_has_no_place_there_is_refused_and_not_passed_over(tmp_path: Path, addition: str, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         _load(tmp_path, MINIMAL + addition)
 
@@ -229,6 +229,21 @@ def test_the_file_of_a_hash_key_lies_beside_the_configuration(tmp_path: Path) ->
 def test_a_dsn_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="dsn"):
         _load(tmp_path, MINIMAL.replace("postgresql://cdc@db.example:5433/shop", "not a dsn")).source.address()
+
+
+@pytest.mark.parametrize("given", ['"a, b"', "[a, b]", "[a]"])
+def test_P06_several_publications_are_refused_with_what_to_do(tmp_path: Path, given: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, MINIMAL.replace('shop"}', f'shop", publication: {given}}}'))
+    assert "source.publication: " in caught.value.message
+    assert "changes come by one publication: give the name of one that has all the tables" in caught.value.message
+
+
+def test_P06_several_publications_of_a_source_are_refused_with_what_to_do() -> None:
+    options = {"dsn": "postgresql://cdc@db.example/shop", "slot": "shop", "spool": "/spool", "publication": "a,b"}
+    with pytest.raises(ConfigError, match="the option 'publication' lists several: a,b") as caught:
+        CaptureSettings.from_options(options)
+    assert (caught.value.hint or "").startswith("changes come by one publication: ")
 
 
 @pytest.mark.parametrize("name", ["Shop", "shop-1", "", "x" * 64])

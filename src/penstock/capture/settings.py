@@ -16,6 +16,7 @@ from penstock.capture.confirming import Confirm
 from penstock.capture.polling_rules import PollingRules
 from penstock.errors import ConfigError
 from penstock.postgres.connection import SourceAddress
+from penstock.postgres.publication import ONE_PUBLICATION, names_several
 from penstock.postgres.slot import check_slot_name
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
@@ -110,6 +111,8 @@ class CaptureSettings:
             if not folded.get(required):
                 raise ConfigError(f"the option {required!r} is missing", hint=f'add .option("{required}", …)')
         check_slot_name(folded["slot"])
+        if names_several(folded.get("publication") or ""):
+            raise ConfigError(f"the option 'publication' lists several: {folded['publication']}", hint=ONE_PUBLICATION)
         return cls(
             _address(folded),
             folded["slot"],

@@ -31,6 +31,7 @@ from penstock.pipeline.sink_config import SinkConfig
 from penstock.pipeline.table_rules import TableRule, build_transform
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.ddl_trigger import PREFIX
+from penstock.postgres.publication import ONE_PUBLICATION, names_several
 from penstock.postgres.slot import is_slot_name
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
@@ -109,6 +110,13 @@ class SourceConfig(Model):
         if self.capture == "trigger" and self.slot is not None and not is_change_table_name(self.slot):
             raise ValueError(f"slot is the name of the change table's schema: {NAME_RULE}")
         return self
+
+    @field_validator("publication", mode="before")
+    @classmethod
+    def _one_publication(cls, value: Any) -> Any:
+        if isinstance(value, list) or (isinstance(value, str) and names_several(value)):
+            raise ValueError(ONE_PUBLICATION)
+        return value
 
     @field_validator("slot")
     @classmethod

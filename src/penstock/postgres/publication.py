@@ -23,10 +23,19 @@ LOCK_SECONDS = 10.0
 _SCHEMAS_VERSION = 150_000
 _GENERATED_VERSION = 180_000
 
+ONE_PUBLICATION = (
+    "changes come by one publication: give the name of one that has all the tables (ALTER PUBLICATION … ADD TABLE …), or a pipeline to each"
+)
+
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
 # Where these stand in a row of the statement `relations`.
 _OID, _KEYLESS, _LISTED_FULL = 2, 11, 12
+
+
+def names_several(text: str) -> bool:
+    """Whether somebody has listed publications, as a subscription may; a single name with a comma in it is not worth the doubt."""
+    return "," in text
 
 
 @dataclass(frozen=True, slots=True)
