@@ -23,6 +23,8 @@ def test_K14_many_tables_the_widest_and_names_that_spark_cannot_tell_apart_are_a
     database.execute('CREATE TABLE "select" ("from" int PRIMARY KEY, "where" text)')
     path = tmp_path / "pipeline.yaml"
     path.write_text(yaml.safe_dump(mirror_document(database)), encoding="utf-8")
-    assert check_pipeline(path).problems == []
+    report = check_pipeline(path)
+    assert report.problems == []
+    assert {step.name: step.detail for step in report.steps}["tables"] == f"{TABLES + 2:,} selected"
     database.execute('CREATE TABLE cased (id int PRIMARY KEY, a int, "A" int)')
     assert [finding.code for finding in check_pipeline(path).problems] == ["PEN-1404"]

@@ -180,6 +180,10 @@ def test_C03_scram_and_certificates_reach_every_connection_the_snapshots_too(
         {"dsn": strict.dsn("scram_role"), "password": {"env": "STRICT_PASSWORD"}, "tls": {"mode": "disable"}},
         {"dsn": strict.dsn("scram_role"), "password": {"env": "STRICT_PASSWORD"}, "tls": verified},
         {"dsn": strict.dsn("tls_role", "sslmode=require")},
+        {"dsn": strict.dsn("tls_role"), "tls": {"mode": "prefer"}},
+        {"dsn": strict.dsn("scram_role"), "password": {"env": "STRICT_PASSWORD"}, "tls": {"mode": "prefer"}},
+        # Whoever the authority has signed is let pass, whatever its name.
+        {"dsn": strict.dsn("tls_role", host="localhost"), "tls": {**verified, "mode": "verify-ca"}},
         {"dsn": strict.dsn("cert_role"), "tls": {**verified, "cert": strict.path("client.crt"), "key": strict.path("client.key")}},
     ]
     for source in sources:
@@ -196,6 +200,7 @@ def test_C03_every_refusal_is_final_and_shows_no_secret(strict: StrictServer, tm
         {"dsn": strict.dsn("scram_role")},
         {"dsn": strict.dsn("tls_role"), "tls": {"mode": "disable"}},
         {"dsn": strict.dsn("tls_role"), "tls": other},
+        {"dsn": strict.dsn("tls_role"), "tls": {**other, "mode": "verify-ca"}},
         {"dsn": strict.dsn("tls_role", host="localhost"), "tls": {"mode": "verify-full", "root_cert": strict.path("ca.crt")}},
         {"dsn": strict.dsn("cert_role", "sslmode=require")},
         {"dsn": strict.dsn("refused_role")},

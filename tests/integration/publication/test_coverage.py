@@ -84,6 +84,22 @@ def test_P02_a_publication_for_all_tables_satisfies_any_filter(shop: Database, a
     assert ensure_coverage(address, "pub", {ORDERS}, manage=True).satisfied
 
 
+def test_P02_what_a_publication_for_all_tables_cannot_hold_is_a_blocker(shop: Database, address: SourceAddress) -> None:
+    """Nothing can be added to such a one, and the server leaves its own tables out."""
+    shop.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    features = TableName("information_schema", "sql_features")
+    shop.execute(f"ALTER TABLE {features} REPLICA IDENTITY FULL")
+    report = ensure_coverage(address, "pub", {ORDERS, features}, manage=True)
+    assert (report.satisfied, report.manageable, report.present) == (False, False, frozenset({ORDERS}))
+    (blocker,) = report.blockers
+    assert (blocker.code, blocker.what, blocker.remedy, blocker.tables) == (
+        "PEN-1105",
+        "publication pub is FOR ALL TABLES, and does not hold information_schema.sql_features",
+        "use another publication",
+        (features,),
+    )
+
+
 @pytest.mark.versions(15, 18)
 def test_P06_tables_of_a_schema_and_tables_in_several_publications(shop: Database, address: SourceAddress) -> None:
     shop.execute("CREATE SCHEMA other; CREATE TABLE other.t (id int PRIMARY KEY)")

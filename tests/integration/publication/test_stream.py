@@ -35,6 +35,55 @@ def test_P04_a_row_that_moves_between_partitions_is_right_at_the_root(database: 
     assert folded([], events, "public.parted") == sorted(follower.snapshot("public.parted"), key=lambda row: row["id"])
 
 
+@pytest.mark.versions(14, 18)
+@pytest.mark.parametrize("is_by_root", [True, False])
+def test_P04_a_row_that_moves_is_gone_from_one_place_and_comes_in_another(database: Database, follower: Follower, is_by_root: bool) -> None:
+    """The server writes a move as a delete and an insert. Under the root that is what any change of a key is: its parts are in the key."""
+    database.execute("CREATE TABLE parted (id int, part int, v text, PRIMARY KEY (id, part)) PARTITION BY LIST (part)")
+    database.execute("CREATE TABLE low PARTITION OF parted FOR VALUES IN (1)")
+    database.execute("CREATE TABLE high (v text, part int NOT NULL, id int NOT NULL)")
+    database.execute("ALTER TABLE parted ATTACH PARTITION high FOR VALUES IN (2)")
+    database.execute(f"CREATE PUBLICATION pub FOR TABLE parted WITH (publish_via_partition_root = {is_by_root})")
+    follower.create_slot()
+    database.execute("INSERT INTO parted VALUES (1, 1, 'a'), (2, 2, 'b')")
+    database.execute(
+        "UPDATE parted SET part = 2 WHERE id = 1; UPDATE parted SET v = 'c' WHERE id = 2; UPDATE parted SET id = 3 WHERE id = 2"
+    )
+    low, high = ("public.parted", "public.parted") if is_by_root else ("public.low", "public.high")
+    assert follower.drain() == [
+        Event(low, "insert", {"id": 1, "part": 1, "v": "a"}),
+        Event(high, "insert", {"id": 2, "part": 2, "v": "b"}),
+        Event(low, "delete", {"id": 1, "part": 1, "v": None}),
+        Event(high, "insert", {"id": 1, "part": 2, "v": "a"}),
+        Event(high, "update_postimage", {"id": 2, "part": 2, "v": "c"}),
+        Event(high, "delete", {"id": 2, "part": 2, "v": None}),
+        Event(high, "insert", {"id": 3, "part": 2, "v": "c"}),
+    ]
+
+
+def test_S12_a_partition_that_is_attached_while_streaming_brings_what_is_written_from_then_on(
+    database: Database, follower: Follower
+) -> None:
+    """What it had before was never written to the partitioned table, and is in no log; pipelines notice that, and copy the table anew."""
+    database.execute("CREATE TABLE parted (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
+    database.execute("CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (10)")
+    database.execute("CREATE TABLE high (v text, id int PRIMARY KEY); INSERT INTO high VALUES ('before', 11)")
+    ensure_capture(follower.address, follower.slot, "pub", [TableName("public", "parted")])
+    with follower.capture() as capture:
+        database.execute("INSERT INTO parted VALUES (1, 'low')")
+        follower.reach(capture)
+        database.execute("INSERT INTO high VALUES ('apart', 12); ALTER TABLE parted ATTACH PARTITION high FOR VALUES FROM (10) TO (20)")
+        database.execute("INSERT INTO high VALUES ('direct', 13); INSERT INTO parted VALUES (14, 'by the root')")
+        database.execute("UPDATE parted SET v = 'changed' WHERE id = 11")
+        follower.reach(capture)
+    assert follower.events() == [
+        Event("public.parted", "insert", {"id": 1, "v": "low"}),
+        Event("public.parted", "insert", {"id": 13, "v": "direct"}),
+        Event("public.parted", "insert", {"id": 14, "v": "by the root"}),
+        Event("public.parted", "update_postimage", {"id": 11, "v": "changed"}),
+    ]
+
+
 def test_S12_partitions_that_come_and_go_are_followed_under_the_root(database: Database, follower: Follower) -> None:
     """Subpartitions and default partitions too. A detached partition goes on as a table that nobody asked for."""
     database.execute("CREATE TABLE parted (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")

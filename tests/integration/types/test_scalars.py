@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.postgres.connection import connect, connect_replication
 from tests.integration.types.roads import Exactly, Roads
 
 UUID = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
@@ -99,8 +100,13 @@ def test_T06_odd_scales_have_a_decimal_with_room_for_them(roads: Roads) -> None:
     assert [column.arrow_type for column in schema.columns[1:4]] == [pa.decimal128(*each) for each in ((7, 0), (5, 5), (38, 18))]
 
 
-def test_T07_money_is_a_decimal_whatever_the_locale(roads: Roads) -> None:
-    roads.database.execute(f"ALTER DATABASE {roads.database.name} SET lc_monetary = 'C'")
+def test_T07_money_is_a_decimal_by_the_locale_that_every_connection_of_ours_asks_for(roads: Roads) -> None:
+    """POSIX is another name for C, and the only other locale that every server has."""
+    roads.database.execute(f"ALTER DATABASE {roads.database.name} SET lc_monetary = 'POSIX'")
+    assert roads.setting("lc_monetary") == "POSIX"
+    for opened in (connect(roads.address), connect_replication(roads.address)):
+        with opened as connection:
+            assert connection.execute("SHOW lc_monetary").fetchone() == ("C",)
     columns: dict[str, list[tuple[str, Any]]] = {
         "money": [
             ("'$1,234.56'", Decimal("1234.56")),
