@@ -1,0 +1,48 @@
+"""What a run says at its start of a slot that is in danger, and that it goes on all the same."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import psycopg
+from pyspark.sql import SparkSession
+from rich.console import Console
+
+from penstock.cli.live import LiveDisplay
+from penstock.testing.embedded import EmbeddedPostgres
+from tests.fix_pipeline import Mirror
+from tests.fix_postgres import Database, server_directory
+
+
+def test_L06_a_run_tells_of_a_slot_that_the_next_checkpoint_may_take_and_brings_what_it_holds(spark: SparkSession, tmp_path: Path) -> None:
+    settings = {"max_slot_wal_keep_size": "16MB", "checkpoint_timeout": "1h"}
+    with server_directory() as directory, EmbeddedPostgres(directory / "data", 18, settings, fsync=False) as server:
+        database = Database("postgres", server.dsn())
+        document = {
+            "pipeline": "strained",
+            "source": {"dsn": server.dsn()},
+            "tables": ["public.*"],
+            "sink": {"delta": {"path": "lake"}},
+            "trigger": "100 ms",
+        }
+        database.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
+        mirror = Mirror(spark, database, tmp_path, document)
+        assert "PEN-1220" not in _said(mirror)
+        database.execute("INSERT INTO t VALUES (2)")
+        with psycopg.connect(server.dsn(), autocommit=True) as session:
+            for _ in range(4):
+                session.execute("SELECT pg_logical_emit_message(false, 'filler', 'x')")
+                session.execute("SELECT pg_switch_wal()")
+        said = _said(mirror)
+        assert "warning PEN-1220: slot penstock_strained holds back more WAL than max_slot_wal_keep_size" in said
+        assert "fix: let its reader catch up at once" in said
+        mirror.assert_equal("public.t")
+        database.close()
+
+
+def _said(mirror: Mirror) -> str:
+    out = io.StringIO()
+    with LiveDisplay(Console(file=out, width=400)) as display:
+        mirror.run_once(display)
+    return out.getvalue()
