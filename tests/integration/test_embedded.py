@@ -33,12 +33,12 @@ def directory() -> Iterator[Path]:
 
 @pytest.mark.parametrize("version", EmbeddedPostgres.VERSIONS)
 def test_server_offers_logical_replication_over_tcp(version: int, directory: Path) -> None:
-    with EmbeddedPostgres(directory / "data", version, {"max_slot_wal_keep_size": "64MB"}, fsync=False) as server:
+    with EmbeddedPostgres(directory / "data", version, {"wal_sender_timeout": "64s"}, fsync=False) as server:
         assert server.dsn() == f"postgresql://postgres@127.0.0.1:{server.port}/postgres"
         with psycopg.connect(server.dsn()) as connection:
             assert connection.info.server_version // 10_000 == version
             assert connection.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput') IS NOT NULL").fetchone() == (True,)
-            assert connection.execute("SHOW max_slot_wal_keep_size").fetchone() == ("64MB",)
+            assert connection.execute("SHOW wal_sender_timeout").fetchone() == ("64s",)
     assert not server.running
 
 
