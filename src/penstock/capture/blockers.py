@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-from penstock.contracts.provisioning import Blocker
+from penstock.contracts.provisioning import Blocker, CoverageReport
 from penstock.errors import (
     NoTablesError,
     PrivilegeError,
@@ -241,6 +241,20 @@ def _ownership(name: str, publication: Publication | None, missing: Sequence[Rel
         tables = ()
     if reasons:
         yield Blocker(PrivilegeError.code, "; ".join(reasons), remedy, tables)
+
+
+def gap_text(report: CoverageReport) -> str:
+    """What is to be run, and behind it what is in the way, as comments: so that the whole can be pasted."""
+    statements = " ".join(report.remediation)
+    reasons = [_reason(blocker, statements) for blocker in report.blockers]
+    if not statements:
+        return f"in the way: {'; '.join(reasons)}"
+    return "\n".join([f"run: {statements}", *(f"-- in the way: {reason}" for reason in reasons)])
+
+
+def _reason(blocker: Blocker, statements: str) -> str:
+    remedy = blocker.remedy.replace(statements, "run that") if statements else blocker.remedy
+    return " ".join(f"{blocker.what} ({remedy})".split())
 
 
 def table_sql(table: TableName) -> str:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from penstock.capture import trigger_provision as provision
+from penstock.capture.blockers import gap_text
 from penstock.capture.feeding import FeedCapture
 from penstock.capture.live import LiveChanges, register
 from penstock.capture.snapshot import snapshot_changes
@@ -112,10 +113,9 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
         report = self.ensure_coverage(self.required, self.manage)
         if report.satisfied or (self.manage and report.manageable):
             return
-        statements = [blocker.remedy for blocker in report.blockers] or list(report.remediation)
         _log.warning(
-            "triggers do not cover every required table; run: %s",
-            " ".join(dict.fromkeys(statements)),
+            "triggers do not cover every required table; %s",
+            gap_text(report),
             extra={"schema": self.settings.name, "missing": sorted(map(str, report.missing))},
         )
 

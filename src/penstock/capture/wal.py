@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import override
 
 from penstock.capture import provision
+from penstock.capture.blockers import gap_text
 from penstock.capture.live import CONSUMER, LiveChanges, register
 from penstock.capture.membership import MemberWatch, check_publication
 from penstock.capture.settings import CaptureSettings
@@ -125,10 +126,9 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         report = self.ensure_coverage(required, manage)
         if report.satisfied or (manage and report.manageable):
             return
-        statements = [blocker.remedy for blocker in report.blockers] or list(report.remediation)
         _log.warning(
-            "publication does not cover every required table; run: %s",
-            " ".join(dict.fromkeys(statements)),
+            "publication does not cover every required table; %s",
+            gap_text(report),
             extra={"publication": self.settings.publication, "missing": sorted(map(str, report.missing))},
         )
 

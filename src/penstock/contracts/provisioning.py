@@ -21,7 +21,10 @@ class Blocker:
     """The code of the error that a run would stop with, as in the reference of errors."""
     what: str
     remedy: str
-    """The exact statements to run, ready to be pasted; a person with the rights runs them."""
+    """What to do about it, for a person: statements, behind the words that say who may run them, or words alone where no statement helps.
+
+    What can be pasted as it is, and closes the gap, stands in `CoverageReport.remediation`.
+    """
     tables: tuple[TableName, ...] = ()
     """The tables that it concerns; empty if it concerns all."""
 
