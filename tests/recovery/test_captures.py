@@ -1,6 +1,7 @@
 """However changes are learned of: copied, changed under way, killed with SIGKILL, gone on with, and at the end equal to the source.
 
-`test_kill.py` does the same with the log, more often. A way of capturing is one line in `CAPTURES`.
+One scenario for all, of one kill; `test_kill.py` has more of them, at random moments, and only with the log. A way of capturing is one line
+in `CAPTURES`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tests.recovery.lives import kill, started, wait_for_word
 from tests.waiting import wait_for
 
 CAPTURES: dict[str, dict[str, Any]] = {
+    "wal": {},
     "polling": {"polling": {"interval": "200 ms", "cursors": {"shop.orders": "changed_at"}}},  # the other two tables by xmin
     "trigger": {},
 }
