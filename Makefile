@@ -90,8 +90,8 @@ bench-large: install ## Memory of a capture while one transaction brings 10 mill
 	$(BIN)/python -m benchmarks.large_transaction
 
 .PHONY: bench-captures
-bench-captures: install ## Latency and load of the log, of polling and of triggers; three minutes
-	$(BIN)/python -m benchmarks.captures
+bench-captures: install ## Latency and load of the log, of polling and of triggers; eight minutes
+	$(BIN)/python -m benchmarks.captures $(BENCH_ARGS)
 
 .PHONY: bench-idle
 bench-idle: install ## What a capture costs that has nothing to do; a minute

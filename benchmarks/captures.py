@@ -1,8 +1,9 @@
 """The ways of learning of changes, beside each other: `python -m benchmarks.captures`.
 
 Each follows one table of many rows while single rows are updated at a steady rate. Latency is from the commit to the change in the hands of
-a Python program; load is what all processes of the server use of a core, less what the updates alone use. What it costs whoever changes a
-row is seen from how long an update takes.
+a Python program; load is what all processes of the server use of a core, less what the updates alone use in the same
+round. What it costs whoever changes a row is seen from how long an update takes. Each is measured several times, in turn, and the figures
+are medians.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ from penstock import (
 
 _TABLE = TableName("public", "followed")
 _CREATE = """
+DROP TABLE IF EXISTS public.followed;
+DROP SEQUENCE IF EXISTS public.versions;
 CREATE TABLE public.followed (id bigint PRIMARY KEY, note text, sent double precision, version bigint NOT NULL);
 INSERT INTO public.followed SELECT n, repeat('x', 100), 0, n FROM generate_series(1, {rows}) n;
 CREATE INDEX ON public.followed (version);
@@ -50,7 +53,11 @@ SELECT setval('public.versions', {rows});
 _UPDATE = "UPDATE public.followed SET version = nextval('public.versions'), sent = extract(epoch FROM clock_timestamp()) WHERE id = %s"
 _UPDATE_MANY = "UPDATE public.followed SET sent = extract(epoch FROM clock_timestamp()) WHERE id <= 20000"
 
+_NONE = "none"
+_PATIENCE_SECONDS = 60.0
+
 Make = Callable[[str, Path], ChangeCapture]
+Figures = dict[str, float]
 
 
 def _wal(dsn: str, directory: Path) -> ChangeCapture:
@@ -85,38 +92,55 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.captures", description="Latency and load of the captures.")
     parser.add_argument("--rows", type=int, default=200_000, help="of the table (default 200,000)")
     parser.add_argument("--rate", type=int, default=50, help="updates a second (default 50)")
-    parser.add_argument("--seconds", type=int, default=20, help="for each capture (default 20)")
+    parser.add_argument("--seconds", type=int, default=20, help="for each capture, in each round (default 20)")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (default 3)")
     parser.add_argument("--no-save", dest="save", action="store_false", help="keep no file of the results")
     arguments = parser.parse_args()
     console, load = Console(), os.getloadavg()[0]
-    title = f"{arguments.rows:,} rows, {arguments.rate} updates a second, polling once a second"
-    table = Table("capture", "latency p50", "p99", "load on the server", "an update", "20,000 in one", title=title, title_justify="left")
-    figures: dict[str, object] = {"machine": machine(), **{name: getattr(arguments, name) for name in ("rows", "rate", "seconds")}}
+    settings = {name: getattr(arguments, name) for name in ("rows", "rate", "seconds", "rounds")}
     with BenchSource() as source:
-        figures["versions"] = versions(source.version)
-        with psycopg.connect(source.dsn, autocommit=True) as connection:
-            connection.execute(_CREATE.format(rows=arguments.rows).encode())
-        with TreeCpu(source.server.pid) as alone, _updates(source.dsn, arguments.rate) as took:
-            time.sleep(arguments.seconds)
-        costs = {"update_p50_seconds": statistics.median(took), "bulk_seconds": _update_many(source.dsn)}
-        table.add_row("none", "", "", "", *_shown(costs))
-        figures["none"] = costs
-        for name, make in CAPTURES.items():
-            with console.status(name):
-                measured = _measure(source, make, arguments.rate, arguments.seconds)
-            p50, p99 = (statistics.quantiles(measured.latencies, n=100)[at] for at in (49, 98))
-            share = max(0.0, measured.cpu - alone.seconds) / arguments.seconds
-            costs = {"update_p50_seconds": statistics.median(measured.updates), "bulk_seconds": measured.bulk}
-            table.add_row(name, f"{p50 * 1000:,.0f} ms", f"{p99 * 1000:,.0f} ms", f"{share:.1%} of a core", *_shown(costs))
-            figures[name] = {"p50_seconds": p50, "p99_seconds": p99, "server_cpu_share": share, **costs}
-    figures["load_average"] = [load, os.getloadavg()[0]]
-    console.print(table)
+        figures = {"machine": machine(), **settings, "versions": versions(source.version)}
+        rounds = [_round(source, arguments, number, console) for number in range(arguments.rounds)]
+    medians = {name: _medians([each[name] for each in rounds]) for name in (_NONE, *CAPTURES)}
+    figures |= medians | {"each_round": rounds, "load_average": [load, os.getloadavg()[0]]}
+    console.print(_table(medians, arguments))
     if arguments.save:
         console.print(f"saved as benchmarks/results/{save('captures', figures).name}")
 
 
-def _shown(costs: dict[str, float]) -> tuple[str, str]:
-    return f"{costs['update_p50_seconds'] * 1000:.2f} ms", f"{costs['bulk_seconds']:.2f} s"
+def _round(source: BenchSource, arguments: argparse.Namespace, number: int, console: Console) -> dict[str, Figures]:
+    """Every one once, and in the next round in the other order, so that none has the better place in all of them."""
+    measured = {}
+    for name in in_turn([_NONE, *CAPTURES], number):
+        with console.status(f"round {number + 1} of {arguments.rounds}, {name}"):
+            _prepare(source.dsn, arguments.rows)
+            measured[name] = _measure(source, CAPTURES.get(name), arguments.rate, arguments.seconds)
+            _clear(source.dsn)
+    alone = measured[_NONE].cpu
+    return {name: each.figures(alone, arguments.seconds) for name, each in measured.items()}
+
+
+def in_turn(names: list[str], number: int) -> list[str]:
+    return names[::-1] if number % 2 else names
+
+
+def _medians(rounds: list[Figures]) -> Figures:
+    return {name: statistics.median(each[name] for each in rounds) for name in rounds[0]}
+
+
+def _table(medians: dict[str, Figures], arguments: argparse.Namespace) -> Table:
+    title = f"{arguments.rows:,} rows, {arguments.rate} updates a second, polling once a second; medians of {arguments.rounds}"
+    table = Table("capture", "latency p50", "p99", "load on the server", "an update", "20,000 in one", title=title, title_justify="left")
+    for name, each in medians.items():
+        own = [""] * 3
+        if name != _NONE:
+            own = [
+                f"{each['p50_seconds'] * 1000:,.0f} ms",
+                f"{each['p99_seconds'] * 1000:,.0f} ms",
+                f"{each['server_cpu_share']:.1%} of a core",
+            ]
+        table.add_row(name, *own, f"{each['update_p50_seconds'] * 1000:.2f} ms", f"{each['bulk_seconds']:.2f} s")
+    return table
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +152,20 @@ class Measured:
     bulk: float
     cpu: float
 
+    def figures(self, alone: float, seconds: int) -> Figures:
+        """`alone` is what the server's processors did without a capture."""
+        costs = {"update_p50_seconds": statistics.median(self.updates), "bulk_seconds": self.bulk}
+        if not self.latencies:
+            return costs
+        p50, p99 = (statistics.quantiles(self.latencies, n=100)[at] for at in (49, 98))
+        return {"p50_seconds": p50, "p99_seconds": p99, "server_cpu_share": max(0.0, self.cpu - alone) / seconds, **costs}
 
-def _measure(source: BenchSource, make: Make, rate: int, seconds: int) -> Measured:
+
+def _measure(source: BenchSource, make: Make | None, rate: int, seconds: int) -> Measured:
+    if make is None:
+        with TreeCpu(source.server.pid) as server, _updates(source.dsn, rate) as took:
+            time.sleep(seconds)
+        return Measured([], took, _update_many(source.dsn), server.seconds)
     latencies: list[float] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as directory, closing(make(source.dsn, Path(directory)).live()) as stream:
         with TreeCpu(source.server.pid) as server, _updates(source.dsn, rate) as took:
@@ -143,9 +179,27 @@ def _measure(source: BenchSource, make: Make, rate: int, seconds: int) -> Measur
                 if time.monotonic() >= deadline:
                     break
         bulk = _update_many(source.dsn)
-    with psycopg.connect(source.dsn, autocommit=True) as connection:
-        connection.execute("DROP SCHEMA IF EXISTS followed CASCADE")
     return Measured(latencies, took, bulk, server.seconds)
+
+
+def _prepare(dsn: str, rows: int) -> None:
+    """A new table for each: nobody vacuums here, and whoever came later would read what all before it have left."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(_CREATE.format(rows=rows).encode())
+        connection.execute("VACUUM ANALYZE public.followed")
+        connection.execute("CHECKPOINT")
+
+
+def _clear(dsn: str) -> None:
+    """A slot or triggers that stayed would weigh on whoever is measured next."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        while connection.execute("SELECT 1 FROM pg_replication_slots WHERE active").fetchone():
+            assert time.monotonic() < deadline, "the slot is still being read"
+            time.sleep(0.05)
+        connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+        connection.execute("DROP PUBLICATION IF EXISTS followed")
+        connection.execute("DROP SCHEMA IF EXISTS followed CASCADE")
 
 
 def _update_many(dsn: str) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.captures import CAPTURES, in_turn
 from benchmarks.contenders import ARROW, REFERENCE, Measurement
 from benchmarks.copies import DELTA, JDBC, PARQUET, DuckCopy
 from benchmarks.copies import REFERENCE as COPY
@@ -57,3 +58,9 @@ def test_a_snapshot_is_held_to_copy_jdbc_and_duckdb_of_the_same_run() -> None:
     assert [(goal.measured, goal.is_met) for goal in snapshot_goals(measured)] == [(0.5, True), (1.5, False), (1.0, True), (0.5, False)]
     del measured[DuckCopy.name]
     assert len(list(snapshot_goals(measured))) == 3
+
+
+def test_no_capture_is_measured_before_another_in_every_round() -> None:
+    names = list(CAPTURES)
+    first, second, third = (in_turn(names, number) for number in range(3))
+    assert (first, second) == (third, names[::-1])
