@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
+import psycopg
+import pyarrow as pa
 import pytest
 from psycopg.conninfo import make_conninfo
 from typing_extensions import override
@@ -29,6 +32,9 @@ from penstock.errors import (
     TableError,
 )
 from penstock.position import Position
+from penstock.postgres import chunks
+from penstock.postgres.connection import Connection
+from penstock.postgres.copying import read_texts
 from penstock.testing.record_harness import Config, RecordHarness, opened, read, read_on, start, upsert
 from penstock.testing.record_source_conformance import RecordSourceConformance
 from penstock.testing.records_conformance import (
@@ -141,10 +147,23 @@ def records(wal: WalHarness) -> PostgresRecordHarness:
 # --- the snapshot -----------------------------------------------------------------------------------------------------------------
 
 
-def test_snapshotter_reads_in_a_read_only_transaction_and_keeps_nobody_from_writing(wal: WalHarness) -> None:
+def test_snapshotter_reads_in_a_read_only_transaction_and_keeps_nobody_from_writing(
+    wal: WalHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     harness = PostgresSnapshotterHarness(wal)
     harness.insert(*range(5))
+    refused = []
+
+    def write_and_read(connection: Connection, statement: str, columns: int) -> Iterator[list[pa.StringArray]]:
+        """The transaction of another session cannot be asked what it may do."""
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction) as raised, connection.transaction():
+            connection.execute(f"DELETE FROM {wal.table}".encode())
+        refused.append(raised.value)
+        return read_texts(connection, statement, columns)
+
+    monkeypatch.setattr(chunks, "read_texts", write_and_read)
     snapshotter = harness.snapshotter()
+    assert len(refused) == 1
     modes = """
         SELECT DISTINCT l.mode FROM pg_locks l JOIN pg_stat_activity a USING (pid)
         WHERE a.application_name LIKE 'penstock snapshot %%' AND l.relation = %s::regclass
