@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,8 +12,10 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.change import CHANGE_TYPE, ChangeType
+from penstock.connectors.feed import CONSUMER
 from penstock.connectors.postgres import PostgresConnector
 from penstock.contracts.connector import ConnectorConfig, SourceCheckpoint
+from penstock.spool.layout import SpoolLayout
 from penstock.testing.connector_conformance import ConnectorHarness, Row
 from tests.contract.wal_harness import WalHarness, wal_harness
 from tests.fix_postgres import Database
@@ -92,6 +95,18 @@ class PostgresConnectorHarness(ConnectorHarness):
     def close(self) -> None:
         if self._silent is not None:
             self._silent.close()
+
+
+@contextmanager
+def unwritable(spool: Path) -> Iterator[None]:
+    """It takes no word of the connector. A directory where the file would be written is in everybody's way, also in root's."""
+    path = SpoolLayout(spool).consumer(CONSUMER)
+    obstacle = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    obstacle.mkdir()
+    try:
+        yield
+    finally:
+        obstacle.rmdir()
 
 
 @contextmanager

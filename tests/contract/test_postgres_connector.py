@@ -20,6 +20,7 @@ from penstock.errors import (
     PublicationError,
     SchemaIncompatibleError,
     SlotMissingError,
+    SpoolError,
     TableGapError,
     UnrepresentableError,
 )
@@ -28,7 +29,7 @@ from penstock.testing.connector_conformance import SourceConnectorConformance
 from penstock.testing.connector_harness import next_batch, opened, take, until_none
 from penstock.testing.registry import EmbeddedRegistry
 from penstock.testing.streams import wait_for
-from tests.contract.postgres_connector import PostgresConnectorHarness, postgres_connector_harness
+from tests.contract.postgres_connector import PostgresConnectorHarness, postgres_connector_harness, unwritable
 from tests.fix_postgres import Database
 
 
@@ -406,6 +407,26 @@ def test_the_slot_is_confirmed_no_further_than_the_committed_epoch(harness: Post
         harness.add((3, "x"))
         take(harness, connector, 1)
         assert harness.wal.confirmed == floor
+
+
+def test_an_epoch_that_cannot_be_acknowledged_is_an_error_and_a_later_one_covers_it(harness: PostgresConnectorHarness) -> None:
+    with opened(harness) as connector:
+        harness.add((1, "x"))
+        take(harness, connector, 1)
+        before = harness.wal.confirmed
+        with unwritable(harness.wal.settings.spool):
+            with pytest.raises(SpoolError):
+                connector.notify_epoch_committed(connector.checkpoint().epoch)
+            harness.add((2, "x"))
+            assert take(harness, connector, 1) == [(2, "x")], "the connector goes on"
+            assert harness.wal.confirmed == before
+        until_none(harness, connector)
+        later = connector.checkpoint()
+        connector.notify_epoch_committed(later.epoch)
+        floor = Position.parse(later.offsets["stream"])
+        wait_for(
+            lambda: harness.wal.confirmed >= floor, f"confirmed up to {floor}", lambda: harness.wal.confirmed, harness.deadline_seconds
+        )
 
 
 def test_an_idle_slot_goes_on_by_checkpoints_that_the_connector_asks_for(harness: PostgresConnectorHarness) -> None:

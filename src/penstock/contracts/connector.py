@@ -10,7 +10,7 @@ A loop that loses nothing and doubles nothing, where the target keeps rows and c
 connector.open(config)
 if stored is not None:
     connector.restore(stored)
-    connector.notify_epoch_committed(stored.epoch)  # the last run may not have come to it
+    acknowledge(stored.epoch)  # the last run may not have come to it
 while True:
     batch = connector.poll_batch(10_000)
     if batch is not None:
@@ -19,7 +19,14 @@ while True:
         flag.clear()
         checkpoint = connector.checkpoint()
         target.commit(pending, checkpoint)
-        connector.notify_epoch_committed(checkpoint.epoch)
+        acknowledge(checkpoint.epoch)
+
+
+def acknowledge(epoch):
+    try:
+        connector.notify_epoch_committed(epoch)
+    except PenstockError:  # the commit stands, and a later epoch covers this one
+        log.warning("epoch not acknowledged", exc_info=True)
 ```
 """
 
