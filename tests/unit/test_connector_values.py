@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from penstock.connectors.health import HealthThresholds, Vitals, assess
 from penstock.connectors.progress import Offset, Progress
 from penstock.contracts.connector import Health, HealthStatus, SourceCheckpoint
 from penstock.errors import CheckpointError, ConnectionLostError, SlotMissingError
+from penstock.lag import CaptureLag, OpenTransaction
 from penstock.position import Position
 from penstock.postgres.membership import Member
 from penstock.postgres.timeline import SystemIdentity
@@ -150,10 +152,22 @@ def test_who_is_not_well_says_why_and_nobody_else_does() -> None:
 THRESHOLDS = HealthThresholds(degraded_lag_bytes=100, unhealthy_lag_bytes=1000, unhealthy_errors=3)
 
 
+def lag(wal_status: str | None, *holders: OpenTransaction) -> CaptureLag:
+    return CaptureLag(datetime(2026, 1, 1, tzinfo=UTC), 0, 0.0, 0, None, wal_status, 0, 0, holders)
+
+
 @pytest.mark.parametrize(
     ("vitals", "health"),
     [
         (Vitals(), Health.HEALTHY),
+        (Vitals(lag=lag("reserved")), Health.HEALTHY),
+        (Vitals(lag=lag(None)), Health.HEALTHY),
+        (Vitals(lag=lag("extended")), Health.DEGRADED),
+        (Vitals(lag=lag("unreserved")), Health.DEGRADED),
+        (Vitals(lag=lag("lost")), Health.UNHEALTHY),
+        (Vitals(ConnectionLostError("gone"), errors=1, lag=lag("lost")), Health.UNHEALTHY),
+        (Vitals(lag=lag("reserved", OpenTransaction(7, "psql", "shop", "idle in transaction", 900.0))), Health.DEGRADED),
+        (Vitals(behind_bytes=1001, lag=lag("extended")), Health.UNHEALTHY),
         (Vitals(behind_bytes=100), Health.HEALTHY),
         (Vitals(behind_bytes=101), Health.DEGRADED),
         (Vitals(behind_bytes=1001), Health.UNHEALTHY),
@@ -168,3 +182,15 @@ def test_health_is_the_worst_that_there_is_to_say(vitals: Vitals, health: Health
     status = assess(vitals, THRESHOLDS)
     assert status.health is health
     assert "secret" not in (status.why or "")
+
+
+@pytest.mark.parametrize(
+    ("seen", "why"),
+    [
+        (lag("lost"), "the slot has been invalidated"),
+        (lag("extended"), "wal_status is extended: the slot keeps more WAL than max_wal_size"),
+        (lag("reserved", OpenTransaction(7, "psql", "shop", "idle", 900.0)), "held up by process 7 (psql) in shop, open for 900 s, idle"),
+    ],
+)
+def test_health_says_what_is_wrong_with_the_slot(seen: CaptureLag, why: str) -> None:
+    assert assess(Vitals(lag=seen), THRESHOLDS).why == why

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from typing_extensions import override
 
 from penstock.errors import NoTablesError, PipelineBusyError, PositionGapError, SlotMissingError, SystemChangedError
 from penstock.pipeline import pipeline
@@ -175,15 +176,34 @@ def test_N10_a_removed_target_is_copied_anew_and_a_new_table_taken_up_while_the_
     database: Database, mirror: MirrorFactory
 ) -> None:
     two_tables(database)
-    both = mirror()
-    both.run_once()
+    both, copied = mirror(), Copied()
+    both.run_once(copied)
+    assert copied.taken() == ["public.bad", "public.good"]
     _remove_target(both, "bad")
     database.execute("INSERT INTO good VALUES (2, 'b'); INSERT INTO bad VALUES (2, 'b')")
     database.execute("CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1), (2)")
-    both.run_once()
+    both.run_once(copied)
+    assert copied.taken() == ["public.bad", "public.late"], "the others' targets say that they have a copy"
     database.execute("INSERT INTO late VALUES (3)")
-    both.run_once()
+    both.run_once(copied)
+    assert copied.taken() == []
     both.assert_equal("public.good", "public.bad", "public.late")
+
+
+class Copied(PipelineObserver):
+    """The tables that are copied."""
+
+    def __init__(self) -> None:
+        self._tables: set[str] = set()
+
+    @override
+    def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None:
+        self._tables.add(str(table))
+
+    def taken(self) -> list[str]:
+        """Since the last time somebody asked."""
+        tables, self._tables = self._tables, set()
+        return sorted(tables)
 
 
 def test_a_table_that_a_run_did_without_is_copied_anew_when_it_comes_back(database: Database, mirror: MirrorFactory) -> None:
