@@ -9,26 +9,21 @@ import pytest
 from typing_extensions import override
 
 from examples.list_reference import ListReference
+from penstock.change import CHANGE_TYPE, ORDINAL, ChangeType
 from penstock.contracts.connector import SourceCheckpoint
 from penstock.contracts.reference import ReferenceTableSource
 from penstock.errors import ConnectionLostError
 from penstock.testing.reference_conformance import ReferenceTableConformance
+from penstock.testing.rules import suite_tests
+from tests.contract.breaking import caught, caught_by
 from tests.contract.test_list_reference import LedgerHarness
 
 SUITE = ReferenceTableConformance
 
-caught: list[tuple[type[ListReference], str]] = []
+# --- the snapshot -------------------------------------------------------------------------------------------------------------
 
 
-def caught_by(*tests: Callable[..., object]) -> Callable[[type[ListReference]], type[ListReference]]:
-    def note(broken: type[ListReference]) -> type[ListReference]:
-        caught.extend((broken, test.__name__) for test in tests)
-        return broken
-
-    return note
-
-
-@caught_by(SUITE.test_snapshot_is_every_row_once_and_then_none_for_good)
+@caught_by(SUITE.test_snapshot_is_every_row_once_and_then_none_for_good, SUITE.test_snapshot_stays_complete_whatever_comes_after_it)
 class BeginsAgain(ListReference):
     """Takes a call after the end for the beginning."""
 
@@ -46,6 +41,29 @@ class IsCompleteTooEarly(ListReference):
         return self._snapshot is not None
 
 
+@caught_by(SUITE.test_empty_table_is_complete_at_once)
+class WaitsForRows(ListReference):
+    """Takes a table without rows for one whose rows have not come yet."""
+
+    @override
+    def is_snapshot_complete(self) -> bool:
+        return super().is_snapshot_complete() and bool(self._ledger.rows_at(self._fence))
+
+
+@caught_by(SUITE.test_snapshot_stays_complete_whatever_comes_after_it)
+class CompleteUntilTheNextChange(ListReference):
+    @override
+    def is_snapshot_complete(self) -> bool:
+        return self._version == self._fence
+
+
+@caught_by(SUITE.test_shape_is_known_before_the_first_poll)
+class TakesItsShapeFromTheRows(ListReference):
+    @override
+    def schema(self) -> pa.Schema:
+        return pa.schema([]) if self._snapshot is None else super().schema()
+
+
 @caught_by(SUITE.test_nothing_falls_between_snapshot_and_changes)
 class FenceAtTheEnd(ListReference):
     """Follows from where the source is when the snapshot ends, not from where it was when it began."""
@@ -58,11 +76,106 @@ class FenceAtTheEnd(ListReference):
         return batch
 
 
+# --- the changes --------------------------------------------------------------------------------------------------------------
+
+
+class Leaves(ListReference):
+    """Leaves out changes of one kind."""
+
+    kind: ChangeType
+
+    @override
+    def poll_changes(self) -> pa.RecordBatch | None:
+        while (batch := super().poll_changes()) is not None:
+            if batch.column(CHANGE_TYPE)[0].as_py() != self.kind:
+                return batch
+        return None
+
+
+@caught_by(SUITE.test_changes_keep_the_table_current)
+class LeavesDeletesOut(Leaves):
+    kind = ChangeType.DELETE
+
+
+@caught_by(SUITE.test_truncate_takes_every_row)
+class LeavesTruncatesOut(Leaves):
+    kind = ChangeType.TRUNCATE
+
+
+@caught_by(SUITE.test_none_means_nothing_now_and_not_never)
+class EndsWithTheFirstNone(ListReference):
+    """Takes it for an end that nothing came once."""
+
+    _is_over = False
+
+    @override
+    def poll_changes(self) -> pa.RecordBatch | None:
+        batch = None if self._is_over else super().poll_changes()
+        self._is_over = batch is None
+        return batch
+
+
+@caught_by(SUITE.test_order_is_told_by_version_and_ordinal)
+class EveryRowIsTheFirst(ListReference):
+    """Tells the transactions apart, and not what is in one."""
+
+    @override
+    def poll_changes(self) -> pa.RecordBatch | None:
+        batch = super().poll_changes()
+        if batch is None:
+            return None
+        at = batch.schema.names.index(ORDINAL)
+        return batch.set_column(at, batch.schema.field(at), pa.array([0] * batch.num_rows, batch.schema.field(at).type))
+
+
 @caught_by(SUITE.test_changes_before_the_end_of_the_snapshot_are_refused)
 class ChangesAtAnyTime(ListReference):
     @override
     def poll_changes(self) -> pa.RecordBatch | None:
         return super().poll_changes() if self._version is not None else None
+
+
+# --- checkpoint and restore ---------------------------------------------------------------------------------------------------
+
+
+@caught_by(SUITE.test_checkpoint_before_anything_is_the_beginning)
+class BeginsAtTheEnd(ListReference):
+    """Who has read nothing goes on behind what there is."""
+
+    @override
+    def checkpoint(self) -> SourceCheckpoint:
+        version = len(self._ledger.transactions) if self._version is None else self._version
+        return SourceCheckpoint({"version": str(version)}, version)
+
+
+@caught_by(SUITE.test_checkpoint_covers_what_was_delivered)
+class CheckpointsLagBehind(ListReference):
+    @override
+    def checkpoint(self) -> SourceCheckpoint:
+        version = None if self._version is None else max(self._fence, self._version - 1)
+        return SourceCheckpoint({} if version is None else {"version": str(version)}, version or 0)
+
+
+@caught_by(SUITE.test_older_checkpoint_brings_everything_after_it_again)
+class NeverGoesBack(ListReference):
+    """Goes on where the source was last, whatever the checkpoint says."""
+
+    @override
+    def poll_changes(self) -> pa.RecordBatch | None:
+        last = vars(self._ledger).setdefault("last", 0)
+        self._version = max(self._version or 0, last)
+        batch = super().poll_changes()
+        vars(self._ledger)["last"] = self._version
+        return batch
+
+
+@caught_by(SUITE.test_confirming_keeps_what_comes_after)
+class ConfirmingSkips(ListReference):
+    """Lets go of everything that there is, and of what comes next."""
+
+    @override
+    def confirm(self, checkpoint: SourceCheckpoint) -> None:
+        self._version = len(self._ledger.transactions) + 1
 
 
 @caught_by(SUITE.test_checkpoint_has_no_effect_and_is_plain)
@@ -146,6 +259,9 @@ class RestoresAtAnyTime(ListReference):
         super().restore(checkpoint)
 
 
+# --- closing ------------------------------------------------------------------------------------------------------------------
+
+
 @caught_by(SUITE.test_closed_source_gives_nothing_out, SUITE.test_with_block_closes)
 class NeverCloses(ListReference):
     @override
@@ -161,14 +277,21 @@ class ClosesOnce(ListReference):
         super().close()
 
 
-@pytest.mark.parametrize(("broken", "test"), caught, ids=lambda each: getattr(each, "__name__", each))
-def test_suite_catches(broken: type[ListReference], test: str) -> None:
-    class Harness(LedgerHarness):
-        deadline_seconds = 0.3
+class BrokenHarness(LedgerHarness):
+    deadline_seconds = 0.3
 
-        @override
-        def source(self) -> ReferenceTableSource:
-            return broken(self.ledger)
+    def __init__(self, broken: type[ListReference]) -> None:
+        super().__init__()
+        self._broken = broken
 
-    with pytest.raises(AssertionError):
-        getattr(SUITE(), test)(Harness())
+    @override
+    def source(self) -> ReferenceTableSource:
+        return self._broken(self.ledger)
+
+
+@pytest.mark.parametrize("test", list(suite_tests(SUITE)))
+def test_whoever_breaks_the_rule_is_caught(test: Callable[..., object]) -> None:
+    assert caught.get(test), "no implementation is known that breaks this rule: is it one?"
+    for broken in caught[test]:
+        with pytest.raises(AssertionError):
+            test(SUITE(), BrokenHarness(broken))
