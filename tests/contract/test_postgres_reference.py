@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby, islice
 from typing import Any
@@ -33,6 +34,7 @@ from tests.fix_proxy import ProxyFactory, TcpProxy
 class PostgresReferenceHarness(ReferenceHarness):
     deadline_seconds = 60.0
     many_rows = 12_000
+    breaks = True
 
     def __init__(self, wal: WalHarness) -> None:
         self.wal = wal
@@ -68,6 +70,18 @@ class PostgresReferenceHarness(ReferenceHarness):
         self.wal.database.execute(named, *arguments)
 
     @override
+    @contextmanager
+    def broken(self) -> Iterator[None]:
+        """Nobody new is let in. Who is in stays: what a lost connection does is in tests of its own, below."""
+        database = self.wal.database
+        allow = "UPDATE pg_database SET datallowconn = %s WHERE datname = %s"  # ALTER DATABASE refuses that for the database one is in
+        database.execute(allow, False, database.name)
+        try:
+            yield
+        finally:
+            database.execute(allow, True, database.name)
+
+    @override
     def open_resources(self) -> object:
         return self.wal.open_resources()
 
@@ -85,7 +99,9 @@ def harness(wal: WalHarness) -> Iterator[PostgresReferenceHarness]:
 
 class TestPostgresReference(ReferenceTableConformance):
     @pytest.fixture
-    def harness(self, wal: WalHarness) -> ReferenceHarness:
+    def harness(self, wal: WalHarness, monkeypatch: pytest.MonkeyPatch) -> ReferenceHarness:
+        # Once is enough: a look that falls into the middle of a test finds the door shut, if that is when it is.
+        monkeypatch.setattr("penstock.reference.postgres._LOOK_SECONDS", 3600.0)
         return PostgresReferenceHarness(wal)
 
 
