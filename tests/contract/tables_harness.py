@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from psycopg import sql
 from typing_extensions import override
@@ -59,6 +60,24 @@ def commit_events(database: Database, events: Sequence[Event]) -> None:
                     connection.execute(sql.SQL("DELETE FROM {} WHERE id = %s").format(table), [event.key["id"]])
                 case Truncate():
                     connection.execute(sql.SQL("TRUNCATE {}").format(table))
+
+
+@contextmanager
+def shut(database: Database) -> Iterator[None]:
+    """Nobody new is let in. Who is in stays."""
+    allow = "UPDATE pg_database SET datallowconn = %s WHERE datname = %s"  # ALTER DATABASE refuses that for the database one is in
+    database.execute(allow, False, database.name)
+    try:
+        yield
+    finally:
+        database.execute(allow, True, database.name)
+
+
+def end_connections(database: Database) -> None:
+    """Of captures; there is one at least."""
+    ours = "datname = %s AND application_name ~ '^penstock( |$)'"
+    ended = database.query(f"SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE {ours}", database.name)
+    assert (True,) in ended  # others may just have ended by themselves
 
 
 def open_penstock(database: Database) -> tuple[list[str], list[str]]:

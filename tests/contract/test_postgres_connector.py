@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +31,7 @@ from penstock.testing.connector_harness import next_batch, opened, take, until_n
 from penstock.testing.registry import EmbeddedRegistry
 from penstock.testing.streams import wait_for
 from tests.contract.postgres_connector import PostgresConnectorHarness, postgres_connector_harness, unwritable
+from tests.contract.tables_harness import end_connections, shut
 from tests.fix_postgres import Database
 
 
@@ -189,6 +191,27 @@ def test_a_snapshot_that_begins_again_leaves_no_row_that_is_gone(harness: Postgr
     with opened(harness, stored) as connector:
         mirror_until(harness, connector, target, 999)
     assert target[str(harness.table)] == source_rows(harness, harness.table)
+
+
+def test_a_checkpoint_asks_nobody_and_leaves_everything_as_it_is(harness: PostgresConnectorHarness) -> None:
+    def written() -> dict[str, int]:
+        return {str(path): path.stat().st_mtime_ns for path in harness.wal.settings.spool.glob("consumers/*")}
+
+    harness.add((1, "x"))
+    with opened(harness) as connector:
+        take(harness, connector, 1)
+        until_none(harness, connector)
+        before, confirmed = written(), harness.wal.confirmed
+        with shut(harness.database):
+            end_connections(harness.database)
+            begin = time.thread_time()
+            taken = [connector.checkpoint() for _ in range(100)]
+            assert time.thread_time() - begin < 1.0, "it is cheap"
+        assert taken == taken[:1] * 100
+        assert (written(), harness.wal.confirmed) == (before, confirmed)
+    harness.add((2, "x"))
+    with opened(harness, taken[0]) as connector:
+        assert take(harness, connector, 1) == [(2, "x")]
 
 
 def test_a_checkpoint_is_asked_for_at_the_end_of_the_snapshot(harness: PostgresConnectorHarness) -> None:

@@ -27,6 +27,7 @@ from penstock.testing.capture_conformance import upsert
 from penstock.testing.reference_conformance import ReferenceTableConformance
 from penstock.testing.reference_harness import Follower, ReferenceHarness, following
 from penstock.testing.streams import wait_for
+from tests.contract.tables_harness import shut
 from tests.contract.wal_harness import WalHarness
 from tests.fix_proxy import ProxyFactory, TcpProxy
 
@@ -72,14 +73,9 @@ class PostgresReferenceHarness(ReferenceHarness):
     @override
     @contextmanager
     def broken(self) -> Iterator[None]:
-        """Nobody new is let in. Who is in stays: what a lost connection does is in tests of its own, below."""
-        database = self.wal.database
-        allow = "UPDATE pg_database SET datallowconn = %s WHERE datname = %s"  # ALTER DATABASE refuses that for the database one is in
-        database.execute(allow, False, database.name)
-        try:
+        """Who is in stays: what a lost connection does is in tests of its own, below."""
+        with shut(self.wal.database):
             yield
-        finally:
-            database.execute(allow, True, database.name)
 
     @override
     def open_resources(self) -> object:

@@ -227,16 +227,6 @@ def test_capture_is_a_value(wal: WalHarness) -> None:
     assert "hush" not in repr(secret)
 
 
-def test_lag_is_asked_for_through_a_connection_of_its_own_that_is_gone_afterwards(wal: WalHarness) -> None:
-    with closing(wal.capture().live()) as stream:
-        wal.commit(upsert(wal.table, 1, "x"))
-        take(stream, 1, wal.deadline_seconds)
-        before = wal.open_resources()
-        wal.database.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s", wal.settings.slot)
-        assert (wal.capture().lag() or 0) > 0, "the stream's own connection is gone for the moment"
-        wait_for(lambda: wal.open_resources() == before, f"as before, {before},", wal.open_resources, wal.deadline_seconds)
-
-
 def test_server_that_cannot_be_reached_is_raised_by_live_itself(wal: WalHarness) -> None:
     settings = replace(wal.settings, address=wal.settings.address.with_parameters({"host": "127.0.0.1", "port": "1"}))
     with pytest.raises(ConnectionLostError):

@@ -19,7 +19,7 @@ import yaml
 
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.wal import WalCapture
-from penstock.errors import ServerUnfitError
+from penstock.errors import ServerUnfitError, WalLevelError
 from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.checks.findings import CheckReport, StepState
 from penstock.postgres.connection import SourceAddress
@@ -69,6 +69,9 @@ def test_C05_all_that_a_server_lacks_is_named_at_once(tmp_path: Path) -> None:
             admin.execute("CREATE TABLE t (id int PRIMARY KEY)")
             admin.execute("SELECT pg_create_physical_replication_slot('taken')")
         report = _check(tmp_path, {"dsn": server.dsn()})
+        capture = CaptureSettings(SourceAddress.parse(server.dsn()), "slot", "publication", tmp_path / "spool")
+        with pytest.raises(WalLevelError, match="wal_level"):
+            WalCapture(capture).with_publication_management({TableName("public", "t")}, manage=True).live()
     assert report.exit_code == 3
     assert _codes(report) == {("server", "PEN-1103"), ("server", "PEN-1213"), ("server", "PEN-1214")}
     assert [finding.fix for finding in report.problems] == [
