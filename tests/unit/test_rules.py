@@ -45,6 +45,7 @@ def test_tests_outside_the_suites_are_there() -> None:
 
 RUN_BY = {
     "ListCapture": ["TestListCapture"],
+    "ListProvisioning": ["TestListProvisioning"],
     "WalCapture": ["TestWalCapture", "TestWalProvisioning"],
     "PollingCapture": ["TestPollingByXmin", "TestPollingByColumn"],
     "TriggerCapture": ["TestTriggerCapture", "TestTriggerProvisioning"],

@@ -1,6 +1,7 @@
 """The rules of `CaptureProvisioning`, as tests that any implementation can run.
 
 Used as `ChangeCaptureConformance` is: write a `ProvisioningHarness`, and give it as the fixture `harness`, fresh for each test.
+`examples/list_provisioning.py` is an implementation that passes.
 """
 
 from __future__ import annotations
