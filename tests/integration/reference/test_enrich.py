@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "reference-tables.md"
 PATIENCE_SECONDS = 180.0
+TTL_SECONDS = 1.0
 CUSTOMERS, ORDERS = TableName("public", "customers"), TableName("public", "orders")
 
 
@@ -123,9 +125,9 @@ def test_every_change_is_joined_with_the_customers_of_its_own_commit(join: Join)
     assert [pair for pair in join.repeated if pair[0] != pair[1]] == [], "a batch that is repeated is the same"
 
 
-def test_files_are_followed_and_rows_looked_up_by_a_query_that_runs(join: Join) -> None:
+def test_files_and_tables_are_followed_and_rows_looked_up_by_a_query_that_runs(join: Join) -> None:
     Commerce(join.database)
-    looked_up = lookup(PostgresKeyedTable.inspect(join.settings, CUSTOMERS), ttl_seconds=600, negative_ttl_seconds=0)
+    looked_up = lookup(PostgresKeyedTable.inspect(join.settings, CUSTOMERS), ttl_seconds=TTL_SECONDS, negative_ttl_seconds=0)
     path = join.root / "customers.parquet"
 
     def write(name: str) -> None:
@@ -133,22 +135,30 @@ def test_files_are_followed_and_rows_looked_up_by_a_query_that_runs(join: Join) 
         path.with_suffix(".tmp").replace(path)
 
     write("first")
-    with keep(ParquetReferenceTable(path, ["id"]), join.root / "kept") as kept:
+    table = PostgresReferenceTable(join.settings, CUSTOMERS)
+    with keep(ParquetReferenceTable(path, ["id"]), join.root / "kept") as kept, keep(table, join.root / "customers") as rows:
         enriched = enrich(join.stream(startingPosition="now"), kept, on={"customer": "id"}, matched="found")
+        enriched = enrich(enriched, rows, on={"customer": "id"}, columns=["name"], prefix="kept_")
         query = join.start(enrich(enriched, looked_up, on={"customer": "id"}, columns=["name"], prefix="asked_"))
         for number, name in enumerate(["first", "second"]):
             write(name)
+            join.database.execute("UPDATE customers SET name = %s WHERE id = 1", f"{name} 1")
+            changed = time.monotonic()
             wait_for(lambda name=name: name_of(kept, 1) == name, f"{name} in the directory")  # type: ignore[misc]
+            wait_for(lambda name=name: name_of(rows, 1) == f"{name} 1", f"{name} 1 in the copy")  # type: ignore[misc]
+            wait_for(lambda changed=changed: time.monotonic() > changed + TTL_SECONDS, "the end of what is cached")  # type: ignore[misc]
             join.wait_for_start(query)
             join.database.execute("INSERT INTO orders VALUES (%s, 1, %s), (%s, 99, 0)", 1_000_001 + number, number, 1_000_101 + number)
             join.wait_for(query, number)
             join.database.execute("INSERT INTO customers VALUES (99, 'new') ON CONFLICT DO NOTHING")
+            wait_for(lambda: name_of(rows, 99) == "new", "the new customer in the copy")
         query.stop()
-    assert [(row["customer"], row["name"], row["found"], row["asked_name"]) for row in join.rows.values()] == [
-        (1, "first", True, "first 1"),
-        (99, None, False, None),
-        (1, "second", True, "first 1"),
-        (99, None, False, "new"),
+    found = [(row["customer"], row["name"], row["found"], row["kept_name"], row["asked_name"]) for row in join.rows.values()]
+    assert found == [
+        (1, "first", True, "first 1", "first 1"),
+        (99, None, False, None, None),
+        (1, "second", True, "second 1", "second 1"),
+        (99, None, False, "new", "new"),
     ]
 
 
