@@ -10,8 +10,10 @@ Memory holds one block, which is some megabytes, or one row, if that is larger.
 from __future__ import annotations
 
 import io
+import select
 from collections.abc import Generator, Iterator
 from functools import lru_cache, partial
+from itertools import chain, takewhile
 from operator import itemgetter
 
 import numpy as np
@@ -27,6 +29,7 @@ from penstock.postgres.connection import Connection
 _BLOCK_BYTES = 4 << 20
 """Larger blocks no longer fit into the processor's caches, smaller ones pay for their number."""
 
+_WAIT_SECONDS = 1.0
 _END = (-1, b"")
 _MARK = b"\xef\xbb\xbf"
 """What Arrow passes over at the beginning of a file, taking it for a byte order mark."""
@@ -60,8 +63,19 @@ def read_texts(connection: Connection, statement: str, columns: int) -> Generato
 
 
 def _messages(connection: Connection) -> Iterator[memoryview]:
-    """One for each row. In a shape that needs no Python code to run: there may be a million of them in a second."""
-    return map(itemgetter(1), iter(partial(connection.pgconn.get_copy_data, 0), _END))
+    """One for each row. In a shape that needs no Python code to run for one: there may be a million of them in a second."""
+    return chain.from_iterable(_arrivals(connection))
+
+
+def _arrivals(connection: Connection) -> Iterator[Iterator[memoryview]]:
+    """What has arrived, as often as something has. The driver would wait for more by itself, but let no other thread run meanwhile."""
+    pgconn = connection.pgconn
+    found = iter(partial(pgconn.get_copy_data, 1), _END)
+    for size, first in found:
+        if size:
+            yield chain((first,), map(itemgetter(1), takewhile(itemgetter(0), found)))
+        elif select.select([pgconn.socket], [], [], _WAIT_SECONDS)[0]:
+            pgconn.consume_input()
 
 
 def _check_end(connection: Connection) -> None:

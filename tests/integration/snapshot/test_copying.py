@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -31,6 +33,28 @@ def test_texts_come_as_they_are_and_null_is_none_of_them(database: Database) -> 
 def test_blocks_may_end_after_any_row(database: Database, monkeypatch: pytest.MonkeyPatch, block_bytes: int) -> None:
     monkeypatch.setattr(copying, "_BLOCK_BYTES", block_bytes)
     assert _through_table(database, AWKWARD) == [AWKWARD, AWKWARD[::-1]]
+
+
+def test_other_threads_run_while_the_server_has_nothing_to_send_yet(database: Database) -> None:
+    """A capture in the same process answers its server meanwhile."""
+    turns = 0
+    over = threading.Event()
+
+    def turn() -> None:
+        nonlocal turns
+        while not over.wait(0.01):
+            turns += 1
+
+    with ThreadPoolExecutor(1) as pool:
+        turning = pool.submit(turn)
+        try:
+            # What is long is sent at once; the row after it comes late.
+            late = "SELECT CASE g WHEN 1 THEN repeat('x', 100000) ELSE pg_sleep(1)::text END FROM generate_series(1, 2) g"
+            assert _read(database, late, 1) == [["x" * 100_000, ""]]
+        finally:
+            over.set()
+        turning.result()
+    assert turns > 10
 
 
 def test_a_single_column_may_be_empty_or_null(database: Database) -> None:
