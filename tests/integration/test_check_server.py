@@ -72,6 +72,8 @@ def test_C05_all_that_a_server_lacks_is_named_at_once(tmp_path: Path) -> None:
         capture = CaptureSettings(SourceAddress.parse(server.dsn()), "slot", "publication", tmp_path / "spool")
         with pytest.raises(WalLevelError, match="wal_level"):
             WalCapture(capture).with_publication_management({TableName("public", "t")}, manage=True).live()
+        with psycopg.connect(server.dsn()) as admin:
+            assert admin.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
     assert report.exit_code == 3
     assert _codes(report) == {("server", "PEN-1103"), ("server", "PEN-1213"), ("server", "PEN-1214")}
     assert [finding.fix for finding in report.problems] == [

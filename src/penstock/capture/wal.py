@@ -74,10 +74,11 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
         transaction, since one stream carries all tables: every transaction before it is delivered, then `next` raises the error that
         names table and column. So it does after each restart, until the policy takes the value.
         """
-        self._ensure_coverage()
         settings = self.settings
         with connect(settings.address) as connection:
+            # Before anything is made there that would be of no use.
             check_server(inspect_server(connection))
+            self._ensure_coverage()
             has_slot = inspect_slot(connection, settings.slot) is not None
             check_publication(connection, settings, has_slot=has_slot)
             # A spool that was filled from a slot which is gone: the engine says so, instead of going on behind the hole.
