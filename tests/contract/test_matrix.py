@@ -13,7 +13,7 @@ import pytest
 from penstock.change import COMMIT_VERSION, ORDINAL
 from penstock.sinks.layout import CURRENT, VALID_FROM, VALID_TO, Mode
 from tests.contract.operations import HEAP_OPERATIONS, OPERATIONS
-from tests.contract.places import SPARK, Cell, NewPlace, cells, parameters
+from tests.contract.places import Cell, NewPlace, cells, parameters
 from tests.contract.playing import Play
 from tests.contract.shapes import HEAP, INDEXED, KEYED, ODD, WIDE, Shape
 from tests.integration.sinks.source import Key
@@ -21,13 +21,8 @@ from tests.property.chronicle import Record, canonical
 
 _played: dict[Cell, dict[Shape, Play]] = {}
 
-# With Spark a table more takes seconds, so there each mode has some of the shapes, and each shape some of the modes.
-_ALL = {Mode.MIRROR: (*KEYED, HEAP), Mode.SOFT_DELETE: KEYED, Mode.HISTORY: KEYED, Mode.APPEND: (*KEYED, HEAP)}
-_SOME = {Mode.MIRROR: (WIDE, ODD, HEAP), Mode.SOFT_DELETE: (INDEXED,), Mode.HISTORY: (INDEXED,), Mode.APPEND: (WIDE, HEAP)}
-
-
-def shapes_of(name: str, mode: Mode) -> tuple[Shape, ...]:
-    return (_SOME if name in SPARK else _ALL)[mode]
+# A table without key has no versions that could be told apart, nor rows that could be marked.
+SHAPES = {Mode.MIRROR: (*KEYED, HEAP), Mode.SOFT_DELETE: KEYED, Mode.HISTORY: KEYED, Mode.APPEND: (*KEYED, HEAP)}
 
 
 @pytest.fixture
@@ -37,14 +32,14 @@ def plays(request: pytest.FixtureRequest, new_place: NewPlace) -> dict[Shape, Pl
     if request.param not in _played:
         place = new_place(name)
         sink = place.open(mode)
-        _played[request.param] = {shape: Play(place, sink, mode, shape, place.root) for shape in shapes_of(name, mode)}
+        _played[request.param] = {shape: Play(place, sink, mode, shape, place.root) for shape in SHAPES[mode]}
         sink.close()
     return _played[request.param]
 
 
 def having(*shapes: Shape, modes: Sequence[Mode] = tuple(Mode)) -> pytest.MarkDecorator:
     """Every sink in every one of these modes in which it has one of these shapes."""
-    found = [(name, mode) for name, mode in cells(*Mode) if mode in modes and {*shapes} & {*shapes_of(name, mode)}]
+    found = [(name, mode) for name, mode in cells(*Mode) if mode in modes and {*shapes} & {*SHAPES[mode]}]
     return pytest.mark.parametrize("plays", parameters(found), indirect=True)
 
 
