@@ -11,7 +11,7 @@ from itertools import pairwise
 import pytest
 
 from penstock.change import COMMIT_VERSION, ORDINAL
-from penstock.sinks.layout import CURRENT, VALID_FROM, VALID_TO, Mode
+from penstock.sinks.layout import CURRENT, VALID_FROM, VALID_FROM_TIME, VALID_TO, VALID_TO_TIME, Mode
 from tests.contract.operations import HEAP_OPERATIONS, OPERATIONS
 from tests.contract.places import Cell, NewPlace, cells, parameters
 from tests.contract.playing import Play
@@ -140,13 +140,34 @@ def test_K15_a_log_has_every_change_once_and_no_two_in_one_place(plays: dict[Sha
 
 
 @having(*KEYED, modes=[Mode.HISTORY])
-def test_K16_versions_of_a_key_neither_overlap_nor_leave_two_current(plays: dict[Shape, Play]) -> None:
+def test_K16_versions_of_a_key_neither_overlap_nor_leave_two_current_though_times_are_equal(plays: dict[Shape, Play]) -> None:
     for play in plays.values():
         for shown, _ in play.moments:
-            versions: dict[Key, list[Record]] = {}
-            for row in shown:
-                versions.setdefault(play.key_of(row), []).append(row)
-            for rows in versions.values():
-                rows.sort(key=lambda row: row[VALID_FROM])
+            for rows in _versions(play, shown):
                 assert [row for row in rows[:-1] if row[CURRENT]] == []
+                assert all(row[VALID_FROM] < row[VALID_TO] for row in rows[:-1])
                 assert all(before[VALID_TO] <= after[VALID_FROM] for before, after in pairwise(rows))
+                assert all(before[VALID_TO_TIME] <= after[VALID_FROM_TIME] for before, after in pairwise(rows))
+        last, _ = play.moments[play.emptied_from - 1]
+        begun = [[row[VALID_FROM_TIME] for row in rows if row[VALID_FROM] > play.kept.source.fence] for rows in _versions(play, last)]
+        assert any(len(set(times)) < len(times) for times in begun), "two versions of one key began at the same time"
+
+
+@having(*KEYED, modes=[Mode.HISTORY])
+def test_K16_a_key_has_no_version_only_while_the_source_had_no_row_under_it(plays: dict[Shape, Play]) -> None:
+    for play in plays.values():
+        source, (shown, _) = play.kept.source, play.moments[-1]
+        held = {at: {tuple(row[name] for name in play.kept.table.key) for row in rows} for at, rows in source.states.items()}
+        versions = {play.key_of(rows[0]): rows for rows in _versions(play, shown)}
+        for at, keys in held.items():
+            valid = {key: [row for row in rows if row[VALID_FROM] <= at < (row[VALID_TO] or at + 1)] for key, rows in versions.items()}
+            assert {key for key, rows in valid.items() if len(rows) == 1} == keys
+            assert all(len(rows) <= 1 for rows in valid.values())
+
+
+def _versions(play: Play, shown: Sequence[Record]) -> list[list[Record]]:
+    """Of each key, oldest first."""
+    found: dict[Key, list[Record]] = {}
+    for row in shown:
+        found.setdefault(play.key_of(row), []).append(row)
+    return [sorted(rows, key=lambda row: row[VALID_FROM]) for rows in found.values()]
