@@ -62,12 +62,14 @@ class Kept:
         """In two chunks."""
         place = self.place.begin(self.sink, self.table, self.mode, Position.of(self.source.fence))
         rows = self.source.states[self.source.fence]
-        files = [self._write(place, number, part) for number, part in enumerate((rows[::2], rows[1::2]))]
-        self.sink.finish_snapshot(self.table, files, Position.of(self.source.fence))
+        self.sink.finish_snapshot(self.table, self.write(self.table, place, rows), Position.of(self.source.fence))
 
-    def _write(self, place: SnapshotPlace, number: int, rows: Sequence[Row]) -> SnapshotFile:
-        columns = [*own_arrays(self.table, rows), pa.array([exact_of(row) for row in rows], EXACT_TYPE)]
-        schema = pa.schema([*((column.name, column.arrow_type) for column in self.table.columns), (EXACT, EXACT_TYPE)])
+    def write(self, table: TableSchema, place: SnapshotPlace, rows: Sequence[Row]) -> list[SnapshotFile]:
+        return [self._chunk(table, place, number, part) for number, part in enumerate((rows[::2], rows[1::2]))]
+
+    def _chunk(self, table: TableSchema, place: SnapshotPlace, number: int, rows: Sequence[Row]) -> SnapshotFile:
+        columns = [*own_arrays(table, rows), pa.array([exact_of(row) for row in rows], EXACT_TYPE)]
+        schema = pa.schema([*((column.name, column.arrow_type) for column in table.columns), (EXACT, EXACT_TYPE)])
         batches = iter([pa.RecordBatch.from_arrays(columns, schema=schema)] if rows else [])
         if self.sink.chunk_writer is not None:
             return self.sink.chunk_writer(batches, place, number, Position.of(self.source.fence))[0]
