@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.places import PLACES, NewPlace, Place, PostgresPlace
+from tests.contract.places import MORE_PLACES, PLACES, SPARK, NewPlace, Place, PostgresPlace
 from tests.contract.trigger_harness import TriggerHarness, trigger_harness
 from tests.contract.wal_harness import WalHarness, wal_harness
 from tests.fix_postgres import Database, PostgresServer
@@ -41,8 +41,8 @@ def new_place(
     database = postgres_server.create_database()
 
     def make(name: str) -> Place:
-        spark = request.getfixturevalue("spark") if name in ("delta", "iceberg") else None
-        place = PLACES[name](tmp_path_factory.mktemp(name), spark)
+        spark = request.getfixturevalue("spark") if name in SPARK else None
+        place = (PLACES | MORE_PLACES)[name](tmp_path_factory.mktemp(name), spark)
         if isinstance(place, PostgresPlace):
             database.execute('DROP SCHEMA IF EXISTS penstock, copy_public, "copy_odd. schema" CASCADE')
             place.dsn = database.dsn

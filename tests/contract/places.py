@@ -198,6 +198,15 @@ class IcebergPlace(Place):
         return seen
 
 
+class ThirdIcebergPlace(IcebergPlace):
+    """Tables of format 3."""
+
+    @override
+    def sink_options(self) -> dict[str, Any]:
+        options = super().sink_options()
+        return {"iceberg": {**options["iceberg"], "format_version": 3}}
+
+
 class PostgresPlace(Place):
     texts = True
     seams = ((InlineExecutors, "run"), (psycopg.Connection, "wait"))  # every way to the server and back
@@ -239,11 +248,13 @@ class ParquetPlace(Place):
 
 
 PLACES: dict[str, type[Place]] = {"delta": DeltaPlace, "iceberg": IcebergPlace, "postgres": PostgresPlace, "parquet": ParquetPlace}
+MORE_PLACES: dict[str, type[Place]] = {"iceberg3": ThirdIcebergPlace}
+"""The same sinks in another way, for those who ask for them by name."""
 
 NewPlace = Callable[[str], Place]
 """A place of that kind, with nothing in it."""
 
-SPARK = {"delta": [pytest.mark.spark], "iceberg": [pytest.mark.spark]}
+SPARK = {name: [pytest.mark.spark] for name in ("delta", "iceberg", *MORE_PLACES)}
 
 
 Cell = tuple[str, Mode]
@@ -252,7 +263,8 @@ Cell = tuple[str, Mode]
 
 def cells(*modes: Mode, of: Collection[str] = tuple(PLACES)) -> list[Cell]:
     """Sinks in those of these modes that they declare; one that declares none of them, in what it does."""
-    return [(name, mode) for name in of for mode in PLACES[name].modes() if mode in modes or not {*modes} & {*PLACES[name].modes()}]
+    declared = {name: (PLACES | MORE_PLACES)[name].modes() for name in of}
+    return [(name, mode) for name in of for mode in declared[name] if mode in modes or not {*modes} & {*declared[name]}]
 
 
 def one_cell_each(*modes: Mode) -> list[Cell]:

@@ -13,7 +13,7 @@ import pytest
 from penstock.change import COMMIT_VERSION, ORDINAL
 from penstock.sinks.layout import CURRENT, VALID_FROM, VALID_FROM_TIME, VALID_TO, VALID_TO_TIME, Mode
 from tests.contract.operations import HEAP_OPERATIONS, OPERATIONS
-from tests.contract.places import Cell, NewPlace, cells, parameters
+from tests.contract.places import MORE_PLACES, PLACES, Cell, NewPlace, cells, parameters
 from tests.contract.playing import Play
 from tests.contract.shapes import HEAP, INDEXED, KEYED, ODD, WIDE, Shape
 from tests.integration.sinks.source import Key
@@ -22,7 +22,13 @@ from tests.property.chronicle import Record, canonical
 _played: dict[Cell, dict[Shape, Play]] = {}
 
 # A table without key has no versions that could be told apart, nor rows that could be marked.
-SHAPES = {Mode.MIRROR: (*KEYED, HEAP), Mode.SOFT_DELETE: KEYED, Mode.HISTORY: KEYED, Mode.APPEND: (*KEYED, HEAP)}
+_SHAPES = {Mode.MIRROR: (*KEYED, HEAP), Mode.SOFT_DELETE: KEYED, Mode.HISTORY: KEYED, Mode.APPEND: (*KEYED, HEAP)}
+# The same sink in another way has some of them.
+_SOME_SHAPES = {Mode.MIRROR: (INDEXED, HEAP), Mode.SOFT_DELETE: (INDEXED,), Mode.HISTORY: (INDEXED,), Mode.APPEND: (INDEXED,)}
+
+
+def shapes_of(name: str, mode: Mode) -> tuple[Shape, ...]:
+    return (_SHAPES if name in PLACES else _SOME_SHAPES)[mode]
 
 
 @pytest.fixture
@@ -32,14 +38,15 @@ def plays(request: pytest.FixtureRequest, new_place: NewPlace) -> dict[Shape, Pl
     if request.param not in _played:
         place = new_place(name)
         sink = place.open(mode)
-        _played[request.param] = {shape: Play(place, sink, mode, shape, place.root) for shape in SHAPES[mode]}
+        _played[request.param] = {shape: Play(place, sink, mode, shape, place.root) for shape in shapes_of(name, mode)}
         sink.close()
     return _played[request.param]
 
 
 def having(*shapes: Shape, modes: Sequence[Mode] = tuple(Mode)) -> pytest.MarkDecorator:
     """Every sink in every one of these modes in which it has one of these shapes."""
-    found = [(name, mode) for name, mode in cells(*Mode) if mode in modes and {*shapes} & {*SHAPES[mode]}]
+    every = cells(*Mode, of=(*PLACES, *MORE_PLACES))
+    found = [(name, mode) for name, mode in every if mode in modes and {*shapes} & {*shapes_of(name, mode)}]
     return pytest.mark.parametrize("plays", parameters(found), indirect=True)
 
 
