@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.places import MORE_PLACES, PLACES, SPARK, NewPlace, Place, PostgresPlace
+from tests.contract.places import MORE_PLACES, PLACES, SPARK, Cell, NewPlace, Place, PostgresPlace
 from tests.contract.trigger_harness import TriggerHarness, trigger_harness
 from tests.contract.wal_harness import WalHarness, wal_harness
+from tests.contract.workshop import Busy, Kind, Workshop
 from tests.fix_postgres import Database, PostgresServer
 
 
@@ -51,3 +52,17 @@ def new_place(
     yield make
     database.close()
     postgres_server.drop_database(database.name)
+
+
+@pytest.fixture
+def kind() -> Kind:
+    """What a source is like of which nothing is said."""
+    return Busy
+
+
+@pytest.fixture
+def workshop(cell: Cell, kind: Kind, new_place: NewPlace) -> Iterator[Workshop]:
+    place = new_place(cell[0])
+    made = Workshop(place, place.open(cell[1]), cell[1], kind=kind)
+    yield made
+    made.sink.close()

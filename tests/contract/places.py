@@ -267,10 +267,5 @@ def cells(*modes: Mode, of: Collection[str] = tuple(PLACES)) -> list[Cell]:
     return [(name, mode) for name in of for mode in declared[name] if mode in modes or not {*modes} & {*declared[name]}]
 
 
-def one_cell_each(*modes: Mode) -> list[Cell]:
-    """Every sink in the first of these modes that it declares."""
-    return [(name, next(mode for mode in modes if mode in kind.modes())) for name, kind in PLACES.items()]
-
-
 def parameters(wanted: Sequence[Cell]) -> list[ParameterSet]:
     return [pytest.param(cell, id="-".join(cell), marks=SPARK.get(cell[0], [])) for cell in wanted]
