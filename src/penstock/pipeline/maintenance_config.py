@@ -30,8 +30,8 @@ class MaintenanceConfig(Model):
     )
     vacuum: bool = Field(
         default=True,
-        description="remove what no version needs that is kept: commits and files of Delta tables, snapshots of Iceberg tables, records of "
-        "epochs, dead letters that are settled; no: that is left to others, and disks fill up until they do it",
+        description="remove what no version needs that is kept: commits and files of Delta tables, snapshots of Iceberg tables and files "
+        "of unfinished epochs, records of epochs, settled dead letters; no: that is left to others, and disks fill up until they do it",
     )
     keep: str | None = Field(
         default=None,

@@ -3,8 +3,9 @@
 Every epoch with updates leaves a file of equality deletes, which whoever reads the table has to take in; so, after a number of them, the
 data files are rewritten without the rows that are gone. Files that cannot hold such a row, by their bounds, are left alone; the deletes
 would stay beside them for ever, so those that reach no file are taken out. Every epoch leaves a small file of rows too; after a number of
-those, they are made one. Every epoch leaves a snapshot, which every commit lists; so those that are old or too many are expired. A
-rewrite says no position: by the time that it is committed, the table may hold more than when it began.
+those, they are made one. Every epoch leaves a snapshot, which every commit lists; so those that are old or too many are expired. Epochs
+that did not get to their end leave files, which are looked for once a day. A rewrite says no position: by the time that it is committed,
+the table may hold more than when it began.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import SinkError
 from penstock.sinks.iceberg.catalog import LoadedTable, TableMovedError, failing
+from penstock.sinks.iceberg.leftovers import FoundFiles, find_files
 from penstock.sinks.iceberg.rewriting import rewrite_files
 
 _log = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ _REST = 10
 EXPIRE_EVERY = 100
 KEPT_SNAPSHOTS = 5
 """So many stay however old: by these the position is known, whatever others put on top of ours."""
+_TIDY_SECONDS = 86_400.0
+"""To look for files that are no part of a table, all that it names are listed."""
 
 _SMALL_BYTES = 16 * 1024 * 1024
 """A file below that is made one with others. A larger one is rewritten only without rows that are gone."""
@@ -52,13 +56,17 @@ class Maintenance:
 class Maintainer:
     """Looks after one table. Called by one thread, beside the one that writes to it, which holds `turn` meanwhile."""
 
-    def __init__(self, spark: SparkSession, maintenance: Maintenance, turn: Lock) -> None:
+    def __init__(self, spark: SparkSession, name: str, maintenance: Maintenance, turn: Lock) -> None:
+        """`name` is the table's in SQL."""
         self._spark = spark
+        self._name = name
         self._maintenance = maintenance
         self._turn = turn
         self._rests_until = 0.0
         self._kept = 0
         self._data_files = 0
+        self._found: FoundFiles | None = None
+        self._tidy_until = 0.0
 
     def is_due(self, table: LoadedTable) -> bool:
         """Whether there is something to do for the table."""
@@ -104,6 +112,16 @@ class Maintainer:
             table.java.expireSnapshots().expireOlderThan(before).retainLast(KEPT_SNAPSHOTS).cleanExpiredFiles(True).commit()
             table.java.refresh()
             self._kept = len(table.java.operations().current().snapshots())
+            self._tidy(table)
+
+    def _tidy(self, table: LoadedTable) -> None:
+        """What is found one time and has become no part of the table by the next is removed."""
+        if self._found is None and time.monotonic() >= self._tidy_until:
+            self._found = find_files(table, time.time() - max(self._maintenance.keep_seconds, self._maintenance.hold_seconds))
+        elif self._found is not None and self._found.are_settled(table):
+            removed = self._found.remove_unnamed(self._spark, self._name)
+            self._found, self._tidy_until = None, time.monotonic() + _TIDY_SECONDS
+            _log.info("files of unfinished epochs removed", extra={"location": table.location, "files": removed})
 
     def _oldest_kept(self, table: LoadedTable) -> float:
         """Snapshots from before this moment expire."""

@@ -300,7 +300,8 @@ class IcebergSink(Sink):
 
     @override
     def maintain(self, table: TableName) -> None:
-        maintainer = self._maintainers.setdefault(table, Maintainer(self._spark, self._place.maintenance, self._turn(table)))
+        made = Maintainer(self._spark, self.sql_name(table), self._place.maintenance, self._turn(table))
+        maintainer = self._maintainers.setdefault(table, made)
         loaded = self._catalog.load(self.identifier(table))
         if loaded is not None and loaded.problem is None and maintainer.is_due(loaded):
             maintainer.keep(loaded)
