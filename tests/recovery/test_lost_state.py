@@ -1,4 +1,4 @@
-"""Invariant 2, the target owns the position: losing the checkpoint, the spool or both loses no row and doubles none."""
+"""Invariant 2, the target owns the position: losing checkpoint or spool, or getting old ones back, loses no row and doubles none."""
 
 from __future__ import annotations
 
@@ -33,6 +33,27 @@ def test_no_row_is_lost_or_doubled_when_this_is_deleted_between_runs(database: D
         _lose(shop, loss)
         shop.run_once()
         shop.assert_equal(*SHOP)
+
+
+@pytest.mark.parametrize("loss", ["checkpoint", "spool", "the whole state"])
+def test_no_row_is_lost_or_doubled_when_this_is_put_back_as_it_was_runs_ago(
+    database: Database, mirror: MirrorFactory, tmp_path: Path, loss: str
+) -> None:
+    """As by a restored backup: what it says of the log is long past, and the slot does not go back there."""
+    create_shop(database.dsn, customers=50, orders=100)
+    shop = mirror(tables=["shop.*"])
+    shop.run_once()
+    for path in LOSSES[loss](shop.config):
+        shutil.copytree(path, tmp_path / "old" / path.name)
+    for seed in (1, 2):
+        _work(database, seed)
+        shop.run_once()
+    _lose(shop, loss)
+    for path in LOSSES[loss](shop.config):
+        shutil.copytree(tmp_path / "old" / path.name, path)
+    _work(database, 3)
+    shop.run_once()
+    shop.assert_equal(*SHOP)
 
 
 def test_a_batch_that_was_planned_but_not_applied_survives_the_loss_of_the_spool(
