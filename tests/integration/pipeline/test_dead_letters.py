@@ -22,8 +22,9 @@ def _configure(made: Mirror, **changes: object) -> None:
     made.path.write_text(yaml.safe_dump({**document, **changes}), encoding="utf-8")
 
 
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
 def test_C08_refused_rows_are_put_aside_and_a_replay_makes_the_mirror_equal(
-    spark: SparkSession, database: Database, mirror: MirrorFactory
+    spark: SparkSession, database: Database, mirror_into: MirrorFactory, kind: str
 ) -> None:
     database.execute("CREATE TABLE items (id int PRIMARY KEY, due date, size numeric); CREATE TABLE others (id int PRIMARY KEY)")
     database.execute("INSERT INTO items VALUES (1, '2024-01-01', 1), (2, '2024-01-02', 2), (3, NULL, 3), (6, 'infinity', 6)")
@@ -36,7 +37,7 @@ def test_C08_refused_rows_are_put_aside_and_a_replay_makes_the_mirror_equal(
         {"match": "public.shard_*", "into": "lake.shards"},
         {"table": "public.cast_items", "columns": {"cast": {"size": "int"}, "rename": {"id": "item"}}},
     ]
-    made = mirror(tables=rules, types={"on_unrepresentable": "error"}, refused="dead_letters")
+    made = mirror_into(kind, tables=rules, types={"on_unrepresentable": "error"}, refused="dead_letters")
     assert not made.run_once().failed
     database.execute("INSERT INTO items VALUES (4, 'infinity', 4), (5, '2024-01-05', 5)")
     database.execute(
@@ -67,3 +68,57 @@ def test_C08_refused_rows_are_put_aside_and_a_replay_makes_the_mirror_equal(
     found = made.compare()
     assert all(each.equal_but_held for each in found), found
     assert {str(each.table): each.held for each in found} == {**dict.fromkeys(held, 0), "public.cast_items": 1}
+
+
+def test_C08_rows_that_a_postgres_target_refuses_are_put_aside_and_a_replay_makes_the_mirror_equal(
+    spark: SparkSession, database: Database, target_database: Database, mirror_into: MirrorFactory
+) -> None:
+    database.execute("CREATE TABLE items (id int PRIMARY KEY, size int); INSERT INTO items VALUES (1, 1), (2, 2), (3, 3)")
+    database.execute("CREATE TABLE cast_items (id int PRIMARY KEY, size text); INSERT INTO cast_items VALUES (1, '1'), (2, 'large')")
+    rules = ["public.*", {"table": "public.cast_items", "columns": {"cast": {"size": "int"}}}]
+    made = mirror_into("postgres", tables=rules, refused="dead_letters")
+    assert not made.run_once().failed
+    target_database.execute("ALTER TABLE copy_public.items ADD CONSTRAINT small CHECK (size < 100)")
+    database.execute("INSERT INTO items VALUES (4, 400), (5, 5)")
+    database.execute("UPDATE items SET size = 100 WHERE id = 1; UPDATE items SET size = 200 WHERE id = 2")
+    database.execute("UPDATE items SET size = 20 WHERE id = 2; DELETE FROM items WHERE id = 3")
+    assert not made.run_once().failed
+    assert target_database.query("SELECT id, size FROM copy_public.items ORDER BY id") == [(1, 1), (2, 20), (5, 5)]
+    assert _letters(spark, made, "public.items") == [
+        ('{"id":"1"}', "open"),
+        ('{"id":"2"}', "superseded"),
+        ('{"id":"4"}', "open"),
+    ]
+    assert _letters(spark, made, "public.cast_items") == [('{"id":"2"}', "open")]
+    assert verify_tables(spark, made.config).equal_but_held
+
+    target_database.execute("ALTER TABLE copy_public.items DROP CONSTRAINT small")
+    change_orders(made.config.state, lambda orders: orders.replay_letters([ITEMS]))
+    made.run_once()
+    assert target_database.query("SELECT id, size FROM copy_public.items ORDER BY id") == [(1, 100), (2, 20), (4, 400), (5, 5)]
+    assert {status for _, status in _letters(spark, made, "public.items")} == {"replayed", "superseded"}
+    assert all(each.equal_but_held for each in made.compare())
+
+
+def test_C08_a_log_in_parquet_lacks_just_the_changes_that_are_letters_until_they_are_replayed(
+    spark: SparkSession, database: Database, mirror_into: MirrorFactory
+) -> None:
+    database.execute("CREATE TABLE items (id int PRIMARY KEY, due date); INSERT INTO items VALUES (1, '2024-01-01'), (2, 'infinity')")
+    made = mirror_into("parquet", types={"on_unrepresentable": "error"}, refused="dead_letters")
+    assert not made.run_once().failed
+    database.execute("INSERT INTO items VALUES (3, 'infinity'), (4, '2024-01-04'); UPDATE items SET due = '2024-01-03' WHERE id = 3")
+    assert not made.run_once().failed
+    logged = [(1, "snapshot"), (3, "update_postimage"), (4, "insert")]
+    assert sorted(map(tuple, made.rows("public.items", "id, _change_type"))) == logged
+    assert _letters(spark, made, "public.items") == [('{"id":2}', "open"), ('{"id":3}', "open")]
+
+    _configure(made, types={"on_unrepresentable": "null"})
+    change_orders(made.config.state, lambda orders: orders.replay_letters([ITEMS]))
+    made.run_once()
+    assert sorted(map(tuple, made.rows("public.items", "id, _change_type"))) == sorted([*logged, (2, "snapshot"), (3, "insert")])
+
+
+def _letters(spark: SparkSession, made: Mirror, table: str) -> list[tuple[str, str]]:
+    """Their keys, and what became of them."""
+    letters = spark.read.parquet(str(made.config.sink.root / "penstock_dead_letters" / made.config.pipeline))
+    return sorted((row["key"], row["status"]) for row in letters.where(letters["table"] == table).collect())
