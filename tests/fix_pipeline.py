@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +85,7 @@ class Mirror:
 
 
 MirrorFactory = Callable[..., Mirror]
+LakeFactory = Callable[..., tuple[Database, Mirror]]
 
 _catalogs = count()
 
@@ -134,6 +135,25 @@ def mirror_into(mirror: MirrorFactory, request: pytest.FixtureRequest) -> Mirror
         return mirror(sink=_sink_document(kind, request), **changes)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def lake_of(
+    spark: SparkSession, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[LakeFactory]:
+    """`lake_of("iceberg")`: as `mirror_into`, with a database of its own, for many tests of what became of one pipeline."""
+    made: list[Database] = []
+
+    def make(kind: str, source: Mapping[str, Any] | None = None, **changes: Any) -> tuple[Database, Mirror]:
+        made.append(database := postgres_server.create_database())
+        document = mirror_document(database, sink=_sink_document(kind, request), **changes)
+        document["source"] |= source or {}
+        return database, Mirror(spark, database, tmp_path_factory.mktemp(kind), document)
+
+    yield make
+    for database in made:
+        database.close()
+        postgres_server.drop_database(database.name)
 
 
 def _sink_document(kind: str, request: pytest.FixtureRequest) -> dict[str, Any]:

@@ -2,62 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import pytest
-from typing_extensions import override
 
-from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.states import TableState
-from penstock.schema import TableName
-from penstock.testing.streams import wait_for
-from tests.fix_pipeline import Mirror, MirrorFactory
+from tests.fix_pipeline import LakeFactory, Mirror, MirrorFactory
 from tests.fix_postgres import Database
-from tests.integration.pipeline.altered import COPIED, DURING, FOLLOWED, GONE, LATER, LIVE, POLICIES, Case, statements
-from tests.integration.pipeline.test_online import DEADLINE_SECONDS, running
+from tests.integration.pipeline.altered import COPIED, DURING, FOLLOWED, GONE, HALVED, IGNORED, LATER, REFUSED, ROUTED, case_id, live
+from tests.integration.pipeline.altering import SHARDED, Telling, Told, create, do, tell
+from tests.integration.pipeline.test_online import running
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 KEYLESS = frozenset({"s11_heap"})
 """Followed by Delta alone: Iceberg looks for such rows by all that they have, and a column that is added with a value is not there yet."""
-RULES = [{"table": f"public.{name}", "schema_changes": policy} for name, (policy, _) in POLICIES.items()]
-POLICED = {name: case for name, (_, case) in POLICIES.items()}
 SOME = {name: FOLLOWED[name] for name in ("s01_s10_added", "s02_dropped", "s03_s04_renamed", "s06_idle")}
 ANEW = {"s07_recreated": COPIED["s07_recreated"]}
-
-
-class Telling(PipelineObserver):
-    def __init__(self) -> None:
-        self.told: list[str] = []
-
-    @override
-    def interrupted(self, reason: str, pause_seconds: float) -> None:
-        self.told.append(reason)
-
-    @property
-    def copied(self) -> set[str]:
-        return {words.split()[0].removeprefix("public.") for words in self.told if " is copied anew: " in words}
-
-
-class Altering(Telling):
-    """Alters tables when their copies are planned, which are read just after."""
-
-    def __init__(self, database: Database) -> None:
-        super().__init__()
-        self._database = database
-        self.left = dict(DURING)
-
-    @override
-    def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None:
-        case = self.left.pop(table.name, None)
-        for statement in statements(table.name, case) if case is not None else ():
-            self._database.execute(statement)
-
-
-def do(database: Database, cases: Mapping[str, Case]) -> None:
-    for name, case in cases.items():
-        for statement in statements(name, case):
-            database.execute(statement)
 
 
 def assert_equal(lake: Mirror, *groups: Iterable[str]) -> None:
@@ -71,8 +32,7 @@ def assert_equal(lake: Mirror, *groups: Iterable[str]) -> None:
 def test_S01_to_S07_tables_in_postgres_are_followed_or_copied_anew_while_it_runs_and_after_a_stop(
     database: Database, mirror_into: MirrorFactory
 ) -> None:
-    for name, case in {**SOME, **ANEW}.items():
-        database.execute(case.create.replace("{}", name))
+    create(database, {**SOME, **ANEW})
     lake = mirror_into("postgres")
     lake.run_once()
     do(database, {**SOME, **ANEW})
@@ -82,51 +42,126 @@ def test_S01_to_S07_tables_in_postgres_are_followed_or_copied_anew_while_it_runs
     assert_equal(lake, SOME, ANEW)
     assert seen.copied == set(ANEW)
     with running(lake) as run:
-        for statement in LIVE[:2]:
-            database.execute(statement)
-        run.wait_for_rows("public.s01_s10_added", 4)
+        database.execute("ALTER TABLE s01_s10_added ADD live int DEFAULT 3; UPDATE s01_s10_added SET live = 4 WHERE id = 1")
+        database.execute("ALTER TABLE s01_s10_added DROP x; ALTER TABLE s01_s10_added RENAME live TO alive")
+        database.execute("INSERT INTO s01_s10_added (id) VALUES (100)")
+        run.wait_for_rows("public.s01_s10_added", 5)
     assert_equal(lake, ["s01_s10_added"])
 
 
-@pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_S01_to_S14_tables_are_followed_or_copied_anew_whatever_is_done_to_them_and_when(
-    database: Database, mirror_into: MirrorFactory, kind: str
-) -> None:
-    """S06: all of it while the pipeline is stopped, so that the catalog shows only the last of it. Then more of it, while it runs."""
-    for name, case in {**FOLLOWED, **COPIED, **GONE, **DURING, **POLICED}.items():
-        database.execute(case.create.replace("{}", name))
-    lake = mirror_into(kind, tables=["public.*", *RULES])
-    altering = Altering(database)
-    first = lake.run_once(altering)
-    assert not first.failed, first.failed
-    assert not altering.left
-
-    do(database, {**FOLLOWED, **COPIED, **GONE, **LATER, **POLICED})
-    seen = Telling()
-    result = lake.run_once(seen)
-    _assert_stopped(lake, {name: status.state for name, status in result.tables.items()})
-    assert_equal(lake, DURING, FOLLOWED, COPIED, LATER, ["s07_renamed_on", "s13_additive"])
-    assert seen.copied == {*COPIED, *(KEYLESS if kind == "iceberg" else ())}
-    kept = {row["key"]: row["a__dropped_1"] for row in lake.rows("public.s02_dropped")}
-    assert kept == {1: None, 2: "two", 3: None}
-
-    with running(lake) as run:
-        for statement in LIVE:
-            database.execute(statement)
-        run.wait_for_rows("public.s01_s10_added", 4)
-        run.wait_for_rows("public.s12_parts", 6)
-        run.wait_for_state("public.s05_mixed", TableState.GONE)
-        run.wait_for_rows("public.r12_rewritten", 2)
-        run.wait_for_state("public.s08_live", TableState.STREAMING)
-        wait_for(lambda: "z" in lake.rows("public.s06_idle")[0].asDict(), "what was done to an idle table", str, DEADLINE_SECONDS)
-    assert_equal(lake, ["r12_rewritten", "s01_s10_added", "s06_idle", "s08_live", "s12_parts"])
-    assert {row["id"] for row in lake.rows("public.s05_mixed")} == {1, 2, 3, 100}, "all that there was under this name"
+@pytest.fixture(scope="module", params=["delta", "iceberg"])
+def told(lake_of: LakeFactory, request: pytest.FixtureRequest) -> Told:
+    """What became of the tables of one pipeline, to which all of it was done."""
+    return tell(lake_of, request.param)
 
 
-def _assert_stopped(lake: Mirror, states: Mapping[str, TableState]) -> None:
-    """Tables that are not followed, and why, and what their targets have."""
-    assert {name for name, state in states.items() if state is TableState.GONE} == {f"public.{name}" for name in GONE}
-    assert {row["id"] for row in lake.rows("public.s07_dropped")} == {1, 2, 3}
-    assert {row["id"] for row in lake.rows("public.s07_renamed")} == {2}
-    assert {name for name, state in states.items() if state is TableState.FAILED} == {"public.s13_stop"}
-    assert sorted((row["id"], row["a"]) for row in lake.rows("public.s13_ignore")) == [(1, "one"), (2, "two"), (3, "c")]
+def both(*groups: Iterable[str]) -> pytest.MarkDecorator:
+    """Every table of these, altered while nobody ran, and while the pipeline ran."""
+    names = [name for group in groups for name in group]
+    parameters = [(name, name) for name in names] + [(live(name), name) for name in names]
+    return pytest.mark.parametrize(("table", "name"), parameters, ids=[case_id(table) for table, _ in parameters])
+
+
+@both(FOLLOWED)
+def test_a_target_follows_what_is_done_to_its_table(told: Told, table: str, name: str) -> None:
+    told.assert_equal(table)
+    assert (table in told.copied) is (told.kind == "iceberg" and name in KEYLESS)
+
+
+@both(COPIED, ROUTED)
+def test_a_table_that_cannot_be_followed_is_copied_anew_by_itself(told: Told, table: str, name: str) -> None:
+    told.assert_equal(table)
+    assert table in told.copied
+
+
+@both(GONE)
+def test_a_table_that_is_no_more_leaves_its_target_with_all_that_there_was_of_it(told: Told, table: str, name: str) -> None:
+    assert told.statuses[table].state is TableState.GONE
+    assert told.rows[table] == ([(2,)] if name == "s07_renamed" else [(1,), (2,), (3,)])
+
+
+@pytest.mark.parametrize("when", ["stopped", "live"])
+def test_S07_a_table_is_copied_under_its_new_name(told: Told, when: str) -> None:
+    told.assert_equal("s07_renamed_on" if when == "stopped" else live("s07_renamed_on"))
+
+
+@both(LATER)
+def test_a_table_that_is_made_later_is_copied_and_followed(told: Told, table: str, name: str) -> None:
+    told.assert_equal(table)
+    assert table not in told.copied
+
+
+@both(["s02_dropped"])
+def test_a_column_that_is_dropped_keeps_its_values_and_makes_room(told: Told, table: str, name: str) -> None:
+    assert told.rows[table] == [(1, None), (2, "two"), (3, None)]
+
+
+@both(REFUSED)
+def test_a_table_that_must_not_be_followed_fails_and_its_target_stays_as_it_was(told: Told, table: str, name: str) -> None:
+    status = told.statuses[table]
+    assert status.state is TableState.FAILED
+    assert status.remedy
+    tail = ((True,), (True,)) if name == "s04_history" else ((), ())
+    assert told.rows[table] == [(1, "one", *tail[0]), (2, "two", *tail[1])]
+    assert table not in told.copied
+
+
+@both(IGNORED)
+def test_a_target_keeps_its_columns_where_changes_are_ignored(told: Told, table: str, name: str) -> None:
+    assert told.statuses[table].state is TableState.STREAMING
+    assert told.rows[table] == [(1, "one"), (2, "two"), (3, "c")]
+
+
+@pytest.mark.parametrize("when", ["stopped", "live"])
+def test_S01_S02_S03_a_history_follows_with_all_its_versions(told: Told, when: str) -> None:
+    name = "s01_s02_s03_history" if when == "stopped" else live("s01_s02_s03_history")
+    told.assert_equal(name)
+    assert told.rows[name] == sorted(
+        [
+            (1, "one", 1, 5, False),
+            (1, "uno", 1, 5, False),
+            (1, "uno", 7, 5, True),
+            (2, "two", 2, 5, False),
+            (2, None, 8, 5, True),
+            (3, "c", 3, 5, False),
+            (4, None, 4, 4, True),
+        ],
+        key=str,
+    )
+
+
+@pytest.mark.parametrize("when", ["stopped", "live"])
+def test_S01_S02_S03_rows_that_are_deleted_softly_follow_too(told: Told, when: str) -> None:
+    name = "s01_s02_s03_soft_delete" if when == "stopped" else live("s01_s02_s03_soft_delete")
+    told.assert_equal(name)
+    rows = [(1, "uno", 7, 5, False), (2, None, 8, 5, False), (3, "c", 3, 5, True), (4, None, 4, 4, False)]
+    assert told.rows[name] == sorted(rows, key=str)
+
+
+@pytest.mark.parametrize("when", ["stopped", "live"])
+def test_S01_S02_S03_a_log_has_every_change_as_it_was(told: Told, when: str) -> None:
+    name = "s01_s02_s03_append" if when == "stopped" else live("s01_s02_s03_append")
+    assert told.statuses[name].state is TableState.STREAMING
+    assert [row[2:] for row in sorted(told.rows[name], key=lambda row: row[:2])] == [
+        ("snapshot", 1, "one", 1, None),
+        ("snapshot", 2, "two", 2, None),
+        ("insert", 3, "c", 3, None),
+        ("update_postimage", 1, "uno", 1, None),
+        ("update_postimage", 1, "uno", 7, 5),
+        ("update_postimage", 2, None, 8, 5),
+        ("insert", 4, None, 4, 4),
+        ("delete", 3, None, None, None),
+    ]
+
+
+@pytest.mark.parametrize("table", [*DURING, *HALVED], ids=case_id)
+def test_a_table_is_exact_that_was_altered_while_it_was_copied(told: Told, table: str) -> None:
+    told.assert_equal(table)
+
+
+def test_S14_a_copy_is_not_resumed_of_what_was_altered_in_between(told: Told) -> None:
+    assert told.restarted
+
+
+def test_K11_shards_that_are_altered_one_by_one_wait_for_each_other(told: Told) -> None:
+    assert f"{SHARDED}_1 has a column 'more', and public.{SHARDED}_2 has not" in (told.differing or "")

@@ -13,8 +13,10 @@ from penstock.cli.table_orders import order
 from penstock.errors import NoTablesError, SinkRefusedError
 from penstock.pipeline import roster
 from penstock.pipeline.config import load_config
+from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.pipeline import RunResult
 from penstock.pipeline.states import TableState
+from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.delta.sink import DeltaSink
 from penstock.testing.streams import wait_for
@@ -28,9 +30,9 @@ DEADLINE_SECONDS = 240.0
 class Running:
     """A pipeline that runs in a thread of its own."""
 
-    def __init__(self, mirror: Mirror) -> None:
+    def __init__(self, mirror: Mirror, observer: PipelineObserver | None = None) -> None:
         self.mirror = mirror
-        self.pipeline = mirror.pipeline(reload=lambda: load_config(mirror.path))
+        self.pipeline = mirror.pipeline(observer, reload=lambda: load_config(mirror.path))
         self.result: RunResult | None = None
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="pipeline")
@@ -58,6 +60,13 @@ class Running:
         wait_for(there, f"{count} rows of {table}", lambda: self.pipeline.statuses, DEADLINE_SECONDS)
         assert self.failure is None, self.failure
 
+    def wait_for_position(self, position: Position) -> None:
+        def there() -> bool:
+            return self.failure is not None or self.pipeline.position >= position
+
+        wait_for(there, f"everything up to {position}", lambda: self.pipeline.statuses, DEADLINE_SECONDS)
+        assert self.failure is None, self.failure
+
     def order(self, what: str, table: str) -> None:
         order(self.mirror.path, [table], what)
 
@@ -70,8 +79,8 @@ class Running:
 
 
 @contextmanager
-def running(mirror: Mirror) -> Iterator[Running]:
-    made = Running(mirror)
+def running(mirror: Mirror, observer: PipelineObserver | None = None) -> Iterator[Running]:
+    made = Running(mirror, observer)
     try:
         yield made
     finally:

@@ -1,4 +1,4 @@
-"""Shards that go into one table, from the copy to the stream and back, into Delta and into Postgres."""
+"""Shards that go into one table, from the copy to the stream and back, into Postgres; into a lake they go where tables are altered."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.pipeline import roster
-from penstock.pipeline.states import TableState
 from penstock.pipeline.verification.verify import verify_tables
-from penstock.schema import TableName
-from tests.fix_pipeline import Mirror, MirrorFactory
+from tests.fix_pipeline import MirrorFactory
 from tests.fix_postgres import Database, PostgresServer
-from tests.integration.pipeline.test_online import running
-from tests.waiting import wait_for
 
 SHARD = """
     CREATE SCHEMA {0};
@@ -32,10 +27,6 @@ def target(postgres_server: PostgresServer) -> Iterator[Database]:
     yield created
     created.close()
     postgres_server.drop_database(created.name)
-
-
-def _in_lake(made: Mirror) -> set[tuple[Any, ...]]:
-    return {tuple(row) for row in made.rows("lake.orders", "_source, id, note, md5(big)")}
 
 
 def _there(database: Database, *shards: str) -> set[tuple[Any, ...]]:
@@ -69,33 +60,3 @@ def test_K11_the_same_keys_in_different_shards_are_different_rows_of_one_table(
     report = verify_tables(spark, made.config)  # which has the pipeline come to where it compares
     assert [(str(each.table), each.equal) for each in report.verdicts] == [("lake.orders", True)]
     assert held() == _there(database, "shard_1", "shard_2", "shard_3")
-
-
-def test_K11_shards_that_are_altered_one_by_one_and_shards_that_come_while_the_pipeline_runs(
-    database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(roster, "_LOOK_SECONDS", 1.0)
-    for shard in ("shard_1", "shard_2"):
-        database.execute(SHARD.format(shard))
-    made = mirror(tables=RULES)
-    with running(made) as run:
-
-        def follows(*shards: str) -> None:
-            wait_for(lambda: _in_lake(made) == _there(database, *shards), "the rows of all shards", lambda: run.pipeline.statuses, 240)
-
-        run.wait_for_state("lake.orders", TableState.STREAMING)
-        _change(database)
-        follows("shard_1", "shard_2")
-        # As long as they differ there is nothing that they could make together.
-        database.execute("ALTER TABLE shard_1.orders ADD more int DEFAULT 7; INSERT INTO shard_1.orders VALUES (1, 'new')")
-        run.wait_for_state("lake.orders", TableState.FAILED)
-        reason = run.pipeline.statuses[TableName("lake", "orders")].reason or ""
-        assert "shard_1.orders has a column 'more', and shard_2.orders has not" in reason
-        # Once they are alike it is copied anew by itself, with those that have come since.
-        database.execute(SHARD.format("shard_3"))
-        for shard in ("shard_2", "shard_3"):
-            database.execute(f"ALTER TABLE {shard}.orders ADD more int DEFAULT 7")
-        run.wait_for_state("lake.orders", TableState.STREAMING)
-        database.execute("DELETE FROM shard_3.orders WHERE id = 1; INSERT INTO shard_1.orders VALUES (3, 'again')")
-        follows("shard_1", "shard_2", "shard_3")
-    assert {row["more"] for row in made.rows("lake.orders", "more")} == {7}

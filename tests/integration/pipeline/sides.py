@@ -1,0 +1,83 @@
+"""Many small tables beside their targets, in one query over all of these; `verify` takes a moment for each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from penstock.pipeline.config import PipelineConfig
+from penstock.schema import TableName
+from penstock.sinks.base import Sink
+from penstock.sinks.layout import Mode
+from tests.fix_pipeline import Mirror
+from tests.fix_postgres import Database
+
+Rows = Counter[tuple[str | None, ...]]
+"""As texts, in the order of the source's columns."""
+
+_COLUMNS = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+_KEY = """
+    SELECT a.attname::text FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+    WHERE i.indrelid = %s::regclass AND i.indisprimary
+"""
+_MEMBERS = "SELECT relname::text FROM pg_class WHERE relname ~ %s AND relkind = 'r' ORDER BY 1"
+_LIVE = {Mode.SOFT_DELETE: "NOT _deleted", Mode.HISTORY: "_current"}
+_MASKED = {"a": "left(a, 1) || '***'"}
+"""Where a column is masked up to its first letter."""
+
+
+@dataclass(frozen=True)
+class Sides:
+    source: Rows
+    target: Rows | None
+    """None: there is none, or it lacks columns."""
+    key: frozenset[str]
+    target_key: frozenset[str]
+
+    @property
+    def are_equal(self) -> bool:
+        return self.source == self.target and self.key == self.target_key
+
+
+def sides(lake: Mirror, database: Database, names: Iterable[str]) -> dict[str, Sides]:
+    """Those of the schema lake are made of the tables of public that are called like them, with a number."""
+    config = lake.config
+    found = {name: _source(database, name, is_masked=config.transform_of(TableName.parse(name)) is not None) for name in sorted(names)}
+    sink = lake.open_sink()  # which some DataFrames need for as long as they are read
+    keys = {str(each.table): frozenset(each.key) for name in found if (each := sink.load_target(TableName.parse(name)))}
+    targets = _targets(sink, config, {name: columns for name, (columns, _, _) in found.items() if name in keys})
+    return {name: Sides(rows, targets.get(name), key, keys.get(name, frozenset())) for name, (_, rows, key) in found.items()}
+
+
+def _source(database: Database, name: str, *, is_masked: bool) -> tuple[list[str], Rows, frozenset[str]]:
+    schema, _, table = name.partition(".")
+    if schema == "lake":
+        members = [f"public.{each}" for (each,) in database.query(_MEMBERS, f"^{table}_[0-9]$")]
+        columns, _, key = _source(database, members[0], is_masked=False)
+        rows = Counter({(each, *row): count for each in members for row, count in _source(database, each, is_masked=False)[1].items()})
+        return ["_source", *columns], rows, key | {"_source"}
+    columns = [str(column) for (column,) in database.query(_COLUMNS, name)]
+    texts = ", ".join(f"({_MASKED.get(each, each) if is_masked else each})::text" for each in columns)
+    rows = Counter(tuple(row) for (row,) in database.query(f"SELECT ARRAY[{texts}] FROM {name}"))
+    return columns, rows, frozenset(str(column) for (column,) in database.query(_KEY, name))
+
+
+def _targets(sink: Sink, config: PipelineConfig, columns: Mapping[str, list[str]]) -> dict[str, Rows]:
+    frames: dict[str, DataFrame] = {}
+    for name, wanted in columns.items():
+        table = TableName.parse(name)
+        frame = sink.read(table)
+        if set(wanted) <= set(frame.columns):
+            live = _LIVE.get(config.mode_of(table))
+            texts = F.array(*(F.col(each).cast("string") for each in wanted))
+            frames[name] = (frame if live is None else frame.where(live)).select(F.lit(name), texts)
+    found = {name: Counter[tuple[str | None, ...]]() for name in frames}
+    if frames:
+        for name, row in reduce(DataFrame.unionAll, frames.values()).collect():
+            found[name][tuple(row)] += 1
+    return found
