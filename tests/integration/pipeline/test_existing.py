@@ -38,3 +38,11 @@ def test_K10_delta_tables_that_are_there_are_refused_adopted_or_replaced_as_the_
     made.run_once()
     assert sorted(map(tuple, made.rows("public.adopted", "id, note"))) == [(1, "uno"), (2, "two")]
     assert sorted(map(tuple, made.rows("public.replaced", "id, note"))) == [(1, "one")]
+
+    # What another pipeline writes is not there for this one, whatever it holds.
+    others = mirror(pipeline="other", tables=["public.adopted", {"table": "public.replaced", "existing": "refuse"}]).run_once()
+    assert {name: (status.reason or "")[:8] for name, status in others.failed.items()} == {
+        "public.adopted": "PEN-3001",
+        "public.replaced": "PEN-3001",
+    }
+    assert sorted(map(tuple, made.rows("public.adopted", "id, note"))) == [(1, "uno"), (2, "two")]

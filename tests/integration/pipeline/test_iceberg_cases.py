@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +18,14 @@ import pytest
 from rich.console import Console
 
 from penstock.cli.run import run_pipeline
+from penstock.errors import SpoolFormatError
 from penstock.pipeline.orders import change_orders
 from penstock.pipeline.states import TableStatus
 from penstock.schema import TableName
 from penstock.sinks.iceberg.sink import IcebergSink
 from tests.fix_pipeline import Mirror, mirror_document
 from tests.fix_postgres import Database, PostgresServer
+from tests.integration.pipeline.test_queries import ORDERS
 from tests.integration.pipeline.test_signals_and_versions import is_active, own_handlers, signalled_once
 from tests.integration.pipeline.test_transforms import KEY, LEAVE_AND_ENTER, PEOPLE, RULE, expected, people
 from tests.integration.sinks.iceberg_lake import new_catalog
@@ -46,8 +51,19 @@ ODD_CHANGES = """
     INSERT INTO long VALUES (2, repeat('y', 100000000)); UPDATE "select" SET "from" = 'b';
     INSERT INTO "Files" VALUES (1), (2); DELETE FROM files
 """
+QUERY = {
+    "table": "public.orders",
+    "sql": "SELECT sha2(concat('pepper', note), 256) AS remark, id AS order_id, CAST(price AS decimal(10,2)) * qty AS total, long "
+    "FROM source WHERE qty % 2 = 0",
+}
+ORDERS_CHANGES = """
+    UPDATE orders SET qty = 3 WHERE id = 2; UPDATE orders SET qty = 8, long = 'zz', note = NULL WHERE id = 1;
+    UPDATE orders SET price = '1.00' WHERE id = 4; UPDATE orders SET id = 60 WHERE id = 6;
+    INSERT INTO orders VALUES (7, '7', 1, NULL, NULL), (8, '0.25', 2, NULL, 'n')
+"""
 RULES = [
     "public.*",
+    QUERY,
     {**RULE, "columns": {**RULE["columns"], "cast": {"score": "string"}}},  # type: ignore[dict-item]
     {"table": "public.bad", "schema_changes": "stop"},
     *({"table": f"public.{name}", "existing": "adopt"} for name in ("adopted", "unfit")),
@@ -60,12 +76,17 @@ Failed = Mapping[str, TableStatus]
 class Told:
     """What the runs came to, in their order."""
 
+    catalog: str
     spark: SparkSession
     database: Database
     lake: Mirror
     failed: list[Failed] = field(default_factory=list)
     rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
     codes: list[int] = field(default_factory=list)
+    others: Failed = field(default_factory=dict)
+    """What came of a pipeline that was to write to tables of this one."""
+    newer: str = ""
+    """What a run said that found what a later version had written."""
 
     @property
     def sink(self) -> IcebergSink:
@@ -89,6 +110,8 @@ def _begin(told: Told) -> None:
     for name in ("good", "bad", *DAMAGED, *THERE):
         told.database.execute(PLAIN.format(name))
     told.database.execute(ODD)
+    told.database.execute("CREATE PUBLICATION everything FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    told.database.execute(f"{ORDERS}; DELETE FROM orders WHERE id = 10")
     told.database.execute(PEOPLE)
     told.database.execute("ALTER TABLE people ADD score int DEFAULT 7")
     for name in THERE:
@@ -100,7 +123,9 @@ def _begin(told: Told) -> None:
 
 
 def _change(told: Told) -> None:
-    """K06, K12, K13: an alteration that is not to be followed, and rows that leave a filter and come in."""
+    """K06, K12, K13: an alteration that is not to be followed, and rows that leave a filter and come in. S08: a table that is new."""
+    told.database.execute(f"{PLAIN.format('late')}; UPDATE late SET v = 'late'")
+    told.database.execute(ORDERS_CHANGES)
     told.database.execute("ALTER TABLE bad ADD extra int DEFAULT 5; INSERT INTO bad VALUES (3, 'b', 6)")
     for name in ("good", *DAMAGED, *THERE):
         told.database.execute(f"UPDATE {name} SET v = 'b' WHERE id = 1; INSERT INTO {name} VALUES (3, 'b')")
@@ -149,15 +174,36 @@ def _signal(told: Told) -> None:
     told.run()
 
 
+def _meet(told: Told) -> None:
+    """K08, K10: another pipeline comes to the lake, and a version of a time to come has been there."""
+    there = told.lake.config
+    sink = {"iceberg": {"catalog": told.catalog, "warehouse": str(there.sink.root)}}
+    directory = there.sink.root.parent / "other"
+    directory.mkdir()
+    document = mirror_document(told.database, pipeline="other", tables=["public.good", "public.late"], sink=sink)
+    told.others = Mirror(told.spark, told.database, directory, document).run_once().failed
+    last = max((there.sink.root / "penstock_epochs" / there.pipeline).glob("*.json"))
+    written = last.read_text()
+    last.write_text(json.dumps({**json.loads(written), "format": 99}))
+    told.database.execute("INSERT INTO good VALUES (99, 'unseen')")
+    with pytest.raises(SpoolFormatError) as refused:
+        told.lake.run_once()
+    told.newer = str(refused.value)
+    told.database.execute("DELETE FROM good WHERE id = 99")
+    last.write_text(written)
+
+
 @pytest.fixture(scope="module")
 def told(spark: SparkSession, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     database = postgres_server.create_database()
-    sink = {"iceberg": {"catalog": new_catalog(), "warehouse": "lake"}}
-    document = mirror_document(database, tables=RULES, sink=sink, hash_key={"env": "HASH_KEY"})
-    told = Told(spark, database, Mirror(spark, database, tmp_path_factory.mktemp("told"), document))
+    catalog = new_catalog()
+    sink = {"iceberg": {"catalog": catalog, "warehouse": "lake"}}
+    source = {"dsn": database.dsn, "publication": "everything"}
+    document = mirror_document(database, tables=RULES, source=source, sink=sink, hash_key={"env": "HASH_KEY"})
+    told = Told(catalog, spark, database, Mirror(spark, database, tmp_path_factory.mktemp("told"), document))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HASH_KEY", KEY)
-        for chapter in (_begin, _change, _damage, _mend, _signal):
+        for chapter in (_begin, _change, _damage, _mend, _signal, _meet):
             chapter(told)
         yield told
     database.close()
@@ -194,6 +240,11 @@ def test_K08_what_a_former_version_wrote_goes_on(told: Told) -> None:
     assert told.rows["good goes on"] == [(2, "c", None), (3, "b", None)]
 
 
+def test_K08_what_a_later_version_wrote_is_left_alone(told: Told) -> None:
+    assert "has format 99" in told.newer
+    assert 99 not in {row["id"] for row in told.lake.rows("public.good")}
+
+
 def test_K09_a_target_that_somebody_altered_dropped_or_put_back_is_not_trusted(told: Told) -> None:
     failed = {name.removeprefix("public."): status for name, status in told.failed[2].items()}
     assert failed.keys() & set(DAMAGED) <= {"taken", "back"}
@@ -215,6 +266,29 @@ def test_K10_tables_that_are_there_are_refused_adopted_or_replaced_as_the_rules_
     for name in ("kept", "unfit"):
         told.note(name, name, "id, v")
         assert told.rows[name] == [(7, "theirs")], "it is not touched"
+
+
+def test_K10_tables_of_another_pipeline_are_refused(told: Told) -> None:
+    assert _reasons(told.others) == {"good": "PEN-3001", "late": "PEN-3001"}
+    _equal(told, "good", "late")
+
+
+def test_S08_a_table_that_is_made_while_nobody_runs_is_copied_also_where_the_publication_is_for_all_tables(told: Told) -> None:
+    _equal(told, "late")
+
+
+def test_K12_K13_rows_come_and_go_by_a_query_that_makes_hashes(told: Told) -> None:
+    def remark(text: str) -> str:
+        return hashlib.sha256(f"pepper{text}".encode()).hexdigest()
+
+    rows = told.lake.rows("public.orders", "order_id, remark, total, length(long), substring(long,1,1)")
+    assert sorted(tuple(row) for row in rows) == [
+        (1, None, Decimal("12.00"), 2, "z"),
+        (4, remark("note 4"), Decimal("4.00"), 5000, "d"),
+        (8, None, Decimal("0.50"), 1, "n"),
+        (60, remark("note 6"), Decimal("39.00"), 5000, "f"),
+    ]
+    _equal(told, "orders")
 
 
 def test_K12_K13_rows_come_and_go_by_a_filter_and_only_hashes_of_columns_arrive(told: Told) -> None:

@@ -40,20 +40,28 @@ def test_K09_a_target_that_somebody_altered_dropped_or_put_back_is_not_trusted(d
     made.assert_equal("public.added", "public.taken", "public.gone", "public.back")
 
 
-def test_K14_what_is_very_wide_very_long_or_oddly_named_arrives(database: Database, mirror: MirrorFactory) -> None:
-    """1,600 columns, which is all that Postgres has; rows of 100 MB; words that SQL keeps for itself."""
+def test_S08_K14_what_is_very_wide_very_long_or_oddly_named_arrives_and_what_is_new(database: Database, mirror: MirrorFactory) -> None:
+    """1,600 columns, which is all that Postgres has; rows of 100 MB; words that SQL keeps for itself; names that differ in case alone.
+
+    The publication has every table of the schema by itself.
+    """
+    database.execute("CREATE PUBLICATION everything FOR TABLES IN SCHEMA public WITH (publish_via_partition_root = true)")
+    database.execute('CREATE TABLE files (id int PRIMARY KEY); CREATE TABLE "Files" (id int PRIMARY KEY); INSERT INTO files VALUES (1)')
     columns = ", ".join(f"c{number} int DEFAULT {number}" for number in range(1599))
     database.execute(f"CREATE TABLE wide (id int PRIMARY KEY, {columns}); INSERT INTO wide (id) VALUES (1), (2)")
     database.execute("CREATE TABLE long (id int PRIMARY KEY, v text); INSERT INTO long VALUES (1, repeat('x', 100000000))")
     database.execute('CREATE TABLE "select" (id int PRIMARY KEY, "from" text, "where" int); INSERT INTO "select" VALUES (1, \'a\', 2)')
-    made = mirror()
+    made = mirror(source={"dsn": database.dsn, "publication": "everything"})
     made.run_once()
+    database.execute('INSERT INTO "Files" VALUES (1), (2); DELETE FROM files')
+    database.execute("CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1), (2)")
     database.execute("UPDATE wide SET c1598 = -1 WHERE id = 2; INSERT INTO wide (id) VALUES (3)")
     database.execute("INSERT INTO long VALUES (2, repeat('y', 100000000)); UPDATE \"select\" SET \"from\" = 'b'")
     assert not made.run_once().failed
     assert sorted(map(tuple, made.rows("public.wide", "id, c0, c1598"))) == [(1, 0, 1598), (2, 0, -1), (3, 0, 1598)]
     assert _lengths(made.config.sink.root / "public" / "long") == [(1, 100_000_000), (2, 100_000_000)]
     assert [tuple(row) for row in made.rows("public.select", "id, `from`, `where`")] == [(1, "b", 2)]
+    assert [len(made.rows(f"public.{name}")) for name in ("files", '"Files"', "late")] == [0, 2, 2]
 
 
 def _lengths(table: Path) -> list[tuple[int, int]]:
