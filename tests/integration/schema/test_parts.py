@@ -37,6 +37,16 @@ def test_S12_a_part_that_was_a_table_before_is_told_from_one_that_was_made_as_a_
     database.execute("ALTER TABLE t ATTACH PARTITION filled FOR VALUES FROM (20) TO (30)")
     database.execute("ALTER TABLE t ATTACH PARTITION bare FOR VALUES FROM (30) TO (40); INSERT INTO t VALUES (35)")
     database.execute("ALTER TABLE t DETACH PARTITION sub; ALTER TABLE t ATTACH PARTITION sub FOR VALUES FROM (10) TO (20)")
+    database.execute(
+        "CREATE TABLE loaded (LIKE t); INSERT INTO loaded VALUES (41); ALTER TABLE t ATTACH PARTITION loaded FOR VALUES FROM (40) TO (50)"
+    )
+    database.execute(
+        "CREATE TABLE cut (id int, x int, b int); INSERT INTO cut VALUES (51); ALTER TABLE cut DROP x;"
+        "ALTER TABLE t ATTACH PARTITION cut FOR VALUES FROM (50) TO (60)"
+    )
+    database.execute(
+        "CREATE TABLE next PARTITION OF t FOR VALUES FROM (60) TO (70); INSERT INTO t VALUES (61); ALTER TABLE t ALTER b SET DEFAULT 7"
+    )
     bare, many = TableName("public", "bare"), TableName("public", "many")
     with connect(SourceAddress.parse(database.dsn)) as connection:
         names = {oid: str(each) for oid, each in connection.execute("SELECT oid, relname FROM pg_class WHERE relkind = 'r'").fetchall()}
@@ -48,9 +58,30 @@ def test_S12_a_part_that_was_a_table_before_is_told_from_one_that_was_made_as_a_
         "filled": True,
         "bare": True,
         "leaf": True,
+        "loaded": True,
+        "cut": True,
+        "next": False,
     }
     assert found.keys() == {NAME}
-    assert {names[oid] for oid in routed[many].leaves} == {"made", "filled", "bare", "leaf"}
+    assert {names[oid] for oid in routed[many].leaves} == {"made", "filled", "bare", "leaf", "loaded", "cut", "next"}
+
+
+@pytest.mark.versions(14, 18)
+def test_S12_a_part_that_is_made_with_all_that_a_table_may_have_was_no_table_before(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE t (id bigserial PRIMARY KEY, a text NOT NULL DEFAULT 'x' CHECK (a <> ''),"
+        "b int GENERATED ALWAYS AS (length(a)) STORED, CHECK (b < 100)) PARTITION BY RANGE (id); CREATE INDEX ON t (a)"
+    )
+    database.execute("CREATE TABLE plain PARTITION OF t FOR VALUES FROM (0) TO (10)")
+    database.execute(
+        "CREATE TABLE more PARTITION OF t (a DEFAULT 'y', CONSTRAINT k CHECK (b < 50), UNIQUE (a)) FOR VALUES FROM (10) TO (20)"
+    )
+    database.execute("CREATE TABLE one (id int PRIMARY KEY) PARTITION BY LIST (id); CREATE TABLE single PARTITION OF one FOR VALUES IN (1)")
+    database.execute("INSERT INTO t VALUES (1), (11); INSERT INTO one VALUES (1)")
+    tables = {TableName("public", name): [_oid(database, name)] for name in ("t", "one")}
+    with connect(SourceAddress.parse(database.dsn)) as connection:
+        found = inspect_parts(connection, tables)
+    assert [sorted(part.is_attached for part in found[name].leaves.values()) for name in tables] == [[False, False], [False]]
 
 
 class Watched:

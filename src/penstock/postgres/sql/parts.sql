@@ -3,11 +3,16 @@
 -- name: leaves
 -- By table: where the rows of each leaf lie, who wrote that into the catalog, and whether the leaf was a table before it became a part, and
 -- has rows. What is created as a part has its row in pg_inherits from the transaction that made it; the one that says where its system
--- columns are is never written again. The last column is as of the moment that the rest is of.
+-- columns are is never written again. A table may be made, filled and attached in one transaction, too: attaching writes the rows of all its
+-- columns again, so that none is left of before. The last column is as of the moment that the rest is of.
 WITH RECURSIVE parts (root, oid, is_attached) AS (
     SELECT c.oid, c.oid, false FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[]) AND c.relkind = 'p'
     UNION ALL
-    SELECT p.root, i.inhrelid, p.is_attached OR i.xmin::text <> a.xmin::text
+    SELECT p.root, i.inhrelid, p.is_attached OR i.xmin::text <> a.xmin::text OR NOT EXISTS (
+        SELECT FROM pg_catalog.pg_attribute b
+        WHERE b.attrelid = i.inhrelid AND b.attnum > 0 AND NOT b.attisdropped
+          AND b.xmin::text = i.xmin::text AND b.cmin::text::int8 < i.cmin::text::int8
+    )
     FROM parts p
     JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid
     JOIN pg_catalog.pg_attribute a ON a.attrelid = i.inhrelid AND a.attname = 'tableoid'
