@@ -35,7 +35,7 @@ from tests.integration.pipeline.altered import (
     rules,
     statements,
 )
-from tests.integration.pipeline.sides import Sides, sides
+from tests.integration.pipeline.sides import Sides, noted, sides
 from tests.integration.pipeline.test_online import DEADLINE_SECONDS, Running, running
 from tests.waiting import wait_for
 
@@ -172,7 +172,7 @@ def _alter_stopped(told: Told, lake: Mirror, database: Database, altering: Alter
     names = [*FOLLOWED, *COPIED, *LATER, *HALVED, "s07_renamed_on", "s14_copied", "s14_resynced", *list(MODES)[:2]]
     wanted = [*(f"public.{name}" for name in names), *(f"lake.{name}" for name in ROUTED)]
     _compare(told, lake, database, set(wanted))
-    _note(told, lake, ROWS)
+    told.rows |= noted(lake, ROWS)
 
 
 def _alter_running(told: Told, lake: Mirror, database: Database, altering: Altering) -> None:
@@ -199,7 +199,7 @@ def _alter_running(told: Told, lake: Mirror, database: Database, altering: Alter
         _await_equal(told, lake, database, run, [f"lake.{SHARDED}"])
         told.take({str(name): status for name, status in run.pipeline.statuses.items()})
         assert not altering.left
-    _note(told, lake, {live(name): columns for name, columns in ROWS.items()})
+    told.rows |= noted(lake, {live(name): columns for name, columns in ROWS.items()})
 
 
 def _catch_up(run: Running, database: Database) -> None:
@@ -242,10 +242,6 @@ def _differ(told: Told, database: Database, run: Running) -> None:
     run.wait_for_state(f"lake.{SHARDED}", TableState.STREAMING)
     database.execute(f"DELETE FROM {SHARDED}_3 WHERE id = 1; INSERT INTO {SHARDED}_2 VALUES (9, 'again')")
     database.execute(f"UPDATE {SHARDED}_2 SET id = 40 WHERE id = 30; TRUNCATE {SHARDED}_1; INSERT INTO {SHARDED}_1 VALUES (40, 'after')")
-
-
-def _note(told: Told, lake: Mirror, columns: Mapping[str, str]) -> None:
-    told.rows |= {name: sorted((tuple(row) for row in lake.rows(f"public.{name}", each)), key=str) for name, each in columns.items()}
 
 
 def tell(lake_of: LakeFactory, kind: str) -> Told:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -65,6 +67,19 @@ def _source(database: Database, name: str, *, is_masked: bool) -> tuple[list[str
     texts = ", ".join(f"({_MASKED.get(each, each) if is_masked else each})::text" for each in columns)
     rows = Counter(tuple(row) for (row,) in database.query(f"SELECT ARRAY[{texts}] FROM {name}"))
     return columns, rows, frozenset(str(column) for (column,) in database.query(_KEY, name))
+
+
+def noted(lake: Mirror, columns: Mapping[str, str]) -> dict[str, list[tuple[Any, ...]]]:
+    """What tables of public hold in these columns, in the order of their texts."""
+    sink = lake.open_sink()
+    rows = [
+        sink.read(TableName("public", name)).select(F.lit(name), F.expr(f"to_json(struct({each}), map('ignoreNullFields', 'false'))"))
+        for name, each in columns.items()
+    ]
+    found: dict[str, list[tuple[Any, ...]]] = {name: [] for name in columns}
+    for name, row in reduce(DataFrame.unionAll, rows).collect():
+        found[name].append(tuple(json.loads(row).values()))
+    return {name: sorted(each, key=str) for name, each in found.items()}
 
 
 def _targets(sink: Sink, config: PipelineConfig, columns: Mapping[str, list[str]]) -> dict[str, Rows]:
