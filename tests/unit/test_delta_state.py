@@ -218,6 +218,14 @@ def test_features_that_we_do_not_know_to_be_safe_leave_the_table_to_delta(
             check_writable(state)
 
 
+def test_a_column_that_takes_no_nulls_leaves_the_table_to_delta() -> None:
+    """Which looks at every row; we would write what is there."""
+    field = {"name": "x", "type": "long", "nullable": False, "metadata": {}}
+    action = {"schemaString": json.dumps({"type": "struct", "fields": [field]}), "configuration": {}, "partitionColumns": []}
+    with pytest.raises(Unsupported, match="NOT NULL"):
+        check_writable(DeltaState(0, {"minReaderVersion": 3, "minWriterVersion": 7}, Metadata(action), {}, {}))
+
+
 def test_rows_are_taken_out_only_where_the_table_has_vectors_switched_on() -> None:
     def state(features: list[str], value: str) -> DeltaState:
         metadata = Metadata({"schemaString": '{"fields": []}', "configuration": {"delta.enableDeletionVectors": value}})

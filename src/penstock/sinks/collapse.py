@@ -7,6 +7,7 @@ The order is `(_commit_version, _ordinal)`, always. The result holds, for `colum
 - `_op`: `delete`, or `upsert`;
 - `_there`: whether the row stands in the target before the epoch, under the key that follows;
 - `match_<j>` for each key column, and `match_text_<j>` for those whose exact value may be a text (see `may_be_text`);
+- `_commit_version` and `_ordinal`: of the last change;
 - `_kept`: names of the columns of which the target keeps its own value; null if there are none.
 
 Mostly `match` is the key itself. It differs when a key change leaves a TOASTed value behind: the change carries no value, and only the row
@@ -114,7 +115,7 @@ def _fold_by_key(changes: DataFrame, shape: _Shape) -> DataFrame:
     last = changes.withColumn("is_last", _is_last(by_key)).where("is_last")
     return last.select(
         *(F.col(value_column(index)) for index in range(len(shape.names))),
-        F.col(EXACT),
+        *(F.col(name) for name in (EXACT, COMMIT_VERSION, ORDINAL)),
         _op(),
         F.lit(True).alias(THERE),
         *(F.col(value_column(index)).alias(match_column(at)) for at, index in enumerate(shape.keys)),
@@ -161,6 +162,7 @@ def _folded_row(last: DataFrame, shape: _Shape, matches: Sequence[str]) -> DataF
             for index in range(len(shape.names))
         ),
         F.when(F.size(exact) > 0, exact).alias(EXACT),
+        *(F.col(name) for name in (COMMIT_VERSION, ORDINAL)),
         _op(),
         F.col(THERE),
         *(F.when(F.col(THERE), F.col(name)).alias(name) for name in matches),

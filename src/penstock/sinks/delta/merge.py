@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.change import COMMIT_VERSION, EXACT, ChangeCounts
+from penstock.change import COMMIT_VERSION, EXACT, ORDINAL, ChangeCounts
 from penstock.errors import SinkError, SinkRefusedError, TargetRewoundError
 from penstock.sinks.base import Target
 from penstock.sinks.collapse import (
@@ -91,6 +91,16 @@ def merge_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str]
         f"VALUES ({', '.join(inserts)}, s.{quoted(EXACT)})",
     ]
     return " ".join(clauses)
+
+
+def merged_rows(place: str, view: str, schema: pa.Schema, key: Sequence[str], *, keeps: bool, is_emptied: bool) -> str:
+    """Select the rows of `view` as that MERGE would write them, each with the place of its last change."""
+    kept = {name for name in schema.names if keeps and name not in key}
+    values = {name: f"s.{value_column(index)}" for index, name in enumerate(schema.names)}
+    columns = [f"{_updated(name, value) if name in kept else value} AS {quoted(name)}" for name, value in values.items()]
+    columns += [f"{_exact(keeps)} AS {quoted(EXACT)}", f"s.{COMMIT_VERSION}", f"s.{ORDINAL}"]
+    met = "false" if is_emptied else _condition(schema, key)
+    return " ".join([f"SELECT {', '.join(columns)}", f"FROM {view} s", f"LEFT JOIN delta.{quoted(place)} t ON {met}"])
 
 
 def replace_statement(place: str, view: str, schema: pa.Schema, key: Sequence[str]) -> str:

@@ -17,8 +17,9 @@ _WRITER_VERSIONS = range(1, 8)
 _SAFE = frozenset({"deletionVectors", "columnMapping", "timestampNtz", "vacuumProtocolCheck", "allowColumnDefaults", "domainMetadata"})
 _SAFE_UNUSED = frozenset({"appendOnly", "invariants", "checkConstraints", "generatedColumns", "changeDataFeed", "identityColumns"})
 _PROPERTIES = frozenset({"delta.appendOnly", "delta.enableChangeDataFeed", "delta.enableRowTracking"})
-_CONSTRAINT = "delta.constraints."
-_COLUMN_METADATA = ("delta.invariants", "delta.generationExpression", "delta.identity.")
+CONSTRAINT = "delta.constraints."
+_NOT_NULL = "NOT NULL"
+_COLUMN_METADATA = ("delta.invariants", "delta.generationExpression", "delta.identity.", _NOT_NULL)
 
 
 def check_writable(state: DeltaState) -> None:
@@ -33,7 +34,7 @@ def check_writable(state: DeltaState) -> None:
         raise Unsupported("it has partitions")
     properties = state.metadata.properties
     for name, value in properties.items():
-        if name.startswith(_CONSTRAINT) or (name in _PROPERTIES and value.lower() == "true"):
+        if name.startswith(CONSTRAINT) or (name in _PROPERTIES and value.lower() == "true"):
             raise Unsupported(f"it has the property {name}")
     if properties.get("delta.columnMapping.mode", "none") not in ("none", "name"):
         raise Unsupported("its columns are mapped by number")
@@ -49,10 +50,12 @@ def can_delete(state: DeltaState) -> bool:
 
 
 def _metadata_names(found: Any) -> Iterator[str]:
-    """The names of all metadata of columns, however deep they are."""
+    """The names of all metadata of columns, however deep they are; that a column takes no nulls counts as such."""
     if isinstance(found, Mapping):
         if isinstance(found.get("metadata"), Mapping):
             yield from found["metadata"]
+        if found.get("nullable") is False:
+            yield _NOT_NULL
         for name, value in found.items():
             if name != "metadata":
                 yield from _metadata_names(value)

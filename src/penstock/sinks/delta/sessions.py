@@ -6,13 +6,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.errors import SinkError, SinkRefusedError, parse_error
+from penstock.errors import SinkError, SinkRefusedError, ValuesRefusedError, parse_error
 from penstock.position import Position
+
+_ROW = ("22001", "22003", "23")
+"""SQLSTATEs and classes of them: a row has a value that its column, or a constraint, does not take."""
+_TABLE = ("0A", "42809", "56")
+"""The table does not let itself be written to like that: it only takes appends, say, or asks for more than this Delta knows."""
+_NAMES = ("constraintName", "columnName")
+"""Which of the parameters of a message may be told. Others are values."""
 
 
 class DeltaSessions:
@@ -46,7 +54,32 @@ def failing(path: Path, doing: str) -> Iterator[None]:
         found = parse_error(str(error))
         if isinstance(found, SinkError):
             raise type(found)(f"{doing} {path}: {found.message}", hint=f"remove {path} and run again to copy the table anew") from error
+        state, what = _find_refusal(error)
+        if state.startswith(_ROW):
+            hint = (
+                f"ALTER TABLE delta.`{path}` DROP CONSTRAINT …, or mend the row in the source; then penstock tables resync; "
+                "or set refused: dead_letters, which puts such rows aside"
+            )
+            raise ValuesRefusedError(f"{doing} {path}: a row is refused: {what}", hint=hint) from None
+        if state.startswith(_TABLE):
+            hint = f"take that out of the table, or remove {path} and run again to copy it anew"
+            raise SinkRefusedError(f"{doing} {path}: {what}", hint=hint) from error
         raise SinkError(f"{doing} {path}: {first_line(error)}") from error
+
+
+def _find_refusal(error: BaseException) -> tuple[str, str]:
+    """What Delta has against it: the SQLSTATE, empty if there is none, and the rule that says so. Its own words have the row in them."""
+    java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    while java is not None:
+        try:
+            state, parameters = java.getSqlState(), java.getMessageParameters()
+            names = [str(parameters.get(name)) for name in _NAMES if parameters.get(name) is not None]
+            if state is not None:
+                return str(state), " ".join([str(java.getErrorClass()), *names])
+        except Py4JError:
+            pass  # one of Java's own, which has none of that
+        java = java.getCause()
+    return "", ""
 
 
 def first_line(error: BaseException) -> str:

@@ -65,6 +65,7 @@ from penstock.sinks.delta.log import (
 )
 from penstock.sinks.delta.merge import VIEW, merge_changes, replace_statement, unless_moved
 from penstock.sinks.delta.protocol import can_delete, check_writable
+from penstock.sinks.delta.refusals import find_refused
 from penstock.sinks.delta.sessions import DeltaSessions, failing, first_line
 from penstock.sinks.delta.state import DeltaState, Unsupported
 from penstock.sinks.delta.targets import DeltaTargets
@@ -361,13 +362,26 @@ class DeltaSink(DeltaTargets, Sink):
             )
         _log.debug("the table is left to Delta", extra={"table": str(table), "reason": str(reason)})
 
-    def _merge(self, target: Target, schema: TableSchema, slices: Sequence[FileSlice], end: Position, version: int | None) -> None:
-        session, path = self._transaction(target.table, end), self.path(target.table)
+    @override
+    def find_refused(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
+        state, applied = self._look(target.table)
+        slices, path = slices_after(changes.slices, applied or Position.ZERO), self.path(target.table)
+        if state is None or not slices:
+            return {}
+        session = self._transaction(target.table, end)
+        read = self._load(session, target, changes.schemas[0], slices)
+        with failing(path, "looking for changes that are refused by"):
+            return find_refused(session, str(path), target, read, counts=_counts(slices), metadata=state.metadata)
+
+    def _load(self, session: SparkSession, target: Target, schema: TableSchema, slices: Sequence[FileSlice]) -> DataFrame:
         try:
-            changes = load_changes(session, schema, slices)
+            return load_changes(session, schema, slices)
         except AnalysisException as error:
             raise SinkError(f"the spooled changes of {target.table} cannot be read: {first_line(error)}") from error
-        counts = sum((slice.file.counts for slice in slices), ChangeCounts())
+
+    def _merge(self, target: Target, schema: TableSchema, slices: Sequence[FileSlice], end: Position, version: int | None) -> None:
+        session, path, counts = self._transaction(target.table, end), self.path(target.table), _counts(slices)
+        changes = self._load(session, target, schema, slices)
         # A MERGE by key comes to the same whatever of it the table has already.
         is_repeatable = not counts.unchanged and (counts.updates or counts.deletes or counts.moves or counts.truncates)
         if version is not None and not is_repeatable:
@@ -407,3 +421,7 @@ class DeltaSink(DeltaTargets, Sink):
     def _layout(self, schema: TableSchema) -> Layout:
         columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
         return Layout(columns, schema.key, self._mode_of(schema.name))
+
+
+def _counts(slices: Sequence[FileSlice]) -> ChangeCounts:
+    return sum((slice.file.counts for slice in slices), ChangeCounts())
