@@ -32,11 +32,14 @@ from penstock.postgres.applied import target_connection
 from penstock.postgres.target_tables import Wanted, find_rows
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, SnapshotPlace
+from penstock.sinks.delta import sink as delta_sink
+from penstock.sinks.delta.sink import DeltaSink
 from penstock.sinks.delta.targets import DeltaTargets
 from penstock.sinks.executors import Executors, In, Out
 from penstock.sinks.iceberg.catalog import IcebergCatalog
 from penstock.sinks.iceberg.reader import LakeReader
 from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.names import quoted
 from penstock.sinks.parquet.targets import ParquetTargets
 from penstock.sinks.postgres.rows import parse_rows, stored_names
 from penstock.sinks.postgres.targets import Naming
@@ -114,6 +117,10 @@ class Place(ABC):
         del mode
         return sink.begin_snapshot(table, fence)
 
+    def copied(self, table: TableSchema) -> None:
+        """What somebody does to the target when it has been filled."""
+        del table
+
     def open(self, mode: Mode, pipeline: str = PIPELINE) -> Sink:
         """As another process has it."""
         config = PipelineConfig.model_validate(
@@ -151,6 +158,43 @@ class DeltaPlace(Place):
     @override
     def rows(self, table: TableName, layout: Layout) -> list[Record]:
         return rows_of(DeltaTargets(self.root / "lake", PIPELINE).path(table))
+
+
+class NoExecutors(Executors):
+    """For those who have their work done by others."""
+
+    @property
+    @override
+    def parallelism(self) -> int:
+        return 1
+
+    @override
+    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
+        raise AssertionError("this was to be left to Delta")
+
+
+class MergedDeltaPlace(DeltaPlace):
+    """Its tables have something that our own commits do not know how to keep: their epochs are left to Delta's own MERGE."""
+
+    seams = ((DeltaSink, "_merge"), (delta_sink, "merge_changes"), (DeltaSink, "_check_reached"))
+
+    @classmethod
+    @override
+    def modes(cls) -> tuple[Mode, ...]:
+        return (Mode.MIRROR,)
+
+    @override
+    def copied(self, table: TableSchema) -> None:
+        assert self.spark is not None
+        path = DeltaTargets(self.root / "lake", PIPELINE).path(table.name)
+        # Delta's change feed trips over a backtick in a column's name.
+        is_plain = not any("`" in name for name in table.column_names)
+        has = "SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')" if is_plain else "ADD CONSTRAINT anything CHECK (1 = 1)"
+        self.spark.sql(f"ALTER TABLE delta.{quoted(str(path))} {has}")
+
+    @override
+    def executed_by(self, sink: Any, executors: Executors) -> None:
+        sink._writer.executors = NoExecutors()
 
 
 class IcebergPlace(Place):
@@ -248,8 +292,9 @@ class ParquetPlace(Place):
 
 
 PLACES: dict[str, type[Place]] = {"delta": DeltaPlace, "iceberg": IcebergPlace, "postgres": PostgresPlace, "parquet": ParquetPlace}
-MORE_PLACES: dict[str, type[Place]] = {"iceberg3": ThirdIcebergPlace}
-"""The same sinks in another way, for those who ask for them by name."""
+MERGED = "delta-merge"
+MORE_PLACES: dict[str, type[Place]] = {"iceberg3": ThirdIcebergPlace, MERGED: MergedDeltaPlace}
+"""The same sinks in another way, some of them slow, for those who ask for them by name."""
 
 NewPlace = Callable[[str], Place]
 """A place of that kind, with nothing in it."""

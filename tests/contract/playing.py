@@ -63,6 +63,7 @@ class Kept:
         place = self.place.begin(self.sink, self.table, self.mode, Position.of(self.source.fence))
         rows = self.source.states[self.source.fence]
         self.sink.finish_snapshot(self.table, self.write(self.table, place, rows), Position.of(self.source.fence))
+        self.place.copied(self.table)
 
     def write(self, table: TableSchema, place: SnapshotPlace, rows: Sequence[Row]) -> list[SnapshotFile]:
         return [self._chunk(table, place, number, part) for number, part in enumerate((rows[::2], rows[1::2]))]

@@ -13,7 +13,7 @@ import pytest
 from penstock.change import COMMIT_VERSION, ORDINAL
 from penstock.sinks.layout import CURRENT, VALID_FROM, VALID_FROM_TIME, VALID_TO, VALID_TO_TIME, Mode
 from tests.contract.operations import HEAP_OPERATIONS, OPERATIONS
-from tests.contract.places import MORE_PLACES, PLACES, Cell, NewPlace, cells, parameters
+from tests.contract.places import MERGED, MORE_PLACES, PLACES, Cell, NewPlace, cells, parameters
 from tests.contract.playing import Play
 from tests.contract.shapes import HEAP, INDEXED, KEYED, ODD, WIDE, Shape
 from tests.integration.sinks.source import Key
@@ -28,7 +28,7 @@ _SOME_SHAPES = {Mode.MIRROR: (INDEXED, HEAP), Mode.SOFT_DELETE: (INDEXED,), Mode
 
 
 def shapes_of(name: str, mode: Mode) -> tuple[Shape, ...]:
-    return (_SHAPES if name in PLACES else _SOME_SHAPES)[mode]
+    return KEYED if name == MERGED else (_SHAPES if name in PLACES else _SOME_SHAPES)[mode]
 
 
 @pytest.fixture

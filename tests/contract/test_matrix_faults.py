@@ -26,7 +26,7 @@ from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.layout import Mode
 from penstock.spool import SpoolWriter
 from tests.contract.dying import Death, dying
-from tests.contract.places import FILES, PIPELINE, SPARK, InlineExecutors, NewPlace, Place, cells, parameters
+from tests.contract.places import FILES, MERGED, PIPELINE, SPARK, InlineExecutors, NewPlace, Place, cells, parameters
 from tests.contract.shapes import INDEXED
 from tests.contract.workshop import FIRST, Busy, BusyHeap, Emptied, Growing, Workshop
 from tests.integration.sinks.source import whole
@@ -36,6 +36,7 @@ SECOND = replace(INDEXED, name=TableName("public", "other"), oid=16402)
 mirror_and_log_of_each_sink = pytest.mark.parametrize("cell", parameters(cells(Mode.APPEND, Mode.MIRROR)))
 _EPOCHS = [
     *((cell, Busy) for cell in cells(*Mode)),
+    *((cell, Busy) for cell in cells(Mode.MIRROR, Mode.HISTORY, of=[MERGED])),
     # Rows that only come are added in a way of their own; so it is with all that go at once, and with those that nothing tells apart.
     *((cell, kind) for cell in cells(Mode.MIRROR, of=["delta", "iceberg", "postgres"]) for kind in (Growing, Emptied, BusyHeap)),
     *((cell, Emptied) for cell in cells(Mode.HISTORY, of=["delta", "iceberg", "postgres"])),
