@@ -1,9 +1,9 @@
 """Iceberg's own Java API, as far as the sink needs it: tables of a catalog loaded, and changed by one commit.
 
-A commit is made against the very metadata that was loaded, and fails if the table has changed since by anybody's hand. What Iceberg's own
-`commit()` does instead, applying the change to whatever the table has become, is right for rows; but the position that was read decides
-which rows these are. So a transaction of Iceberg's is only used to work out the metadata, columns and rows and properties at once, which
-then takes the place of what was loaded, or does not.
+A commit is made against the very metadata that was loaded, and fails if the table has changed since by anybody's hand (in a REST catalog:
+if its rows have, see decision 23). What Iceberg's own `commit()` does instead, applying the change to whatever the table has become, is
+right for rows; but the position that was read decides which rows these are. So a transaction of Iceberg's is only used to work out the
+metadata, columns and rows and properties at once, which then takes the place of what was loaded, or does not.
 """
 
 from __future__ import annotations
@@ -201,7 +201,20 @@ class IcebergCatalog:
             for name, value in {**change.properties, **position_properties(position, snapshot)}.items():
                 properties.set(name, value)
             properties.commit()
-            loaded.java.operations().commit(loaded.base, transaction.currentMetadata())
+            self._put(loaded, transaction.currentMetadata(), snapshot)
+
+    def _put(self, loaded: LoadedTable, metadata: Any, snapshot: int) -> None:
+        """Let `metadata`, with that snapshot, take the place of what was loaded.
+
+        A catalog that is reached by HTTP may do so and answer that it has no time; Iceberg's client then asks again by itself, and is told
+        that the table is another by now. So it is: it has our snapshot, and the files are not to be discarded.
+        """
+        operations = loaded.java.operations()
+        try:
+            operations.commit(loaded.base, metadata)
+        except Py4JJavaError as error:
+            if java_class(error) not in _STALE or operations.refresh().snapshot(snapshot) is None:
+                raise
 
     def _at_once(self) -> Any:
         """Iceberg looks every 10 ms whether its threads are done, five times in a commit; what is done on the thread that asks is done."""
