@@ -24,6 +24,7 @@ pytest_plugins = [
     "tests.fix_spark",
     "tests.fix_pipeline",
     "tests.fix_registry",
+    "tests.fix_catalog",
 ]
 
 _LAYERS = ("unit", "property", "contract", "integration", "recovery", "acceptance")
