@@ -23,7 +23,8 @@ from penstock.sinks.layout import Mode
 from tests.contract.places import NewPlace
 from tests.contract.sink_harness import ITEMS
 from tests.contract.test_delta_sink import DeltaHarness
-from tests.contract.test_matrix_faults import FIRST, SECOND, House
+from tests.contract.test_matrix_faults import SECOND, House
+from tests.contract.workshop import FIRST
 from tests.delta_tables import InlineExecutors
 from tests.integration.sinks.source import Value
 
