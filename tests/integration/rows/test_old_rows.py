@@ -34,7 +34,7 @@ def test_R02_under_full_identity_the_whole_old_row_comes_before_every_change(ask
         "DELETE FROM r02",
     )
     long = "a" * 4000
-    exact = {"_exact": [("size", "NaN")]}
+    exact = {"_exact": {"size": "NaN"}}
     assert asked.rows_with_old("r02") == [
         change("insert", note=long, id=1, size=None) | exact,
         change("update_preimage", note=long, id=1, size=None) | exact,
