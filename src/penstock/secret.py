@@ -41,12 +41,15 @@ class FileSecret(Secret):
 
     def reveal(self) -> str:
         try:
-            return self.path.read_text(encoding="utf-8").rstrip("\r\n")
+            found = self.path.read_text(encoding="utf-8").rstrip("\r\n")
         except OSError as error:
             reason = f"the secret file {self.path} cannot be read: {error.strerror}"
             raise SecretError(reason, hint="check the path and its permissions") from error
         except UnicodeDecodeError as error:
             raise SecretError(f"the secret file {self.path} is not UTF-8", hint="write the secret as text in UTF-8") from error
+        if not found:
+            raise SecretError(f"the secret file {self.path} is empty", hint="write it under another name, then rename it into place")
+        return found
 
     def __reduce__(self) -> tuple[object, ...]:
         return Secret, (self.reveal(),)

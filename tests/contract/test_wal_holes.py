@@ -167,6 +167,23 @@ def test_P08_a_table_that_was_published_all_the_while_is_no_gap_whatever_it_is_c
     assert "table is no longer in the publication" not in caplog.text
 
 
+def test_P08_tables_that_change_places_are_known_by_what_they_are(wal: WalHarness) -> None:
+    """As an online migration has it: the new one takes the name of the old one, which is dropped."""
+    alter(wal, DROPPED[1])
+    begin(wal, WalCapture(wal.settings))
+    alter(wal, "ALTER TABLE {table} RENAME TO former; ALTER TABLE {other} RENAME TO " + wal.table.name)
+    with closing(WalCapture(wal.settings).live()):
+        pass
+    alter(wal, "DROP TABLE former")
+    wal.commit(upsert(wal.table, 2, "y"))
+    with closing(WalCapture(wal.settings).live()) as stream:
+        check_same(take(stream, 1, wal.deadline_seconds), [upsert(wal.table, 2, "y")], "nothing is missing")
+    for statement in LEFT:
+        alter(wal, statement)
+    with pytest.raises(TableGapError, match="put in again"):
+        WalCapture(wal.settings).live()
+
+
 def test_P08_a_record_source_looks_after_its_own_table_alone(wal: WalHarness) -> None:
     alter(wal, DROPPED[1])
     config = {

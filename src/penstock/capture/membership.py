@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -62,17 +63,23 @@ class MemberWatch:
         self._required = frozenset(required)
         self._takes = takes
         self._told: set[TableName] = set()
+        self._lock = threading.Lock()
 
     def check(self, *, anew: bool = False) -> None:
         """Raise if changes may be missing of a table that was seen before; write down what is seen for the first time.
 
         With `anew` nothing counts as seen before: nobody has read anything yet.
         """
+        with self._lock:  # a former look may not have come to its end
+            self._check(anew=anew)
+
+    def _check(self, *, anew: bool) -> None:
         settings = self._settings
-        found = inspect_members(settings.address, settings.publication, lambda table: self._takes is None or table in self._takes)
         recorded = {} if anew else load_members(settings.spool, self._consumer)
-        reasons = {name: self._hole(found, name, member) for name, member in recorded.items()}
-        named = [f"table {name} {reason}" for name, reason in reasons.items() if reason is not None]
+        found = self._inspect()
+        if self._holes(found, recorded):
+            found = self._inspect()  # which is several questions: a table that was altered between them may look like one that left
+        named = self._holes(found, recorded)
         if named:
             more = f" (and {len(named) - _NAMED} more)" if len(named) > _NAMED else ""
             raise TableGapError(
@@ -81,7 +88,7 @@ class MemberWatch:
         for name, member in recorded.items():
             if member.oid in found.names and found.names[member.oid] not in found.members:
                 self._tell(name)
-        known = {**found.members, **recorded}
+        known = self._known(found, recorded)
         if known != recorded or anew:
             try:
                 save_members(settings.spool, self._consumer, known)
@@ -95,10 +102,28 @@ class MemberWatch:
         except LockWaitError as error:
             _log.info("tables not looked at", extra={"code": error.code})
 
-    def _hole(self, found: MemberCatalog, name: TableName, before: Member) -> str | None:
+    def _inspect(self) -> MemberCatalog:
+        settings = self._settings
+        return inspect_members(settings.address, settings.publication, lambda table: self._takes is None or table in self._takes)
+
+    def _holes(self, found: MemberCatalog, recorded: Mapping[TableName, Member]) -> list[str]:
+        reasons = {name: self._hole(found, name, member, recorded) for name, member in recorded.items()}
+        return [f"table {name} {reason}" for name, reason in reasons.items() if reason is not None]
+
+    def _hole(self, found: MemberCatalog, name: TableName, before: Member, recorded: Mapping[TableName, Member]) -> str | None:
         if self._takes is not None:
             return found.gap(name, before, must_be_published=True)
+        if before.oid not in found.names and found.members.get(name) in recorded.values():
+            return None  # another one that was seen all the while has the name of one that was dropped
         return found.hole(name, before, must_be_published=name in self._required)
+
+    def _known(self, found: MemberCatalog, recorded: Mapping[TableName, Member]) -> dict[TableName, Member]:
+        """What was seen before, under the name that it has now; what is no more, unless another has its name; and what is new."""
+        if self._takes is not None:
+            return {**found.members, **recorded}
+        kept = {found.names.get(member.oid, name): member for name, member in recorded.items() if member.oid in found.names}
+        gone = {name: member for name, member in recorded.items() if member.oid not in found.names}
+        return {**gone, **found.members, **kept}
 
     def _tell(self, name: TableName) -> None:
         if name not in self._told:
@@ -109,7 +134,10 @@ class MemberWatch:
 def load_members(root: Path, consumer: str) -> dict[TableName, Member]:
     """What was written down; empty before the first look."""
     path = _path(root, consumer)
-    data = storage.read_bytes(path)
+    try:
+        data = storage.read_bytes(path)
+    except OSError as error:
+        raise SpoolError(f"the spool cannot be read: {error}") from error
     if data is None:
         return {}
     document = parse_document(data, where=f"tables/{path.name}")

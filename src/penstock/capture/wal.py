@@ -85,7 +85,7 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
             is_first = not has_slot and load_identity(settings.spool) is None
             # Before the slot is made: from there on, every table is in as it was seen.
             members = self._members()
-            members.check(anew=is_first)
+            members.check(anew=True) if is_first else members.look()
             if is_first:
                 ensure_slot(settings.address, connection, settings.slot, failover=settings.failover)
         register(settings.spool)

@@ -29,7 +29,7 @@ from penstock.postgres.connection import Connection
 _BLOCK_BYTES = 4 << 20
 """Larger blocks no longer fit into the processor's caches, smaller ones pay for their number."""
 
-_WAIT_SECONDS = 1.0
+_WAIT_MILLISECONDS = 1000
 _END = (-1, b"")
 _MARK = b"\xef\xbb\xbf"
 """What Arrow passes over at the beginning of a file, taking it for a byte order mark."""
@@ -70,11 +70,14 @@ def _messages(connection: Connection) -> Iterator[memoryview]:
 def _arrivals(connection: Connection) -> Iterator[Iterator[memoryview]]:
     """What has arrived, as often as something has. The driver would wait for more by itself, but let no other thread run meanwhile."""
     pgconn = connection.pgconn
+    readable = select.poll()
+    readable.register(pgconn.socket, select.POLLIN)
     found = iter(partial(pgconn.get_copy_data, 1), _END)
     for size, first in found:
         if size:
             yield chain((first,), map(itemgetter(1), takewhile(itemgetter(0), found)))
-        elif select.select([pgconn.socket], [], [], _WAIT_SECONDS)[0]:
+        else:
+            readable.poll(_WAIT_MILLISECONDS)
             pgconn.consume_input()
 
 

@@ -43,11 +43,16 @@ class Parts:
     """Every transaction before this one had ended by then."""
 
 
-def inspect_parts(connection: Connection, sources: Mapping[TableName, Collection[int]]) -> dict[TableName, Parts]:
-    """Of the tables that are partitioned, or made of tables that are; `sources` are the OIDs of what each consists of."""
+def inspect_parts(
+    connection: Connection, sources: Mapping[TableName, Collection[int]], known: Collection[int] = ()
+) -> dict[TableName, Parts]:
+    """Of the tables that are partitioned, or made of tables that are; `sources` are the OIDs of what each consists of.
+
+    Parts that are `known` are not asked whether they were tables before, for which one has to wait while somebody has them to himself.
+    """
     found: dict[int, dict[int, Part]] = {}
     wanted = [oid for oids in sources.values() for oid in oids if oid < _OIDS]
-    rows: list[Any] = connection.execute(query("parts", "leaves"), {"oids": wanted}).fetchall() if wanted else []
+    rows: list[Any] = connection.execute(query("parts", "leaves"), {"oids": wanted, "known": list(known)}).fetchall() if wanted else []
     for root, oid, filenode, xid, is_attached, _ in rows:
         found.setdefault(root, {})[oid] = Part(root, filenode, xid, is_attached)
     leaves = {name: {oid: part for root in oids for oid, part in found.get(root, {}).items()} for name, oids in sources.items()}

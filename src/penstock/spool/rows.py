@@ -10,9 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, XID, metadata_place
+from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, XID, ChangeType, metadata_place
 from penstock.errors import SpoolCorruptError
 from penstock.spool.range import FileSlice
+
+_OLD = frozenset({ChangeType.DELETE.value, ChangeType.UPDATE_PREIMAGE.value})
 
 ExactEntries: TypeAlias = Sequence[tuple[str, str]]
 """The entries of an `_exact` map: column names, and exact texts."""
@@ -28,19 +30,26 @@ def read_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> Iterator[pa.Re
 
 
 def read_exact(slice: FileSlice) -> Iterator[tuple[int, ExactEntries]]:
-    """The commit and the `_exact` entries of each wanted row that has some, in order. Other columns are not read."""
+    """The commit and the `_exact` entries of each wanted row that has some, in order. Other columns are not read.
+
+    Of old rows, those of deletes too, only the key counts: what else they show came and was looked at before.
+    """
+    key = frozenset(slice.file.schema.key)
     after = slice.after.value if slice.after is not None else None
     upto = slice.upto.value if slice.upto is not None else None
     with _opened(slice) as file:
-        for batch in file.iter_batches(columns=[COMMIT_VERSION, EXACT]):
+        for batch in file.iter_batches(columns=[CHANGE_TYPE, COMMIT_VERSION, EXACT]):
             # Columns of the table that have these names are read too: of each name, the metadata is the last.
-            versions, exact = (batch.column(max(batch.schema.get_all_field_indices(name))) for name in (COMMIT_VERSION, EXACT))
+            kinds, versions, exact = (
+                batch.column(max(batch.schema.get_all_field_indices(name))) for name in (CHANGE_TYPE, COMMIT_VERSION, EXACT)
+            )
             if slice.file.commit_version is not None:
                 versions = pa.repeat(pa.scalar(slice.file.commit_version.value, pa.int64()), batch.num_rows)
             held = exact.is_valid()
-            for version, entries in zip(versions.filter(held).to_pylist(), exact.filter(held).to_pylist(), strict=True):
-                if (after is None or version > after) and (upto is None or version <= upto):
-                    yield version, entries
+            for kind, version, entries in zip(*(column.filter(held).to_pylist() for column in (kinds, versions, exact)), strict=True):
+                counted = [each for each in entries if each[0] in key] if key and kind in _OLD else entries
+                if counted and (after is None or version > after) and (upto is None or version <= upto):
+                    yield version, counted
 
 
 def metadata_column(batch: pa.RecordBatch, slice: FileSlice, name: str) -> pa.Array:

@@ -134,8 +134,11 @@ def _judge(fitted: Fitted, block: pa.Table, answers: Answers | None) -> _Judged:
     stays = verdict.yes | bare
     goes = ~stays & ~inserted & ~deleted & ~old & ~reasons.given if fitted.source.key else np.zeros_like(stays)
     made = _make(fitted.made, block, answers)
-    for reason, where in _faults(made, block.num_rows):
+    for reason, where in _faults({each: found for each, found in made.items() if each.name in fitted.key}, block.num_rows):
         reasons.add(reason, where & stays)
+    # What else a delete shows is only for those who read old rows: it goes, whatever its values were.
+    for reason, where in _faults({each: found for each, found in made.items() if each.name not in fitted.key}, block.num_rows):
+        reasons.add(reason, where & stays & ~bare)
     for reason, where in computed_faults(fitted, block, answers):
         reasons.add(reason, where & stays & ~bare)
     return _Judged(block, made, reasons, bare, goes, ~stays & ~goes & ~reasons.given)
@@ -152,7 +155,7 @@ def _spread(orphans: Bools, judged: Sequence[_Judged]) -> None:
 def _kept(fitted: Fitted, judged: _Judged, schema: pa.Schema) -> pa.Table:
     block, goes = judged.block, judged.goes
     made = {
-        each: _without(found, goes | judged.bare if isinstance(each, Computed) else goes) if each.name not in fitted.key else found
+        each: found if each.name in fitted.key else _without(found, goes | _valueless(each, found, judged.bare))
         for each, found in judged.made.items()
     }
     metadata = {field.name: block.column(field.name) for field in METADATA_FIELDS}
@@ -182,6 +185,13 @@ def _faults(made: dict[TargetColumn, Made], count: int) -> list[tuple[str, Bools
 
 def _exact(made: Mapping[TargetColumn, Made], count: int) -> pa.Array:
     return build_exact({each.name: _chunked(found.texts) for each, found in made.items() if found.texts is not None}, count)
+
+
+def _valueless(column: TargetColumn, made: Made, bare: Bools) -> Bools:
+    """Of the rows that are `bare`, those in which there is no value of the column."""
+    if isinstance(column, Computed):
+        return bare
+    return np.zeros_like(bare) if made.failed is None else bare & made.failed
 
 
 def _without(made: Made, rows: Bools) -> Made:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.following.parts import DETACHED, load_parts
+from penstock.pipeline.following.parts import ATTACHED, DETACHED, load_parts
 from penstock.pipeline.following.parts_watch import EMPTIED, PartsWatch
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
@@ -106,13 +106,14 @@ class Watched:
     def restart(self) -> None:
         self.watch = PartsWatch(self.state, lambda _: self.truncates, lambda _: self.renews)
 
-    def look(self, applied: Position = LATER, *, is_paused: bool = False) -> dict[TableName, str]:
+    def look(self, applied: Position = LATER, *, is_paused: bool = False, is_copied: bool = False) -> dict[TableName, str]:
+        """`is_copied`: it is being copied."""
         table = CatalogTable(_oid(self.database, "t"), NAME)
         with connect(self.address) as connection:
             return self.watch.look(
                 connection,
                 {NAME: table},
-                {} if is_paused else {NAME: applied},
+                {} if is_paused or is_copied else {NAME: applied},
                 [NAME] if is_paused else [],
                 lambda: LATER,
                 finds_deletes=self.is_polled,
@@ -265,3 +266,32 @@ def test_R12_what_cannot_be_told_by_numbers_is_not_taken_for_an_older_row(
     with connect(watched.address) as connection:
         ((next_xid,),) = watched.database.query("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8")
         assert has_older_row(connection, _oid(watched.database, "low"), _oid(watched.database, "t"), mark(next_xid)) is is_found
+
+
+def test_R12_a_part_that_was_emptied_while_its_table_was_copied_is_found_when_that_has_caught_up(watched: Watched) -> None:
+    """What it had when the copy began is what counts."""
+    watched.database.execute("VACUUM FULL low")
+    assert watched.look(is_copied=True) == {}
+    assert watched.look() == {}
+    assert watched.look(is_copied=True) == {}
+    watched.database.execute("TRUNCATE low")
+    assert watched.look(is_copied=True) == {}
+    assert watched.look() == {NAME: EMPTIED}
+
+
+def test_S12_a_part_that_somebody_has_to_himself_is_not_waited_for_once_it_is_known(watched: Watched) -> None:
+    watched.database.execute("CREATE TABLE a (id int PRIMARY KEY, v text); INSERT INTO a VALUES (21, 'x')")
+    watched.database.execute("ALTER TABLE t ATTACH PARTITION a FOR VALUES FROM (20) TO (30)")
+    watched.renews = False
+    assert watched.look() == {NAME: ATTACHED}
+    with watched.database.connect() as other, other.transaction():
+        other.execute("LOCK TABLE a IN ACCESS EXCLUSIVE MODE")
+        assert watched.look() == {}
+
+
+def test_S12_a_foreign_part_is_none_that_could_be_emptied(watched: Watched) -> None:
+    watched.database.execute("CREATE FOREIGN DATA WRAPPER nothing; CREATE SERVER nowhere FOREIGN DATA WRAPPER nothing")
+    watched.database.execute("CREATE TABLE plain (id int, v text) PARTITION BY RANGE (id)")
+    watched.database.execute("CREATE FOREIGN TABLE far PARTITION OF plain FOR VALUES FROM (0) TO (10) SERVER nowhere")
+    with connect(watched.address) as connection:
+        assert inspect_parts(connection, {NAME: [_oid(watched.database, "plain")]}) == {}

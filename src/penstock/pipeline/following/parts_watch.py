@@ -47,6 +47,8 @@ class PartsWatch:
         self._truncates = truncates
         self._renews = renews
         self._since: dict[TableName, Position] = {}
+        self._copied: frozenset[TableName] = frozenset()
+        """Tables that were being copied at the last look: what they had when that began counts until they have caught up."""
         self.open: frozenset[TableName] = frozenset()
         """Tables of which more is to be said soon."""
 
@@ -66,7 +68,8 @@ class PartsWatch:
         now. With `finds_deletes` the capture tells of rows that are gone in whatever way.
         """
         sources = {name: [source.oid for source in table.sources] for name, table in tables.items()}
-        parts, known = inspect_parts(connection, sources), load_parts(self._state)
+        known = load_parts(self._state)
+        parts = inspect_parts(connection, sources, {oid for each in known.values() for oid in each.filenodes})
         moved = {name: reason for name, reason in moved_parts(known, parts).items() if name in applied}
         waits, busy = set[TableName](), {name for name in resting if name in known}
         for name in (applied.keys() & known.keys() & parts.keys()) - moved.keys():
@@ -82,7 +85,9 @@ class PartsWatch:
                 moved[name] = EMPTIED
         self.open = frozenset(waits | {name for name in moved if self._renews(name)})
         self._since = {name: at for name, at in self._since.items() if name in waits}
-        kept = self.open | busy
+        copied = parts.keys() - applied.keys() - set(resting)
+        kept = self.open | busy | (copied & self._copied & known.keys())
+        self._copied = frozenset(copied)
         save_parts(self._state, {name: known[name] if name in kept else KnownParts.of(each) for name, each in parts.items()})
         return moved
 

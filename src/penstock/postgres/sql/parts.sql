@@ -18,10 +18,10 @@ WITH RECURSIVE parts (root, oid, is_attached) AS (
     JOIN pg_catalog.pg_attribute a ON a.attrelid = i.inhrelid AND a.attname = 'tableoid'
 )
 SELECT p.root, p.oid, c.relfilenode, c.xmin::text::bigint,
-  p.is_attached AND COALESCE(pg_catalog.pg_relation_size(p.oid), 0) > 0,
+  CASE WHEN p.is_attached AND p.oid <> ALL (%(known)s::oid[]) THEN COALESCE(pg_catalog.pg_relation_size(p.oid), 0) > 0 ELSE false END,
   (SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint)
 FROM parts p
-JOIN pg_catalog.pg_class c ON c.oid = p.oid AND c.relkind <> 'p'
+JOIN pg_catalog.pg_class c ON c.oid = p.oid AND c.relkind = 'r'
 ORDER BY p.root, p.oid
 
 -- name: older_row

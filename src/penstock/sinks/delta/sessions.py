@@ -17,7 +17,7 @@ from penstock.position import Position
 
 _ROW = ("22001", "22003", "23")
 """SQLSTATEs and classes of them: a row has a value that its column, or a constraint, does not take."""
-_TABLE = ("0A", "42809", "56")
+_TABLE = ("0A", "42809", "56038")
 """The table does not let itself be written to like that: it only takes appends, say, or asks for more than this Delta knows."""
 _NAMES = ("constraintName", "columnName")
 """Which of the parameters of a message may be told. Others are values."""
@@ -67,6 +67,11 @@ def failing(path: Path, doing: str) -> Iterator[None]:
         raise SinkError(f"{doing} {path}: {first_line(error)}") from error
 
 
+def _tells(state: str, error_class: str) -> bool:
+    """Not what a task that writes wraps around it; nor what Delta has to say of versions, which it files under numbers out of range."""
+    return state.startswith((*_ROW, *_TABLE)) and not (state == "22003" and error_class.startswith("DELTA_"))
+
+
 def _find_refusal(error: BaseException) -> tuple[str, str]:
     """What Delta has against it: the SQLSTATE, empty if there is none, and the rule that says so. Its own words have the row in them."""
     java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
@@ -74,7 +79,7 @@ def _find_refusal(error: BaseException) -> tuple[str, str]:
         try:
             state, parameters = java.getSqlState(), java.getMessageParameters()
             names = [str(parameters.get(name)) for name in _NAMES if parameters.get(name) is not None]
-            if state is not None:
+            if state is not None and _tells(str(state), str(java.getErrorClass())):
                 return str(state), " ".join([str(java.getErrorClass()), *names])
         except Py4JError:
             pass  # one of Java's own, which has none of that

@@ -39,6 +39,11 @@ class FoundFiles:
         return len(unnamed)
 
 
+def owns_directory(table: LoadedTable) -> bool:
+    """Whether nothing of another table can lie in its directory; in most catalogs one that is renamed leaves its files where they are."""
+    return str(table.java.operations().getClass().getSimpleName()) == "HadoopTableOperations"
+
+
 def find_files(table: LoadedTable, before: float) -> FoundFiles:
     """The files of epochs in the table's own directory that were last written to before that time."""
     found = {path.name: path for path in table.directory.glob(_FILES) if _written(path) < before}

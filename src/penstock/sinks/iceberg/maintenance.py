@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import SinkError
 from penstock.sinks.iceberg.catalog import LoadedTable, TableMovedError, failing
-from penstock.sinks.iceberg.leftovers import FoundFiles, find_files
+from penstock.sinks.iceberg.leftovers import FoundFiles, find_files, owns_directory
 from penstock.sinks.iceberg.rewriting import rewrite_files
 
 _log = logging.getLogger(__name__)
@@ -116,6 +116,8 @@ class Maintainer:
 
     def _tidy(self, table: LoadedTable) -> None:
         """What is found one time and has become no part of the table by the next is removed."""
+        if not owns_directory(table):
+            return
         if self._found is None and time.monotonic() >= self._tidy_until:
             self._found = find_files(table, time.time() - max(self._maintenance.keep_seconds, self._maintenance.hold_seconds))
         elif self._found is not None and self._found.are_settled(table):
