@@ -10,13 +10,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.change import EXACT, EXACT_TYPE
+from penstock.change import EXACT, EXACT_TYPE, METADATA_FIELDS
 from penstock.errors import ConfigError, TransformError
 from penstock.postgres.types.policy import TypePolicy
 from penstock.postgres.types.resolver import TypeResolver
 from penstock.schema import Column, TableName, TableSchema
 from penstock.secret import Secret
-from penstock.transforms.applying import transform_rows
+from penstock.transforms.applying import transform_changes, transform_rows
 from penstock.transforms.casting import cast_values, parse_cast
 from penstock.transforms.condition import NotSimple, Values
 from penstock.transforms.condition_text import parse_condition
@@ -230,6 +230,22 @@ def test_a_row_that_cannot_be_cast_is_refused_and_its_value_not_told() -> None:
     outcome = transform_rows(Transform(cast={"pay": "int"}, where="id <> 1").fit(TABLE), ROWS)
     assert outcome.kept.column("id").to_pylist() == [3]
     assert outcome.reasons == {"column 'pay' holds a value that cannot be cast to int": 1}
+
+
+def test_K15_a_delete_goes_whatever_the_old_row_held() -> None:
+    """Its old values are for those who read them; none of them keeps it back."""
+    kinds = ["delete", "delete", "update_preimage"]
+    columns = {name: ROWS.column(name) for name in TABLE.column_names}
+    known = {"_change_type": kinds, "_ordinal": [0, 1, 2], "_commit_version": [5, 5, 5], "_xid": [1, 1, 1], EXACT: ROWS.column(EXACT)}
+    metadata = {field.name: known.get(field.name, pa.nulls(3, field.type)) for field in METADATA_FIELDS}
+    changes = pa.table({**columns, **metadata}).cast(pa.schema([*((name, columns[name].type) for name in columns), *METADATA_FIELDS]))
+    outcome = transform_changes(Transform(cast={"pay": "int"}).fit(TABLE), changes)
+    assert outcome.refused.num_rows == 0
+    assert outcome.kept.select(["id", "pay", "_change_type"]).to_pylist() == [
+        {"id": 1, "pay": 5, "_change_type": "delete"},
+        {"id": 2, "pay": None, "_change_type": "delete"},
+        {"id": 3, "pay": None, "_change_type": "update_preimage"},
+    ]
 
 
 def test_in_a_log_of_changes_the_key_may_go() -> None:

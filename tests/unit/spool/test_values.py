@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.change import EXACT_TYPE, ChangeCounts
@@ -44,6 +45,18 @@ def test_an_inexact_value_stops_the_table_only_where_the_operator_said_so(tmp_pa
         check_values(ORDERS.name, slices, refuse_inexact=True)
     assert caught.value.hint
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["delete", "update_preimage"])
+def test_of_an_old_row_only_the_key_can_stop_a_table(tmp_path: Path, kind: str) -> None:
+    """What else it shows was looked at when it came."""
+    (whole,) = _spooled(tmp_path, [{"total": "NaN"}, {"id": "NaN"}], ChangeCounts(inexact=2))
+    table = pq.read_table(whole.path)
+    place = table.schema.get_field_index("_change_type")
+    pq.write_table(table.set_column(place, table.schema.field(place), pa.array([kind] * 2)), whole.path)
+    found = first_refused(ORDERS.name, [whole], refuse_inexact=True)
+    assert found is not None
+    assert (found.version, "column 'id'" in found.error.message) == (20, True)
 
 
 def test_T11_an_unreadable_text_always_stops_its_table(tmp_path: Path) -> None:
