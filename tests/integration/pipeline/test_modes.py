@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.verification.comparing import Comparison
+from penstock.position import Position
 from tests.fix_pipeline import LakeFactory, Mirror
 from tests.fix_postgres import Database
 from tests.integration.pipeline.altering import Telling
@@ -189,11 +191,16 @@ class _CrashError(Exception):
     pass
 
 
-def _crash(lake: Mirror) -> None:
+def _crash(database: Database, lake: Mirror) -> None:
     """K01: the targets have the epoch, and nobody has written down that they do."""
+    goal = Position.parse(database.query("SELECT pg_current_wal_insert_lsn()::text")[0][0])
+    record = EpochLog.record
 
-    def crash(*_: object) -> None:
-        raise _CrashError
+    def crash(log: EpochLog, epoch: Epoch) -> None:
+        """But not in one that has only a part of it."""
+        if epoch.position >= goal:
+            raise _CrashError
+        record(log, epoch)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.pipeline.epochs.EpochLog.record", crash)
@@ -216,7 +223,7 @@ def told(lake_of: LakeFactory, request: pytest.FixtureRequest) -> Told:
     _begin(database, request.param)
     assert not lake.run_once().failed
     _change(database)
-    _crash(lake)
+    _crash(database, lake)
     _change_after(database)
     seen, found = Telling(), Told()
     found.statuses = lake.run_once(seen).tables

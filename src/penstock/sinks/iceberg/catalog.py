@@ -266,7 +266,19 @@ class IcebergCatalog:
         return array
 
     def _java(self) -> Any:
-        return self._iceberg.spark.Spark3Util.loadIcebergCatalog(self._spark._jsparkSession, self.name)  # noqa: SLF001
+        """Spark asks the session that is active in this thread what the catalog is, which may be another by whatever was done before."""
+        jvm, session = self._spark.sparkContext._jvm, self._spark._jsparkSession  # noqa: SLF001
+        assert jvm is not None
+        sessions = jvm.org.apache.spark.sql.classic.SparkSession
+        before = sessions.getActiveSession()
+        sessions.setActiveSession(session)
+        try:
+            return self._iceberg.spark.Spark3Util.loadIcebergCatalog(session, self.name)
+        finally:
+            if before.isDefined():
+                sessions.setActiveSession(before.get())
+            else:
+                sessions.clearActiveSession()
 
     def _name(self, identifier: Sequence[str]) -> Any:
         gateway = self._spark.sparkContext._gateway  # noqa: SLF001
