@@ -93,3 +93,15 @@ def test_a_table_of_a_later_format_than_is_asked_for_is_copied_anew_in_its_own(h
     harness.sink.disown(ITEMS)
     harness.copy()
     assert (harness.rows(), _loaded(harness).format_version) == (harness.source.sorted_rows(), 3)
+
+
+def test_a_catalog_is_found_whichever_session_is_active_in_the_thread(spark: SparkSession, tmp_path: Path) -> None:
+    """Some of what is done with another session leaves that active; and it knows nothing of the catalog."""
+    harness = IcebergHarness(tmp_path, spark)
+    other = spark.newSession()
+    other.createDataFrame([(1,)], "a int").collect()
+    try:
+        assert IcebergCatalog(spark, harness.place.catalog, harness.place.warehouse).load(("public", "items")) is None
+        assert SparkSession.getActiveSession() is not None
+    finally:
+        spark.createDataFrame([(1,)], "a int").collect()
