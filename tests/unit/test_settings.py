@@ -8,7 +8,9 @@ import pytest
 
 from penstock.capture.confirming import Confirm
 from penstock.capture.polling_rules import PollingRules
+from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.settings import CaptureLimits, CaptureSettings
+from penstock.capture.trigger_settings import TriggerSettings
 from penstock.errors import ConfigError
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.types.policy import TypePolicy
@@ -37,6 +39,21 @@ def test_settings_survive_the_way_through_options() -> None:
     assert CaptureSettings.from_options(settings.to_options()) == settings
     folded = {name.lower(): value for name, value in settings.to_options().items()}
     assert CaptureSettings.from_options(folded) == settings
+
+
+def test_a_directory_is_the_one_that_it_was_when_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that goes elsewhere, and a task that runs elsewhere, would write a second spool there."""
+    monkeypatch.chdir(tmp_path)
+    address, here, resume = SourceAddress.parse(LEAST["dsn"]), Path("./spool"), Path("./resume")
+    found = [
+        CaptureSettings.from_options({**LEAST, "spool": "spool"}).spool,
+        TriggerSettings(address, "s", here).spool,
+        PollingSettings(address, "s", here, (), PollingRules()).spool,
+    ]
+    rules = PollingRules(resume=resume)
+    monkeypatch.undo()
+    assert found == [tmp_path / "spool"] * 3
+    assert rules.resume == tmp_path / "resume"
 
 
 def test_only_dsn_slot_and_spool_must_be_given() -> None:

@@ -35,6 +35,8 @@ class PollingRules:
     def __post_init__(self) -> None:
         if not 0 <= self.interval_seconds < math.inf:
             raise ConfigError(f"the time between two looks is {self.interval_seconds} s", hint="give a number of seconds, 0 or more")
+        if self.resume is not None:
+            object.__setattr__(self, "resume", self.resume.absolute())
 
     def cursor_of(self, table: TableName) -> str:
         return dict(self.cursors).get(table, self.cursor)

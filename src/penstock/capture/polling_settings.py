@@ -29,6 +29,9 @@ class PollingSettings:
     types: TypePolicy = TypePolicy.DEFAULT
     confirm: Confirm = Confirm.APPLIED
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spool", self.spool.absolute())  # as seen from where it is said, wherever the program goes later
+
     @property
     def resume(self) -> ResumeStore:
         return SourceResume(self.address, self.name) if self.rules.resume is None else FileResume(self.rules.resume)

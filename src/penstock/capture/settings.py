@@ -75,6 +75,9 @@ class CaptureSettings:
     OPTION_NAMES: ClassVar[frozenset[str]]
     """What `from_options` reads, in lower case."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spool", self.spool.absolute())  # as seen from where it is said, wherever the program goes later
+
     def to_options(self) -> dict[str, str]:
         """As options of the Spark source. Spark hides the option called `password` wherever it shows options.
 

@@ -47,3 +47,4 @@ class TriggerSettings:
     def __post_init__(self) -> None:
         if not is_change_table_name(self.name):
             raise ConfigError(f"{self.name!r} cannot be the name of a change table", hint=NAME_RULE)
+        object.__setattr__(self, "spool", self.spool.absolute())  # as seen from where it is said, wherever the program goes later

@@ -29,10 +29,11 @@ UPKEEP = Upkeep(compact_after=4, checkpoint_after=5, keep_seconds=10.0, versions
 
 
 class Table:
-    """As its directory has it."""
+    """As its directory has it, and has had it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._has_been: set[str] = set()
 
     @property
     def standing(self) -> dict[str, object]:
@@ -40,8 +41,10 @@ class Table:
 
     @property
     def is_kept(self) -> bool:
+        """Whether both have been seen, not always at once: what says so may expire, too."""
         found = self.standing
-        return bool(found["is_cut"] and found["is_compacted"])
+        self._has_been |= {name for name in ("is_cut", "is_compacted") if found[name]}
+        return len(self._has_been) == 2
 
 
 class DeltaTable(Table):
