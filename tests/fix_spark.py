@@ -33,6 +33,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         packages=packages,
         conf={
             **SHORT_LIVED,
+            "spark.driver.memory": "4g",  # a session keeps every catalog and table that it has seen, and sees those of all tests
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         },
