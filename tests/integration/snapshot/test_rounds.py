@@ -185,6 +185,8 @@ def test_a_spool_that_has_lost_what_changed_starts_the_table_again(copying: Copy
     copying.run("gap", chunks=2)
     change(copying, "gap")
     copying.captured.drain()
+    copying.captured.execute("INSERT INTO gap (id) VALUES (-1)")  # in a segment of its own, which is the one that stays
+    copying.captured.drain()
     copying.captured.stop()
     layout = SpoolLayout(copying.captured.spool)
     segments = sorted(entry.name for entry in storage.list_directories(layout.segments))

@@ -126,7 +126,7 @@ class IcebergCatalog:
     def load(self, identifier: Sequence[str]) -> LoadedTable | None:
         """The table as it is now; None if there is none."""
         try:
-            table = self._java().loadTable(self._name(identifier))
+            table = self._java.loadTable(self._name(identifier))
             table.refresh()
         except (Py4JJavaError, PySparkException) as error:
             if java_class(error) in _GONE:
@@ -160,7 +160,7 @@ class IcebergCatalog:
 
     def drop(self, identifier: Sequence[str]) -> None:
         with failing(f"dropping {'.'.join(identifier)}"):
-            self._java().dropTable(self._name(identifier), True)
+            self._java.dropTable(self._name(identifier), True)
 
     def columns(self, java_schema: Any, mode: Mode) -> pa.Schema:
         """`ValueError` for what none of our tables has."""
@@ -193,7 +193,7 @@ class IcebergCatalog:
                 # It says no position: it is the same rows. Nobody sees it without what follows.
                 self._overwrite(transaction, loaded, change.rewritten).commit()
             update = self._update(transaction, loaded, change)
-            update.scanManifestsWith(self._at_once())
+            update.scanManifestsWith(self._at_once)
             update.set(POSITION, str(position))
             update.commit()
             snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
@@ -216,6 +216,7 @@ class IcebergCatalog:
             if java_class(error) not in _STALE or operations.refresh().snapshot(snapshot) is None:
                 raise
 
+    @cached_property
     def _at_once(self) -> Any:
         """Iceberg looks every 10 ms whether its threads are done, five times in a commit; what is done on the thread that asks is done."""
         return self._iceberg.relocated.com.google.common.util.concurrent.MoreExecutors.newDirectExecutorService()
@@ -265,8 +266,12 @@ class IcebergCatalog:
             array[at] = number
         return array
 
+    @cached_property
     def _java(self) -> Any:
-        """Spark asks the session that is active in this thread what the catalog is, which may be another by whatever was done before."""
+        """Spark asks the session that is active in this thread what the catalog is, which may be another by whatever was done before.
+
+        A session keeps its catalogs, so that once is enough.
+        """
         jvm, session = self._spark.sparkContext._jvm, self._spark._jsparkSession  # noqa: SLF001
         assert jvm is not None
         sessions = jvm.org.apache.spark.sql.classic.SparkSession
