@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +16,7 @@ from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, Tar
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.base import ChangedRows, SnapshotFile
+from penstock.sinks.iceberg.active import active
 from penstock.sinks.iceberg.catalog import IcebergCatalog, TableChange
 from penstock.sinks.iceberg.epoch import EpochWriter
 from penstock.sinks.iceberg.maintenance import Maintenance
@@ -207,6 +209,21 @@ def test_small_files_of_rows_are_made_one_though_nothing_is_ever_deleted(spark: 
     assert counts == ["2", "3", "1", "2"]
     assert mirror.rows() == source.sorted_rows()
     assert lake.again().load_target(NAME) == mirror.target()
+
+
+@pytest.mark.parametrize("which", ["another", "none"])
+def test_a_table_is_rewritten_whichever_session_is_active_in_the_thread(spark: SparkSession, tmp_path: Path, which: str) -> None:
+    """Iceberg reads and writes what it rewrites by a catalog of its own, and makes it known to some session, which is to be ours."""
+    lake = Lake(spark, tmp_path, Maintenance(delete_files=2, keep_seconds=3600.0, expire_every=0))
+    lake.source.insert(item(100))
+    lake.source.commit()
+    lake.mirror.follow()
+    with active(spark.newSession()):
+        if which == "none":
+            jvm: Any = spark._jvm
+            jvm.org.apache.spark.sql.classic.SparkSession.clearActiveSession()
+        lake.sink.maintain(NAME)
+    assert lake.summaries[-1]["total-data-files"] == "1"
 
 
 def test_deletes_that_no_file_is_read_with_do_not_stay_beside_files_that_are_left_alone(spark: SparkSession, tmp_path: Path) -> None:

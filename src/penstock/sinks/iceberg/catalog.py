@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, SinkError, SinkRefusedError
 from penstock.position import Position
+from penstock.sinks.iceberg.active import active
 from penstock.sinks.iceberg.names import own_names
 from penstock.sinks.iceberg.schema import field_ids, parse_columns, type_document
 from penstock.sinks.iceberg.state import MODE, POSITION, PROPERTIES, SnapshotMark, position_properties
@@ -268,22 +269,9 @@ class IcebergCatalog:
 
     @cached_property
     def _java(self) -> Any:
-        """Spark asks the session that is active in this thread what the catalog is, which may be another by whatever was done before.
-
-        A session keeps its catalogs, so that once is enough.
-        """
-        jvm, session = self._spark.sparkContext._jvm, self._spark._jsparkSession  # noqa: SLF001
-        assert jvm is not None
-        sessions = jvm.org.apache.spark.sql.classic.SparkSession
-        before = sessions.getActiveSession()
-        sessions.setActiveSession(session)
-        try:
-            return self._iceberg.spark.Spark3Util.loadIcebergCatalog(session, self.name)
-        finally:
-            if before.isDefined():
-                sessions.setActiveSession(before.get())
-            else:
-                sessions.clearActiveSession()
+        """A session keeps its catalogs, so that to ask once is enough."""
+        with active(self._spark):
+            return self._iceberg.spark.Spark3Util.loadIcebergCatalog(self._spark._jsparkSession, self.name)  # noqa: SLF001
 
     def _name(self, identifier: Sequence[str]) -> Any:
         gateway = self._spark.sparkContext._gateway  # noqa: SLF001

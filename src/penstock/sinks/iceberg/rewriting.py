@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
+from penstock.sinks.iceberg.active import active
 from penstock.sinks.iceberg.catalog import LoadedTable
 from penstock.sinks.iceberg.scan import delete_files, each
 
@@ -63,9 +64,10 @@ def _rewritten(spark: SparkSession, table: LoadedTable, group: Any) -> Any:
     tables.add(name, table.java)
     tasks.stageTasks(table.java, name, group.fileScanTasks())
     try:
-        rows = session.read.format("iceberg").option("split-size", group.inputSplitSize()).option("file-open-cost", "0").load(name)
-        write = rows.write.format("iceberg").option("target-file-size-bytes", group.maxOutputFileSize())
-        write.option("distribution-mode", "none").option("output-spec-id", group.outputSpecId()).mode("append").save(name)
+        with active(session):
+            rows = session.read.format("iceberg").option("split-size", group.inputSplitSize()).option("file-open-cost", "0").load(name)
+            write = rows.write.format("iceberg").option("target-file-size-bytes", group.maxOutputFileSize())
+            write.option("distribution-mode", "none").option("output-spec-id", group.outputSpecId()).mode("append").save(name)
         return files.fetchNewFiles(table.java, name)
     finally:
         tables.remove(name)
