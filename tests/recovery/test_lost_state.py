@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def _work(database: Database, seed: int) -> None:
     workload = ShopWorkload(database.dsn, seed=seed)
     with workload:
         while workload.transactions < 100:
-            pass
+            time.sleep(0.01)
 
 
 def _lose(shop: Mirror, loss: str) -> None:
