@@ -193,6 +193,19 @@ def test_T06_numeric_takes_its_declared_shape_within_38_digits(modifier: int, ex
     assert arrow_type(NUMERIC, modifier) == expected
 
 
+@pytest.mark.parametrize("text", ["-.5", "-.000", f"-.{'0' * 40}", ".0", "5.", "-", ".", "-.", "1e5", "0.10"])
+def test_T06_a_number_is_read_alike_whatever_stands_beside_it(text: str) -> None:
+    """Some of it is nothing that Postgres writes; found by damaging what it does."""
+
+    def read(*texts: str) -> object:
+        try:
+            return decode_text(pa.array(texts), NUMERIC).values[0].as_py()
+        except ProtocolError as error:
+            return error.message
+
+    assert read(text) == read(text, "9" * 25) == read(text, "NaN")
+
+
 def test_exact_holds_the_text_of_every_value_that_is_not_held_and_nothing_else() -> None:
     columns = (
         Column("id", pa.int32(), INT4),
