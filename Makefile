@@ -99,21 +99,10 @@ bench-idle: install ## What a capture costs that has nothing to do; a minute
 
 # --- to trust it ---------------------------------------------------------------------------------------------------------
 
-# Most tests wait for servers or for Spark, so two suites share a machine of two cores well.
+# Most tests wait for servers or for Spark, so two suites share a machine of two cores well. The longest come first.
 .PHONY: test
 test: install install-spark42 ## All tests on Spark 4.1, and the tests of the source on Spark 4.2
-	$(MAKE) --jobs=2 --output-sync=target test-one-half test-other-half
-
-.PHONY: test-one-half
-test-one-half:
-	$(MAKE) test-spark41
-	$(MAKE) test-acceptance
-
-.PHONY: test-other-half
-test-other-half:
-	$(MAKE) test-capture
-	$(MAKE) test-spark42
-	$(MAKE) test-recovery
+	$(MAKE) --jobs=2 --keep-going --output-sync=target test-spark41 test-capture test-recovery test-acceptance test-spark42
 
 .PHONY: test-unit
 test-unit: install ## Unit and property tests; seconds

@@ -28,7 +28,9 @@ _SOME_SHAPES = {Mode.MIRROR: (INDEXED, HEAP), Mode.SOFT_DELETE: (INDEXED,), Mode
 
 
 def shapes_of(name: str, mode: Mode) -> tuple[Shape, ...]:
-    return KEYED if name == MERGED else (_SHAPES if name in PLACES else _SOME_SHAPES)[mode]
+    if name == MERGED:
+        return (WIDE,)  # every epoch is seconds of Delta's own
+    return (_SHAPES if name in PLACES else _SOME_SHAPES)[mode]
 
 
 @pytest.fixture

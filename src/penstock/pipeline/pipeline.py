@@ -65,7 +65,7 @@ from penstock.schema import TableName
 from penstock.sinks.base import SHADOWS, Sink
 from penstock.sinks.executors import SparkExecutors
 from penstock.sinks.layout import Mode
-from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
+from penstock.spark.control import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
 from penstock.spool.layout import SpoolLayout
 from penstock.transforms.transform import Transform

@@ -1,11 +1,9 @@
-"""`format("postgres-cdc")`, and the control stream of a pipeline.
+"""`format("postgres-cdc")`.
 
 Spark builds a data source object whenever it needs one, also only to ask for the schema; all work is done in the reader.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -22,13 +20,10 @@ from penstock.spark.available import FORMAT
 from penstock.spark.batch import CurrentRowsReader
 from penstock.spark.beginning import choose_tables
 from penstock.spark.envelope import ENVELOPE_SCHEMA
-from penstock.spark.reader import ControlStreamReader
 from penstock.spark.request import SourceRequest
 from penstock.spark.stream import EnvelopeStreamReader, TableStreamReader
 
-__all__ = ["CONTROL_FORMAT", "FORMAT", "ControlSource", "PostgresCdcSource", "register"]
-
-CONTROL_FORMAT = "penstock-control"
+__all__ = ["FORMAT", "PostgresCdcSource", "register"]
 
 
 class PostgresCdcSource(DataSource):
@@ -67,20 +62,6 @@ class PostgresCdcSource(DataSource):
         found = _chosen(change_schema(table), request)
         _check_same(found, schema, f"table {request.choice.single}")
         return CurrentRowsReader(request, table, found)
-
-
-class ControlSource(DataSource):
-    """The clock of a pipeline; see `ControlStreamReader`."""
-
-    @classmethod
-    def name(cls) -> str:
-        return CONTROL_FORMAT
-
-    def schema(self) -> str:
-        return "position STRING"
-
-    def streamReader(self, schema: Any) -> DataSourceStreamReader:
-        return ControlStreamReader(self.options)
 
 
 def _inspect_table(request: SourceRequest) -> TableSchema:

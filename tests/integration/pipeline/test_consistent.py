@@ -195,4 +195,6 @@ def test_tables_in_postgres_are_refused_with_what_to_do_instead_which_works(
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
         reached = connection.execute('SELECT DISTINCT "position"::text FROM penstock.applied').fetchall()
         amounts = connection.execute("SELECT c.amount, s.amount FROM copy_public.checking c, copy_public.savings s").fetchall()
-    assert (reached, amounts) == ([(str(end),)], [(70, 130)])
+    ((position,),) = reached
+    assert Position.parse(position) <= end, "the last that changed these tables; there may have been epochs after it"
+    assert amounts == [(70, 130)]

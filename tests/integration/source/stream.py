@@ -17,7 +17,7 @@ from penstock.capture.provision import ensure_capture
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
-from penstock.spark.datasource import CONTROL_FORMAT, ControlSource
+from penstock.spark.control import CONTROL_FORMAT, ControlSource
 from penstock.spool.lock import is_locked
 from penstock.spool.reader import SpoolReader
 from tests.fix_postgres import Database
