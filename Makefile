@@ -102,7 +102,7 @@ bench-idle: install ## What a capture costs that has nothing to do; a minute
 # Most tests wait for servers or for Spark, so two suites share a machine of two cores well. The longest come first.
 .PHONY: test
 test: install install-spark42 ## All tests on Spark 4.1, and the tests of the source on Spark 4.2
-	$(MAKE) --jobs=2 --keep-going --output-sync=target test-spark41 test-capture test-recovery test-acceptance test-spark42
+	$(MAKE) --jobs=2 --keep-going --output-sync=target test-pipelines test-capture test-tables test-recovery test-acceptance test-spark42
 
 .PHONY: test-unit
 test-unit: install ## Unit and property tests; seconds
@@ -119,6 +119,15 @@ test-capture: install ## Everything that needs no Spark: values, spool, capture,
 .PHONY: test-spark41
 test-spark41: install ## Source, sinks and pipeline on Spark 4.1
 	$(BIN)/python -m pytest -m '(spark or source) and not recovery and not acceptance' $(PYTEST_ARGS)
+
+# The same in two halves.
+.PHONY: test-pipelines
+test-pipelines: install
+	$(BIN)/python -m pytest -m '(spark or source) and not recovery and not acceptance' tests/integration/pipeline $(PYTEST_ARGS)
+
+.PHONY: test-tables
+test-tables: install
+	$(BIN)/python -m pytest -m '(spark or source) and not recovery and not acceptance' --ignore=tests/integration/pipeline $(PYTEST_ARGS)
 
 .PHONY: test-recovery
 test-recovery: install ## Kills and lost state
