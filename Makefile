@@ -99,6 +99,8 @@ bench-idle: install ## What a capture costs that has nothing to do; a minute
 
 # --- to trust it ---------------------------------------------------------------------------------------------------------
 
+ON_SPARK := '(spark or source) and not recovery and not acceptance'
+
 # Most tests wait for servers or for Spark, so two suites share a machine of two cores well. The longest come first.
 .PHONY: test
 test: install install-spark42 ## All tests on Spark 4.1, and the tests of the source on Spark 4.2
@@ -118,16 +120,16 @@ test-capture: install ## Everything that needs no Spark: values, spool, capture,
 
 .PHONY: test-spark41
 test-spark41: install ## Source, sinks and pipeline on Spark 4.1
-	$(BIN)/python -m pytest -m '(spark or source) and not recovery and not acceptance' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m $(ON_SPARK) $(PYTEST_ARGS)
 
 # The same in two halves.
 .PHONY: test-pipelines
 test-pipelines: install
-	$(BIN)/python -m pytest -m '(spark or source) and not recovery and not acceptance' tests/integration/pipeline $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m $(ON_SPARK) tests/integration/pipeline $(PYTEST_ARGS)
 
 .PHONY: test-tables
 test-tables: install
-	$(BIN)/python -m pytest -m '(spark or source) and not recovery and not acceptance' --ignore=tests/integration/pipeline $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m $(ON_SPARK) --ignore=tests/integration/pipeline $(PYTEST_ARGS)
 
 .PHONY: test-recovery
 test-recovery: install ## Kills and lost state

@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import TargetForeignError
+from penstock.sinks.iceberg.active import active
 from penstock.sinks.iceberg.catalog import IcebergCatalog, LoadedTable
 from tests.contract.sink_harness import ITEMS
 from tests.contract.test_iceberg_sink import IcebergHarness
@@ -98,10 +99,5 @@ def test_a_table_of_a_later_format_than_is_asked_for_is_copied_anew_in_its_own(h
 def test_a_catalog_is_found_whichever_session_is_active_in_the_thread(spark: SparkSession, tmp_path: Path) -> None:
     """Some of what is done with another session leaves that active; and it knows nothing of the catalog."""
     harness = IcebergHarness(tmp_path, spark)
-    other = spark.newSession()
-    other.createDataFrame([(1,)], "a int").collect()
-    try:
+    with active(spark.newSession()):
         assert IcebergCatalog(spark, harness.place.catalog, harness.place.warehouse).load(("public", "items")) is None
-        assert SparkSession.getActiveSession() is not None
-    finally:
-        spark.createDataFrame([(1,)], "a int").collect()

@@ -521,6 +521,7 @@ with_registry = pytest.mark.timeout(1200)
 @with_registry
 def test_schemas_of_tables_are_kept_in_a_real_registry(harness: PostgresConnectorHarness, registry: EmbeddedRegistry) -> None:
     kept = told(harness, {"registryUrl": registry.url, "registryPrefix": "conformance."})
+    assert kept.registers_schemas, "or nothing would be asked of the registry"
     SourceConnectorConformance().test_schemas_are_kept_in_a_registry_where_that_is_promised(kept)
 
 

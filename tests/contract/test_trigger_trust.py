@@ -13,7 +13,7 @@ from penstock.postgres.capture_triggers import Installation
 from penstock.postgres.connection import connect
 from penstock.postgres.resume_table import ResumeTable
 from penstock.testing.capture_conformance import upsert
-from penstock.testing.streams import Background, take, wait_for
+from penstock.testing.streams import Background, check_same_set, take, wait_for
 from tests.contract.trigger_harness import TriggerHarness
 
 PLANTED = (
@@ -88,7 +88,7 @@ def test_empty_schema_of_the_role_itself_is_built_in(trigger: TriggerHarness) ->
     trigger.database.execute(f"CREATE SCHEMA {trigger.settings.name}")
     with closing(trigger.capture().live()) as stream:
         trigger.commit(upsert(trigger.table, 1, "x"))
-        take(stream, 1, trigger.deadline_seconds)
+        check_same_set(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "x")], "by triggers of ours in it")
 
 
 def test_two_who_set_up_a_change_table_at_once_make_one(trigger: TriggerHarness) -> None:

@@ -51,10 +51,10 @@ def _decode_held(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColu
     fits = rf"^-?0*[0-9]{{0,{whole_digits}}}(\.[0-9]{{0,{arrow_type.scale}}}0*)?$"
     inexact = pc.and_not(pc.match_substring_regex(values, _WRITTEN), pc.match_substring_regex(values, fits))
     held = pc.if_else(pc.fill_null(inexact, True), NULL_TEXT, values)
-    # Arrow counts the zeros at the end of a fraction as digits. Postgres writes one before the point, and damaged bytes need not have it.
-    whole = pc.replace_substring_regex(held, r"^(-?)(\.[0-9])", r"\10\2")
-    trimmed = pc.replace_substring_regex(whole, r"(\.[0-9]*?)0+$", r"\1")
-    return DecodedColumn(cast(pc.replace_substring_regex(trimmed, r"\.$", ""), arrow_type), pc.fill_null(inexact, False))
+    # Arrow counts the zeros at the end of a fraction as digits. What is left ends in a digit, as it does in what Postgres writes.
+    trimmed = pc.replace_substring_regex(held, r"(\.[0-9]*[1-9])0+$", r"\1")
+    whole = pc.replace_substring_regex(trimmed, r"([0-9])\.0*$", r"\1")
+    return DecodedColumn(cast(whole, arrow_type), pc.fill_null(inexact, False))
 
 
 TYPES = {"numeric": TextType(_arrow_type, _decode, "`NaN`, `Infinity`, `-Infinity`, more digits than the decimal has")}
