@@ -58,7 +58,7 @@ class InlineExecutors(Executors):
         return self._parallelism
 
     @override
-    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
+    def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
         self.tasks += len(tasks)
         return [function(task) for task in tasks]
 

@@ -68,7 +68,7 @@ class InlineExecutors(Executors):
         return 2
 
     @override
-    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
+    def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
         self.interlude()
         sent, received = cloudpickle.loads(cloudpickle.dumps((function, list(tasks))))
         try:
@@ -169,7 +169,7 @@ class NoExecutors(Executors):
         return 1
 
     @override
-    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
+    def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
         raise AssertionError("this was to be left to Delta")
 
 

@@ -32,7 +32,7 @@ class FaultyExecutors(LocalExecutors):
     repeats = False
 
     @override
-    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
+    def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
         if self.repeats:
             super().run(function, tasks)
         done = super().run(function, tasks)

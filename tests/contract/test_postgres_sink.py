@@ -47,7 +47,7 @@ class ForgetfulExecutors(LocalExecutors):
         self.kept: list[Callable[[], object]] = []
 
     @override
-    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
+    def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
         if self.is_late:
             self.kept += [partial(function, task) for task in tasks]
             return []

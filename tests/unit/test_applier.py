@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -183,6 +185,30 @@ def test_a_table_whose_ground_is_gone_fails_alone(house: House) -> None:
     house.applier.apply(at(700))
     assert house.applier.statuses[SECOND].state is TableState.FAILED
     assert house.sink.applied[FIRST] == at(700)
+
+
+def test_an_epoch_that_fails_leaves_no_table_under_way(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = {FIRST: house.sink.target(ORDERS, 100), SECOND: house.sink.target(ITEMS, 100)}
+    house.applier.adopt(targets, {FIRST: _streaming(100), SECOND: _streaming(100)})
+    begun, ended = threading.Event(), threading.Event()
+
+    def apply(target: Target, _changes: TableChanges, _end: Position) -> None:
+        if target.table == FIRST:
+            assert begun.wait(10)
+            raise RuntimeError("broken")
+        begun.set()
+        time.sleep(0.3)
+        ended.set()
+
+    monkeypatch.setattr(house.sink, "apply", apply)
+    others = set(threading.enumerate())
+    with pytest.raises(RuntimeError, match="broken"):
+        house.applier.apply(at(200))
+    assert ended.is_set(), "another attempt would have met this one"
+    workers = set(threading.enumerate()) - others
+    house.applier.close()
+    assert workers
+    assert not any(worker.is_alive() for worker in workers)
 
 
 def test_a_copy_of_a_table_that_was_removed_meanwhile_is_no_ones(house: House) -> None:

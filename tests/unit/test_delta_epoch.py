@@ -118,7 +118,7 @@ class Meanwhile(InlineExecutors):
         self._act = act
 
     @override
-    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
+    def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
         found = super().run(function, tasks)
         self._act()
         return found

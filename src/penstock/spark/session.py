@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -97,7 +98,19 @@ def build_session(
         session = builder.getOrCreate()
     # What goes wrong in a query or a task reaches the caller as an exception; the JVM's own account of it is only noise beside that.
     session.sparkContext.setLogLevel("FATAL")
+    if (session.sparkContext.master or "").startswith("local"):
+        _leave_out_checksums(session)
     return session
+
+
+def _leave_out_checksums(session: SparkSession) -> None:
+    """On a disk, Hadoop puts a file of checksums beside each file, and starts a process, chmod, for each of the two.
+
+    That is 20 ms of every epoch of an Iceberg table and as much of the stream's own records, and protects from nothing: whoever reads by
+    other means than Hadoop's does not look at them.
+    """
+    context: Any = session.sparkContext
+    context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration()).setWriteChecksum(False)  # noqa: SLF001
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.base import ChangedRows, SnapshotFile
 from penstock.sinks.iceberg.active import active
-from penstock.sinks.iceberg.catalog import IcebergCatalog, TableChange
+from penstock.sinks.iceberg.catalog import IcebergCatalog, LoadedTable, NewFile, TableChange
 from penstock.sinks.iceberg.epoch import EpochWriter
 from penstock.sinks.iceberg.maintenance import Maintenance
 from penstock.sinks.iceberg.sink import IcebergSink
@@ -34,11 +35,12 @@ NAME = ITEMS.name
 class Lake:
     """Nine items in an Iceberg table."""
 
-    def __init__(self, spark: SparkSession, root: Path, maintenance: Maintenance | None = None) -> None:
+    def __init__(self, spark: SparkSession, root: Path, maintenance: Maintenance | None = None, format_version: int = 2) -> None:
         self.spark = spark
         self.root = root
         self.catalog = new_catalog()
-        self.sink = open_lake(spark, root, self.catalog, maintenance=maintenance or Maintenance(0, 3600, 0))
+        chosen = maintenance or Maintenance(0, 3600, 0)
+        self.sink = open_lake(spark, root, self.catalog, maintenance=chosen, format_version=format_version)
         source = Source(ITEMS, [item(key, f"note {key}", Value(None, f"{key}e90")) for key in range(1, 10)])
         self.mirror = Mirror(spark, root, source, self.sink)
 
@@ -49,6 +51,10 @@ class Lake:
     @property
     def summaries(self) -> list[dict[str, str]]:
         return summaries(self.sink, self.spark, NAME)
+
+    @property
+    def data_files(self) -> list[str]:
+        return [row["file_path"] for row in self.spark.table(f"{self.sink.sql_name(NAME)}.files").collect()]
 
     def again(self, pipeline: str = PIPELINE) -> IcebergSink:
         """A sink that knows nothing of the other's past."""
@@ -207,8 +213,47 @@ def test_small_files_of_rows_are_made_one_though_nothing_is_ever_deleted(spark: 
         lake.sink.maintain(NAME)
         counts.append(lake.summaries[-1]["total-data-files"])
     assert counts == ["2", "3", "1", "2"]
+    assert any("/merged-" in path for path in lake.data_files), "put together as they are"
     assert mirror.rows() == source.sorted_rows()
     assert lake.again().load_target(NAME) == mirror.target()
+
+
+def test_rows_that_go_while_their_files_are_put_together_are_gone(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(spark, tmp_path, Maintenance(delete_files=3, keep_seconds=3600.0, expire_every=0))
+    source, mirror, merge = lake.source, lake.mirror, EpochWriter.merge
+
+    def crossed(self: EpochWriter, loaded: LoadedTable, locations: Sequence[str]) -> NewFile | None:
+        made = merge(self, loaded, locations)
+        source.delete(at(100))
+        source.update(at(101), {"note": Value("second")})
+        source.commit()
+        mirror.follow()
+        return made
+
+    for key in (100, 101):
+        source.insert(item(key))
+        source.commit()
+        mirror.follow()
+    monkeypatch.setattr(EpochWriter, "merge", crossed)
+    lake.sink.maintain(NAME)
+    assert any("/merged-" in path for path in lake.data_files)
+    assert lake.summaries[-1]["operation"] == "replace"
+    assert mirror.rows() == source.sorted_rows()
+
+
+def test_rows_that_have_numbers_keep_them_when_their_files_are_made_one(spark: SparkSession, tmp_path: Path) -> None:
+    lake = Lake(spark, tmp_path, Maintenance(delete_files=3, keep_seconds=3600.0, expire_every=0), format_version=3)
+    for key in (100, 101):
+        lake.source.insert(item(key))
+        lake.source.commit()
+        lake.mirror.follow()
+    numbers = f"SELECT id, _row_id FROM {lake.sink.sql_name(NAME)} ORDER BY id"
+    before = spark.sql(numbers).collect()
+    lake.sink.maintain(NAME)
+    assert len(lake.data_files) == 1
+    assert spark.sql(numbers).collect() == before
 
 
 @pytest.mark.parametrize("which", ["another", "none"])
@@ -241,8 +286,7 @@ def test_deletes_that_no_file_is_read_with_do_not_stay_beside_files_that_are_lef
         mirror.follow()
     lake.sink.maintain(NAME)
     assert lake.summaries[-1]["total-delete-files"] == "0"
-    files = [row["file_path"] for row in spark.table(f"{lake.sink.sql_name(NAME)}.files").collect()]
-    assert any("snapshot-" in path for path in files), "what nobody touched is as it was"
+    assert any("snapshot-" in path for path in lake.data_files), "what nobody touched is as it was"
     assert POSITION not in lake.summaries[-1]
     assert lake.again().load_target(NAME) == mirror.target()
 

@@ -42,7 +42,7 @@ class LocalExecutors(SnapshotExecutors):
         pass
 
     @override
-    def run(self, function: Callable[[In], Out], tasks: Sequence[In]) -> list[Out]:
+    def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
         return [function(task) for task in tasks]
 
     @override

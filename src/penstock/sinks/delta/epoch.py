@@ -19,7 +19,7 @@ from penstock.sinks.delta.rewrite import RewriteTask, run_rewrite
 from penstock.sinks.delta.rows import TableFiles
 from penstock.sinks.delta.step import DeltaStep
 from penstock.sinks.delta.task import EpochPart, EpochTask, run_part
-from penstock.sinks.executors import Executors
+from penstock.sinks.executors import Executors, are_light
 from penstock.sinks.layout import Mode
 from penstock.sinks.slice_reader import Part
 from penstock.sinks.source_truncates import source_column
@@ -61,7 +61,8 @@ class DeltaEpoch(DeltaStep):
     def apply(self, executors: Executors) -> bool:
         """Work it out and commit it; see `commit`."""
         self.check(deletes=not self.adds_only)
-        parts = executors.run(run_part, self.plan(executors.parallelism)) if self.slices else []
+        light = self.adds_only and are_light(self.slices)  # else it looks into the table, however large that is
+        parts = executors.run(run_part, self.plan(executors.parallelism), light=light) if self.slices else []
         rewritten = None if self.fills is None else self._rewritten(parts, executors)
         return self.commit(parts, adds_only=self.adds_only and not self.declared, rewritten=rewritten)
 

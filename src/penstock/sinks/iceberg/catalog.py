@@ -248,8 +248,12 @@ class IcebergCatalog:
 
     def _filled(self, update: Any, method: str, loaded: LoadedTable, files: Sequence[NewFile]) -> Any:
         for each in files:
-            getattr(update, method)(self._built(loaded, self._iceberg.DataFiles.builder(loaded.java.spec()), each))
+            getattr(update, method)(self.data_file(loaded, each))
         return update
+
+    def data_file(self, loaded: LoadedTable, file: NewFile) -> Any:
+        """A file of rows as Java has it; it is no part of the table yet."""
+        return self._built(loaded, self._iceberg.DataFiles.builder(loaded.java.spec()), file)
 
     def _built(self, loaded: LoadedTable, builder: Any, file: NewFile) -> Any:
         iceberg = self._iceberg

@@ -10,9 +10,10 @@ from uuid import uuid4
 
 from penstock.change import ChangeCounts
 from penstock.sinks.base import ChangedRows, SnapshotPlace, TableChanges
-from penstock.sinks.executors import Executors
-from penstock.sinks.iceberg.catalog import NewFile, TableChange
+from penstock.sinks.executors import Executors, are_light
+from penstock.sinks.iceberg.catalog import LoadedTable, NewFile, TableChange, local_path
 from penstock.sinks.iceberg.files import EpochFiles, EpochTask, RepairTask, WrittenFile, named_columns, write_epoch, write_repair
+from penstock.sinks.iceberg.merging import MergeTask, merge_files
 from penstock.sinks.iceberg.reader import EpochTarget, LakeReader
 from penstock.sinks.iceberg.schema import delete_columns
 from penstock.sinks.layout import Mode
@@ -39,10 +40,15 @@ class EpochWriter:
         task = EpochTask(tuple(changes.slices), target.layout, target.place, "", named_columns(target.layout), views=changes.views)
         if _adds_only(target.layout.mode, changes.counts):
             tasks = [replace(task, slices=share, adds_only=True) for share in _shared(task.slices, changes.counts, self._executors)]
-            return _change(self._executors.run(write_epoch, tasks), ())
+            return _change(self._executors.run(write_epoch, tasks, light=are_light(task.slices)), ())
         looks_up = target.layout.mode is not Mode.MIRROR or source_column(changes.views.values()) is not None
         parts = _parts(changes.counts, self._executors.parallelism, looks_up=looks_up)
-        return self._settled(target, task, parts, lambda tasks: self._executors.run(write_epoch, tasks))
+        return self._settled(target, task, parts, self._write)
+
+    def _write(self, tasks: Sequence[EpochTask]) -> list[EpochFiles]:
+        # Rows of the target that it was found to need may be many.
+        light = all(are_light(task.slices) and not task.old and task.alike is None for task in tasks)
+        return self._executors.run(write_epoch, tasks, light=light)
 
     def repair(self, target: EpochTarget, changed: ChangedRows) -> TableChange:
         """The same for rows that are to be replaced, whatever else the mode has to tell them by."""
@@ -54,6 +60,12 @@ class EpochWriter:
     def rewrite(self, target: EpochTarget) -> list[NewFile]:
         """All rows that are there, as they are from then on."""
         return self._reader.rewrite(target, self._executors, self._scratch)
+
+    def merge(self, loaded: LoadedTable, locations: Sequence[str]) -> NewFile | None:
+        """One file with the rows of these; None if they do not have the columns that the table has now."""
+        place = SnapshotPlace(str(loaded.directory), loaded.schema, "merged")
+        (made,) = self._executors.run(merge_files, [MergeTask(tuple(str(local_path(each)) for each in locations), place)])
+        return None if made is None else NewFile(made.name, made.rows, made.bytes)
 
     def _settled(self, target: EpochTarget, task: EpochTask, parts: int, run: Run) -> TableChange:
         scratch = self._scratch / uuid4().hex

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import SinkError
 from penstock.sinks.iceberg.catalog import LoadedTable, TableMovedError, failing
 from penstock.sinks.iceberg.leftovers import FoundFiles, find_files, owns_directory
-from penstock.sinks.iceberg.rewriting import rewrite_files
+from penstock.sinks.iceberg.rewriting import Merge, rewrite_files
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,6 @@ _TIDY_SECONDS = 86_400.0
 _SMALL_BYTES = 16 * 1024 * 1024
 """A file below that is made one with others. A larger one is rewritten only without rows that are gone."""
 _TARGET_BYTES = ("write.target-file-size-bytes", 512 * 1024 * 1024)
-_OPTIONS = {"delete-file-threshold": "1", "min-input-files": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +55,13 @@ class Maintenance:
 class Maintainer:
     """Looks after one table. Called by one thread, beside the one that writes to it, which holds `turn` meanwhile."""
 
-    def __init__(self, spark: SparkSession, name: str, maintenance: Maintenance, turn: Lock) -> None:
+    def __init__(self, spark: SparkSession, name: str, maintenance: Maintenance, turn: Lock, merge: Merge) -> None:
         """`name` is the table's in SQL."""
         self._spark = spark
         self._name = name
         self._maintenance = maintenance
         self._turn = turn
+        self._merge = merge
         self._rests_until = 0.0
         self._kept = 0
         self._data_files = 0
@@ -97,7 +97,7 @@ class Maintainer:
         _log.info("table rewritten", extra={"location": table.location, "seconds": round(took, 3)})
 
     def _rewrite_files(self, table: LoadedTable) -> None:
-        rewrite_files(self._spark, table, {**_OPTIONS, "min-file-size-bytes": str(_small_bytes(table))}, self._turn)
+        rewrite_files(self._spark, table, _small_bytes(table), self._turn, self._merge)
         table.java.refresh()
         self._data_files = int(table.java.currentSnapshot().summary().get("total-data-files") or 0)
 

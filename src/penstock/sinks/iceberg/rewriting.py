@@ -4,11 +4,15 @@ Iceberg's own action plans, writes and commits at once, and under a steady load 
 faster than it tries. So its parts are used one by one: its plan, its way to read files with their deletes and write them as others, and its
 commit, which is made by itself when no epoch is under way. The new files count as old as the table was when they were read, so deletes
 that came since reach into them.
+
+Most of what is rewritten is small files of epochs that hold rows as they are. Those are put together by an executor with pyarrow, which
+takes a tenth of what Spark takes to read them as rows and write them again. And they are put together by size, so that a file is not
+written again for every few small ones that come: only once others of its size have come together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from threading import Lock
 from typing import Any
@@ -20,9 +24,19 @@ from penstock.sinks.iceberg.active import active
 from penstock.sinks.iceberg.catalog import LoadedTable
 from penstock.sinks.iceberg.scan import delete_files, each
 
+_OPTIONS = {"delete-file-threshold": "1", "min-input-files": "1"}
+_TINY_BYTES = 1 << 20
+_MERGED_BYTES = 64 << 20
+_WITHOUT_ROW_NUMBERS = 2
+"""In later formats every row has a number, which Spark takes along."""
 
-def rewrite_files(spark: SparkSession, table: LoadedTable, options: Mapping[str, str], turn: Lock) -> None:
-    """`options` are those of Iceberg's planner. While `turn` is held, no epoch commits to the table."""
+
+Merge = Callable[[LoadedTable, Sequence[str]], "Any | None"]
+"""Puts the rows of these files of a table into one, which Java has as a `DataFile`; None if that takes more than to copy them."""
+
+
+def rewrite_files(spark: SparkSession, table: LoadedTable, small_bytes: int, turn: Lock, merge: Merge) -> None:
+    """Files with deletes become such without; those below `small_bytes` are put together. While `turn` is held, no epoch commits."""
     jvm: Any = spark._jvm  # noqa: SLF001 - pyspark's own door to the JVM
     table.java.refresh()
     snapshot = table.java.currentSnapshot()
@@ -31,8 +45,8 @@ def rewrite_files(spark: SparkSession, table: LoadedTable, options: Mapping[str,
     commits = jvm.org.apache.iceberg.actions.RewriteDataFilesCommitManager(table.java, snapshot.snapshotId(), True)
     groups = jvm.java.util.HashSet()
     try:
-        for group in _planned(jvm, table, snapshot.snapshotId(), options):
-            group.setOutputFiles(_rewritten(spark, table, group))
+        for group in _planned(jvm, table, snapshot.snapshotId(), small_bytes):
+            group.setOutputFiles(_merged(jvm, table, group, merge) or _rewritten(spark, table, group))
             groups.add(group)
     except Exception:
         for group in each(groups.iterator()):
@@ -44,12 +58,43 @@ def rewrite_files(spark: SparkSession, table: LoadedTable, options: Mapping[str,
     _take_out_idle(jvm, table, turn)
 
 
-def _planned(jvm: Any, table: LoadedTable, snapshot: int, options: Mapping[str, str]) -> list[Any]:
-    everything = jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
-    planner = jvm.org.apache.iceberg.actions.BinPackRewriteFilePlanner(table.java, everything, snapshot, True)
-    planner.init(options)
-    with closing(planner.plan().groups()) as groups:
-        return list(each(groups.iterator()))
+def _planned(jvm: Any, table: LoadedTable, snapshot: int, small_bytes: int) -> list[Any]:
+    def plan(below: int) -> list[Any]:
+        everything = jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
+        planner = jvm.org.apache.iceberg.actions.BinPackRewriteFilePlanner(table.java, everything, snapshot, True)
+        planner.init({**_OPTIONS, "min-file-size-bytes": str(below)})
+        with closing(planner.plan().groups()) as groups:
+            return list(each(groups.iterator()))
+
+    planned = plan(small_bytes)
+    tasks = [task for group in planned for task in each(group.fileScanTasks().iterator())]
+    below = small_enough([int(task.file().fileSizeInBytes()) for task in tasks if task.deletes().isEmpty()], small_bytes)
+    return planned if below == small_bytes else plan(below)
+
+
+def small_enough(sizes: Sequence[int], limit: int) -> int:
+    """Below which size files are put together: none that is larger than all smaller ones taken together, unless all are tiny."""
+    total = _TINY_BYTES
+    for size in sorted(sizes):
+        if size > total:
+            return min(size, limit)
+        total += size
+    return limit
+
+
+def _merged(jvm: Any, table: LoadedTable, group: Any, merge: Merge) -> Any:
+    """What becomes of files that hold rows as they are, if they are few enough for one task; else None."""
+    if table.format_version > _WITHOUT_ROW_NUMBERS or int(group.inputFilesSizeInBytes()) > _MERGED_BYTES:
+        return None
+    tasks = list(each(group.fileScanTasks().iterator()))
+    if not all(task.deletes().isEmpty() for task in tasks):
+        return None
+    made = merge(table, [str(task.file().location()) for task in tasks])
+    if made is None:
+        return None
+    files = jvm.java.util.HashSet()
+    files.add(made)
+    return files
 
 
 def _rewritten(spark: SparkSession, table: LoadedTable, group: Any) -> Any:

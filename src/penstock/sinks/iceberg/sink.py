@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
+from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -300,11 +301,15 @@ class IcebergSink(Sink):
 
     @override
     def maintain(self, table: TableName) -> None:
-        made = Maintainer(self._spark, self.sql_name(table), self._place.maintenance, self._turn(table))
+        made = Maintainer(self._spark, self.sql_name(table), self._place.maintenance, self._turn(table), self._merge)
         maintainer = self._maintainers.setdefault(table, made)
         loaded = self._catalog.load(self.identifier(table))
         if loaded is not None and loaded.problem is None and maintainer.is_due(loaded):
             maintainer.keep(loaded)
+
+    def _merge(self, loaded: LoadedTable, locations: Sequence[str]) -> Any | None:
+        file = self._writer.merge(loaded, locations)
+        return None if file is None else self._catalog.data_file(loaded, file)
 
     def _turn(self, table: TableName) -> Lock:
         return self._turns.setdefault(table, Lock())

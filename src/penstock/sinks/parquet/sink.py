@@ -22,7 +22,7 @@ from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, Tab
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
-from penstock.sinks.executors import Executors
+from penstock.sinks.executors import Executors, are_light
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.parquet.files import EpochTask, RepairTask, repair_chunk, write_epoch, write_snapshot
 from penstock.sinks.parquet.targets import (
@@ -212,7 +212,9 @@ class ParquetSink(ParquetTargets, Sink):
         _remove(path, lambda name: name.startswith(_HIDDEN))
         directory = path / f"{_HIDDEN}epoch-{secrets.token_hex(8)}"
         storage.make_directory(directory)
-        written = self._executors.run(write_epoch, [task(str(directory))]) if task is not None else []
+        tasks = [] if task is None else [task(str(directory))]
+        light = all(are_light(each.slices) for each in tasks)
+        written = self._executors.run(write_epoch, tasks, light=light) if tasks else []
         # What an attempt left that did not get to its end, or was not waited for, is no part of it.
         wanted = {file.name for file in written if file.rows}
         _remove(directory, lambda name: name not in wanted)

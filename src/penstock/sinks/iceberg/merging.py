@@ -1,0 +1,48 @@
+"""What an executor does to make one file of many that hold rows of an Iceberg table as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.sinks.base import SnapshotFile, SnapshotPlace
+from penstock.sinks.row_files import write_batches
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTask:
+    files: tuple[str, ...]
+    place: SnapshotPlace
+
+
+def merge_files(task: MergeTask) -> SnapshotFile | None:
+    """The function that travels to the executors. None: a file has other columns than the table has by now, or has them otherwise."""
+    wanted = _as_read(task.place.schema)
+    if not all(_is_of(pq.read_schema(file), wanted) for file in task.files):
+        return None
+    return write_batches(_batches(task), task.place, 0)
+
+
+def _batches(task: MergeTask) -> Iterator[pa.RecordBatch]:
+    for each in task.files:
+        with pq.ParquetFile(each) as file:
+            yield from file.iter_batches()
+
+
+def _as_read(schema: pa.Schema) -> pa.Schema:
+    """What is read from a file that was written by it: parts of a map are called otherwise then."""
+    file = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), file)
+    return pq.read_schema(pa.BufferReader(file.getvalue()))
+
+
+def _is_of(found: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether names, types and the numbers of the columns are the same, the inner ones too."""
+    return len(found) == len(wanted) and all(map(_is_same, found, wanted))
+
+
+def _is_same(found: pa.Field, wanted: pa.Field) -> bool:
+    return bool(found.equals(wanted, check_metadata=True))
