@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import EnvironmentUnfitError
@@ -94,11 +95,12 @@ def build_session(
         builder = builder.master(master)
     for name, value in {**settings, **(conf or {})}.items():
         builder = builder.config(name, value)
+    is_first = SparkContext._active_spark_context is None  # noqa: SLF001
     with _stderr_to(log):
         session = builder.getOrCreate()
     # What goes wrong in a query or a task reaches the caller as an exception; the JVM's own account of it is only noise beside that.
     session.sparkContext.setLogLevel("FATAL")
-    if (session.sparkContext.master or "").startswith("local"):
+    if is_first and (session.sparkContext.master or "").startswith("local"):
         _leave_out_checksums(session)
     return session
 
@@ -106,11 +108,12 @@ def build_session(
 def _leave_out_checksums(session: SparkSession) -> None:
     """On a disk, Hadoop puts a file of checksums beside each file, and starts a process, chmod, for each of the two.
 
-    That is 20 ms of every epoch of an Iceberg table and as much of the stream's own records, and protects from nothing: whoever reads by
-    other means than Hadoop's does not look at them.
+    The second is 20 ms of every epoch of an Iceberg table, and nearly as much of the stream's own records. What is given up: Hadoop's own
+    readers would find out that a disk has altered such a file. Nobody else looks at them, and most file systems know none.
     """
     context: Any = session.sparkContext
-    context._jvm.org.apache.hadoop.fs.FileSystem.getLocal(context._jsc.hadoopConfiguration()).setWriteChecksum(False)  # noqa: SLF001
+    jvm, conf = context._jvm, context._jsc.hadoopConfiguration()  # noqa: SLF001
+    jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI.create("file:///"), conf).setWriteChecksum(False)
 
 
 @contextmanager

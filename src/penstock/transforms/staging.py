@@ -83,7 +83,7 @@ def _stage(slices: Sequence[FileSlice], number: int, task: StageTask) -> FileSli
     if not kept.num_rows:
         return None
     path = Path(task.directory) / f"{secrets.token_hex(8)}.parquet"
-    pq.write_table(kept, path, compression="none")
+    pq.write_table(kept, path, compression="none", use_dictionary=False)  # as in the spool: it is as long as what is read of it
     counts = count_changes(kept, sum(slice.file.counts.moves for slice in slices))
     # Not those of the rows: letters that are replayed come at a position that is later than their own.
     low = min(slice.file.min_position if slice.after is None else Position.of(slice.after.value + 1) for slice in slices)

@@ -9,11 +9,12 @@ from pathlib import Path
 from uuid import uuid4
 
 from penstock.change import ChangeCounts
+from penstock.errors import SinkRefusedError
 from penstock.sinks.base import ChangedRows, SnapshotPlace, TableChanges
 from penstock.sinks.executors import Executors, are_light
 from penstock.sinks.iceberg.catalog import LoadedTable, NewFile, TableChange, local_path
 from penstock.sinks.iceberg.files import EpochFiles, EpochTask, RepairTask, WrittenFile, named_columns, write_epoch, write_repair
-from penstock.sinks.iceberg.merging import MergeTask, merge_files
+from penstock.sinks.iceberg.merging import MERGED, MergeTask, merge_files
 from penstock.sinks.iceberg.reader import EpochTarget, LakeReader
 from penstock.sinks.iceberg.schema import delete_columns
 from penstock.sinks.layout import Mode
@@ -62,9 +63,13 @@ class EpochWriter:
         return self._reader.rewrite(target, self._executors, self._scratch)
 
     def merge(self, loaded: LoadedTable, locations: Sequence[str]) -> NewFile | None:
-        """One file with the rows of these; None if they do not have the columns that the table has now."""
-        place = SnapshotPlace(str(loaded.directory), loaded.schema, "merged")
-        (made,) = self._executors.run(merge_files, [MergeTask(tuple(str(local_path(each)) for each in locations), place)])
+        """One file with the rows of these; None if they do not have the columns that the table has now, or lie elsewhere."""
+        place = SnapshotPlace(str(loaded.directory), loaded.schema, MERGED)
+        try:
+            files = tuple(str(local_path(each)) for each in locations)
+        except SinkRefusedError:
+            return None
+        (made,) = self._executors.run(merge_files, [MergeTask(files, place)])
         return None if made is None else NewFile(made.name, made.rows, made.bytes)
 
     def _settled(self, target: EpochTarget, task: EpochTask, parts: int, run: Run) -> TableChange:

@@ -1,7 +1,8 @@
 """Files of epochs that lie in an Iceberg table's directory and are no part of it: what attempts that did not get to their end left.
 
 An attempt writes its files after it has looked at the table, and its commit counts only if the table still has the snapshot that it had
-then. So whoever wrote files before some snapshot came, and has not committed them by then, never will.
+then. So whoever wrote files before some snapshot came, and has not committed them by then, never will. A rewrite may commit later; but
+rewrites are made by the thread that also looks for leftovers, one after the other.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from penstock.sinks.iceberg.catalog import LoadedTable
+from penstock.sinks.iceberg.merging import MERGED
 
-_FILES = "epoch-*.parquet"
+_FILES = ("epoch-*.parquet", f"{MERGED}-*.parquet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ def owns_directory(table: LoadedTable) -> bool:
 
 def find_files(table: LoadedTable, before: float) -> FoundFiles:
     """The files of epochs in the table's own directory that were last written to before that time."""
-    found = {path.name: path for path in table.directory.glob(_FILES) if _written(path) < before}
+    found = {path.name: path for pattern in _FILES for path in table.directory.glob(pattern) if _written(path) < before}
     table.java.refresh()  # after that: files that came since are not among those found
     return FoundFiles(found, _snapshot(table))
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.row_files import write_batches
+from penstock.spool import storage
+
+MERGED = "merged"
+"""What the names of such files begin with."""
+_BATCH_ROWS = 8192
+"""Few: what is small as a file may be large as rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +26,19 @@ class MergeTask:
 
 
 def merge_files(task: MergeTask) -> SnapshotFile | None:
-    """The function that travels to the executors. None: a file has other columns than the table has by now, or has them otherwise."""
+    """The function that travels to the executors. None: a file has other columns than the table has by now, or none has rows."""
     wanted = _as_read(task.place.schema)
     if not all(_is_of(pq.read_schema(file), wanted) for file in task.files):
         return None
-    return write_batches(_batches(task), task.place, 0)
+    made = write_batches(_batches(task), task.place, 0)
+    storage.sync_directory(Path(task.place.directory))
+    return made if made.rows else None
 
 
 def _batches(task: MergeTask) -> Iterator[pa.RecordBatch]:
     for each in task.files:
         with pq.ParquetFile(each) as file:
-            yield from file.iter_batches()
+            yield from file.iter_batches(_BATCH_ROWS)
 
 
 def _as_read(schema: pa.Schema) -> pa.Schema:

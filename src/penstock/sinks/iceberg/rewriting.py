@@ -7,7 +7,7 @@ that came since reach into them.
 
 Most of what is rewritten is small files of epochs that hold rows as they are. Those are put together by an executor with pyarrow, which
 takes a tenth of what Spark takes to read them as rows and write them again. And they are put together by size, so that a file is not
-written again for every few small ones that come: only once others of its size have come together.
+written again for every few small ones that come: only once the others come to as much as it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from penstock.sinks.iceberg.catalog import LoadedTable
 from penstock.sinks.iceberg.scan import delete_files, each
 
 _OPTIONS = {"delete-file-threshold": "1", "min-input-files": "1"}
+_FORMAT = "PARQUET"
 _TINY_BYTES = 1 << 20
 _MERGED_BYTES = 64 << 20
 _WITHOUT_ROW_NUMBERS = 2
@@ -73,21 +74,23 @@ def _planned(jvm: Any, table: LoadedTable, snapshot: int, small_bytes: int) -> l
 
 
 def small_enough(sizes: Sequence[int], limit: int) -> int:
-    """Below which size files are put together: none that is larger than all smaller ones taken together, unless all are tiny."""
-    total = _TINY_BYTES
-    for size in sorted(sizes):
-        if size > total:
-            return min(size, limit)
-        total += size
+    """Below which size files are put together: not the largest, while it is larger than all others, and some more, taken together."""
+    kept, total = sorted(sizes), sum(sizes)
+    while kept and kept[-1] > total - kept[-1] + _TINY_BYTES:
+        limit = kept.pop()
+        total -= limit
     return limit
 
 
 def _merged(jvm: Any, table: LoadedTable, group: Any, merge: Merge) -> Any:
-    """What becomes of files that hold rows as they are, if they are few enough for one task; else None."""
-    if table.format_version > _WITHOUT_ROW_NUMBERS or int(group.inputFilesSizeInBytes()) > _MERGED_BYTES:
+    """What becomes of files of Parquet that hold rows as they are, if they make one file and are few enough for one task; else None."""
+    now = table.java.operations().current()  # which may be other than what was loaded, by somebody's ALTER TABLE
+    if int(now.formatVersion()) > _WITHOUT_ROW_NUMBERS or now.spec().isPartitioned():
+        return None
+    if int(group.inputFilesSizeInBytes()) > min(_MERGED_BYTES, int(group.maxOutputFileSize())):
         return None
     tasks = list(each(group.fileScanTasks().iterator()))
-    if not all(task.deletes().isEmpty() for task in tasks):
+    if not all(task.deletes().isEmpty() and str(task.file().format()) == _FORMAT for task in tasks):
         return None
     made = merge(table, [str(task.file().location()) for task in tasks])
     if made is None:
