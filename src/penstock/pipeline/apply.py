@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -85,8 +85,6 @@ class EpochApplier:
         self._watch = CatalogWatch(follower, self._ledger)
         self._requests: deque[Callable[[], None]] = deque()
         self._turn = threading.Lock()
-        # Kept from epoch to epoch: to the JVM, a new thread is a new connection.
-        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="penstock-apply")
         self._ended_at = time.monotonic()
         self.last = log.last()
 
@@ -169,10 +167,6 @@ class EpochApplier:
     def admit(self, name: TableName, status: TableStatus) -> None:
         """Add a table that is not to be copied now: it failed, or was paused before it was copied."""
         self._ledger.write({name: status})
-
-    def close(self) -> None:
-        """No epoch is under way, and none comes."""
-        self._workers.shutdown()
 
     def settle(self) -> None:
         """Where no epoch comes by itself, because the source is idle, make one for what waits."""
@@ -298,7 +292,8 @@ class EpochApplier:
         self._renew(renewed)
         due = [name for name in self._ledger.live() if self._watch.is_ahead(name, end) or self._bringer.is_due(name)]
         work = plan_work(self._ledger.targets, self.statuses, ranges, self._watch.routed, due)
-        failures = self._apply_all(work, end)
+        with ThreadPoolExecutor(_WORKERS, thread_name_prefix="penstock-apply") as pool:
+            failures = dict(zip([changes.table for changes in work], pool.map(lambda each: self._apply_one(each, end), work), strict=True))
         self._take_failures({name: error for name, error in failures.items() if isinstance(error, PenstockError)})
         for name, reason in failures.items():
             if isinstance(reason, CopyAnew):
@@ -351,16 +346,6 @@ class EpochApplier:
             elif name in renamed:
                 hint = f"penstock tables resync {name} copies it as it is now, if it is still there"
                 self.fail(name, SchemaChangedError(f"table {name} was renamed: {renamed[name]}", hint=hint))
-
-    def _apply_all(self, work: Sequence[TableChanges], end: Position) -> dict[TableName, PenstockError | CopyAnew | None]:
-        """Tables side by side. When this fails, none of them is still under way: another attempt may follow at once."""
-        found = {changes.table: self._workers.submit(self._apply_one, changes, end) for changes in work}
-        try:
-            return {name: future.result() for name, future in found.items()}
-        finally:
-            for future in found.values():
-                future.cancel()
-            wait(found.values())
 
     def _apply_one(self, changes: TableChanges, end: Position) -> PenstockError | CopyAnew | None:
         """One table; gives back what that table cannot do. What time can mend is tried again, then fails the epoch."""

@@ -341,7 +341,6 @@ class Pipeline:
             if tables.pending:
                 snapshots.start(tables.pending)
             stop = partial(_stop_all, snapshots, renewals)
-            ending.callback(applier.close)
             ending.callback(stop)
             query = self._start_query(applier, goal)
             ending.callback(self._capture.settle)
