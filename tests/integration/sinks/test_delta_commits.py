@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.errors import SchemaChangedError, TargetForeignError, TargetRewoundError
+from penstock.errors import SchemaChangedError, SinkRefusedError, TargetForeignError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.delta.sink import DeltaSink
@@ -225,3 +225,27 @@ def test_tables_with_any_name_can_be_opened(spark: SparkSession, tmp_path: Path)
         table = replace(ITEMS, name=TableName(".", name))
         mirror = Mirror(spark, tmp_path / directory_name(name), Source(table, [item(1)]))
         assert mirror.rows() == mirror.source.sorted_rows()
+
+
+@pytest.mark.parametrize(
+    "left", [[], [".00000000000000000000.json.1f2e.tmp", "._last_checkpoint.crc"]], ids=["a directory", "half a commit"]
+)
+def test_a_table_whose_making_was_cut_off_is_made(spark: SparkSession, tmp_path: Path, left: list[str]) -> None:
+    """Delta takes what is left of it for a table."""
+    path = DeltaSink(spark, tmp_path / "lake", PIPELINE).path(NAME)
+    (path / "_delta_log" / "_staged_commits").mkdir(parents=True)
+    for name in left:
+        (path / "_delta_log" / name).write_bytes(b"{")
+    mirror = Mirror(spark, tmp_path, Source(ITEMS, [item(key) for key in range(1, 10)]))
+    assert len(mirror.rows()) == 9
+
+
+@pytest.mark.parametrize("name", ["_delta_log/of-somebody.else", "rows.csv"])
+def test_what_somebody_else_put_into_the_place_of_a_table_stays(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    sink = DeltaSink(spark, tmp_path / "lake", PIPELINE)
+    file = sink.path(NAME) / name
+    (sink.path(NAME) / "_delta_log").mkdir(parents=True)
+    file.write_bytes(b"theirs")
+    with pytest.raises(SinkRefusedError, match="already exists"):
+        sink.begin_snapshot(ITEMS, Position.of(100))
+    assert file.read_bytes() == b"theirs"

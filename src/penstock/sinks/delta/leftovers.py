@@ -14,6 +14,7 @@ from penstock.sinks.delta.log import active_files
 from penstock.spool import storage
 
 _FILES = "snapshot-*.parquet"
+_STAGED = "_staged_commits"
 _NAMED = re.compile(rb'["/](snapshot-[0-9A-Za-z-]+\.parquet)"')
 
 
@@ -32,6 +33,22 @@ def remove_attempts(path: Path, files: Iterable[SnapshotFile]) -> None:
     found = {attempt for prefix in prefixes for attempt in path.glob(f"{prefix}-*.parquet")}
     for attempt in found - active_files(path):
         attempt.unlink(missing_ok=True)
+
+
+def remove_half_made(path: Path) -> None:
+    """What is left where the making of a table came to its end before the first commit: to Delta that is a table, which nobody can read.
+
+    Whatever else lies there is somebody's, and stays.
+    """
+    log = path / "_delta_log"
+    found = list(log.iterdir()) if log.is_dir() else []
+    staged = [entry for entry in found if entry.name == _STAGED and not any(entry.iterdir())]
+    unfinished = [entry for entry in found if entry.name.startswith(".") and entry.is_file()]
+    if log.is_dir() and len(found) == len(staged) + len(unfinished):
+        for entry in unfinished:
+            entry.unlink()
+        for directory in (*staged, log):
+            directory.rmdir()
 
 
 def _named_files(path: Path) -> set[str]:

@@ -50,7 +50,7 @@ from penstock.sinks.delta.definition import (
 )
 from penstock.sinks.delta.epoch import DeltaEpoch
 from penstock.sinks.delta.evolution import evolve_state
-from penstock.sinks.delta.leftovers import remove_attempts, unfinished_files
+from penstock.sinks.delta.leftovers import remove_attempts, remove_half_made, unfinished_files
 from penstock.sinks.delta.log import (
     COPY,
     KEY,
@@ -127,6 +127,8 @@ class DeltaSink(DeltaTargets, Sink):
         layout = self._layout(schema)
         # CREATE OR REPLACE would not replace: for a table known by its path, Delta only compares the schemas.
         verb = "CREATE" if target is None else "REPLACE"
+        if target is None:
+            remove_half_made(path)
         with failing(path, "creating"):
             properties = table_properties(self._pipeline, layout, schema.oid, Origin.of(schema))
             self._spark.sql(f"{verb} TABLE {definition(path, layout, {**properties, COPY: secrets.token_hex(8)})}")
