@@ -81,6 +81,17 @@ def test_without_the_snapshot_only_commits_are_done() -> None:
     assert schedule.unfinished == ["unread", "changed"]
 
 
+def test_of_what_is_given_up_nothing_more_is_done() -> None:
+    schedule = Schedule([("read", 0), ("unread", 0)])
+    for _ in range(2):
+        turn = schedule.take()
+        assert turn is not None
+        schedule.opened(turn, [(0, _MB)] if turn.lot.table == "unread" else [], then=Step.COMMIT)
+    schedule.give_up()
+    assert schedule.take() is None
+    assert schedule.unfinished == ["read", "unread"]
+
+
 def test_a_snapshot_is_held_no_longer_than_told_and_each_round_gets_further() -> None:
     clock = _Clock()
     schedule = Schedule([("t", 0)], hold_seconds=10, clock=clock)

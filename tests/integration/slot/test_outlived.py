@@ -30,10 +30,10 @@ def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_s
     copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows)
     watcher = Watcher()
     given_up = threading.Event()
-    close = Schedule.close
+    give_up = Schedule.give_up
 
-    def closed(schedule: Schedule[Any]) -> None:
-        close(schedule)
+    def told(schedule: Schedule[Any]) -> None:
+        give_up(schedule)
         given_up.set()
 
     def outlive(read: int) -> None:
@@ -43,7 +43,7 @@ def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_s
             rough.outrun(captured.slot)
             given_up.wait(200)
 
-    monkeypatch.setattr(Schedule, "close", closed)
+    monkeypatch.setattr(Schedule, "give_up", told)
 
     watcher.after_chunk = outlive
     with pytest.raises(SlotLostError, match=captured.slot) as caught:

@@ -118,6 +118,9 @@ class SnapshotRound:
         try:
             while not schedule.await_release(_WATCH_SECONDS):
                 self._check_slot()
+        except SlotLostError:
+            schedule.give_up()
+            raise
         except BaseException:
             schedule.close()
             raise

@@ -78,6 +78,7 @@ class Schedule(Generic[T]):
         self._deadline = None if hold_seconds is None else clock() + hold_seconds
         self._changed = threading.Condition()
         self._is_closed = False
+        self._is_given_up = False
         self._smallest_next = True
         self.chunks_read = 0
 
@@ -143,6 +144,12 @@ class Schedule(Generic[T]):
             self._is_closed = True
             self._changed.notify_all()
 
+    def give_up(self) -> None:
+        """All of it is worthless by now: nothing more is done."""
+        with self._changed:
+            self._is_given_up = True
+            self._changed.notify_all()
+
     def await_release(self, timeout_seconds: float) -> bool:
         """Wait until nobody needs the snapshot any more; False if that takes longer."""
         with self._changed:
@@ -153,6 +160,8 @@ class Schedule(Generic[T]):
         return any(lot.busy for lot in needing) or any(self._is_allowed(lot) for lot in needing if lot.is_ready)
 
     def _is_allowed(self, lot: Lot[T]) -> bool:
+        if self._is_given_up:
+            return False
         if lot.stage is Step.COMMIT:
             return True
         if self._is_closed or self._is_stopping():
