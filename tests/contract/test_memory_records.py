@@ -252,6 +252,7 @@ def test_records_come_in_order_and_none_is_lost_whatever_the_reader_does(
             take_a_step(reader, data)
         while reader.at < len(reader.keys):
             reader.read()
+        assert reader.at == len(reader.keys)
     finally:  # also where hypothesis gives an example up
         reader.source.teardown()
 

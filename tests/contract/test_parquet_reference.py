@@ -128,6 +128,7 @@ def test_file_of_the_same_size_and_name_is_seen_to_be_another(harness: ParquetHa
     harness.write()
     os.utime(harness.path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     follower.follow({1: "bb"})
+    assert follower.table == {1: "bb"}
 
 
 def test_other_columns_end_the_table(harness: ParquetHarness) -> None:

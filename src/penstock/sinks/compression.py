@@ -42,7 +42,12 @@ def _repeats_nothing(column: pa.ChunkedArray) -> bool:
 
 def _leaf_paths(schema: pa.Schema) -> list[str]:
     """The columns as Parquet counts them: each part of a nested one by itself."""
+    leaves = as_written(schema).schema
+    return [leaves.column(index).path for index in range(len(leaves.names))]
+
+
+def as_written(schema: pa.Schema) -> pq.ParquetFile:
+    """A file of these columns, in memory."""
     file = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), file)
-    leaves = pq.ParquetFile(pa.BufferReader(file.getvalue())).schema
-    return [leaves.column(index).path for index in range(len(leaves.names))]
+    return pq.ParquetFile(pa.BufferReader(file.getvalue()))

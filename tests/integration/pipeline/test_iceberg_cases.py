@@ -275,6 +275,7 @@ def test_K10_tables_of_another_pipeline_are_refused(told: Told) -> None:
 
 def test_S08_a_table_that_is_made_while_nobody_runs_is_copied_also_where_the_publication_is_for_all_tables(told: Told) -> None:
     _equal(told, "late")
+    assert {row["v"] for row in told.lake.rows("public.late")} == {"late"}
 
 
 def test_K12_K13_rows_come_and_go_by_a_query_that_makes_hashes(told: Told) -> None:

@@ -41,10 +41,12 @@ def remove_half_made(path: Path) -> None:
     Whatever else lies there is somebody's, and stays.
     """
     log = path / "_delta_log"
-    found = list(log.iterdir()) if log.is_dir() else []
+    if not log.is_dir():
+        return
+    found = list(log.iterdir())
     staged = [entry for entry in found if entry.name == _STAGED and not any(entry.iterdir())]
     unfinished = [entry for entry in found if entry.name.startswith(".") and entry.is_file()]
-    if log.is_dir() and len(found) == len(staged) + len(unfinished):
+    if len(found) == len(staged) + len(unfinished):
         for entry in unfinished:
             entry.unlink()
         for directory in (*staged, log):

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
+from penstock.sinks.compression import as_written
 from penstock.sinks.row_files import write_batches
 from penstock.spool import storage
 
@@ -27,7 +28,7 @@ class MergeTask:
 
 def merge_files(task: MergeTask) -> SnapshotFile | None:
     """The function that travels to the executors. None: a file has other columns than the table has by now, or none has rows."""
-    wanted = _as_read(task.place.schema)
+    wanted = as_written(task.place.schema).schema_arrow  # parts of a map are called otherwise there
     if not all(_is_of(pq.read_schema(file), wanted) for file in task.files):
         return None
     made = write_batches(_batches(task), task.place, 0)
@@ -39,13 +40,6 @@ def _batches(task: MergeTask) -> Iterator[pa.RecordBatch]:
     for each in task.files:
         with pq.ParquetFile(each) as file:
             yield from file.iter_batches(_BATCH_ROWS)
-
-
-def _as_read(schema: pa.Schema) -> pa.Schema:
-    """What is read from a file that was written by it: parts of a map are called otherwise then."""
-    file = pa.BufferOutputStream()
-    pq.write_table(schema.empty_table(), file)
-    return pq.read_schema(pa.BufferReader(file.getvalue()))
 
 
 def _is_of(found: pa.Schema, wanted: pa.Schema) -> bool:

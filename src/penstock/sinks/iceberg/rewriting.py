@@ -31,9 +31,8 @@ _MERGED_BYTES = 64 << 20
 _WITHOUT_ROW_NUMBERS = 2
 """In later formats every row has a number, which Spark takes along."""
 
-
 Merge = Callable[[LoadedTable, Sequence[str]], "Any | None"]
-"""Puts the rows of these files of a table into one, which Java has as a `DataFile`; None if that takes more than to copy them."""
+"""Puts the rows of these files of a table into one, which Java has as a `DataFile`; None if there is more to it than that."""
 
 
 def rewrite_files(spark: SparkSession, table: LoadedTable, small_bytes: int, turn: Lock, merge: Merge) -> None:
