@@ -80,6 +80,8 @@ NOT_HELD = [
     (NUMERIC, -1, "-Infinity"),
     (NUMERIC, numeric(12, 2), "NaN"),
     (NUMERIC, -1, "0.0000000000000000001"),
+    (NUMERIC, -1, f"0.{1:057}"),  # Arrow's own cast gives 0 here, without an error
+    (NUMERIC, numeric(38, 0), f"0.{1:039}"),
     (NUMERIC, -1, "123456789012345678901"),
     (NUMERIC, -1, "340282366920938463464"),
     (NUMERIC, numeric(36, 30), "2723000000"),

@@ -38,12 +38,18 @@ def _decode(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
 
 
 def _may_wrap(values: pa.StringArray, arrow_type: pa.DataType) -> bool:
-    """Arrow gives a wrong number, and no error, where digits before the point and scale together pass 38."""
-    safe_digits = MAX_DIGITS - arrow_type.scale
+    """Whether Arrow's cast could return a wrong number without an error.
+
+    It does so where the digits before the point plus the scale exceed 38, and where a fraction has at least 39 digits more than the scale
+    (Arrow then reads past its table of powers of ten).
+    """
+    scale = arrow_type.scale
+    safe_digits = MAX_DIGITS - scale
     longest = pc.max(pc.binary_length(values)).as_py()
     if longest is None or longest <= safe_digits:
         return False
-    return bool(pc.any(pc.match_substring_regex(values, rf"^-?[0-9]{{{safe_digits + 1},}}")).as_py())
+    unsafe = rf"^-?[0-9]{{{safe_digits + 1},}}|\.[0-9]{{{scale + MAX_DIGITS + 1},}}"
+    return bool(pc.any(pc.match_substring_regex(values, unsafe)).as_py())
 
 
 def _decode_held(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
