@@ -59,6 +59,35 @@ JOIN pg_catalog.pg_type t ON t.oid = needed.oid
 LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
 WHERE t.oid >= 10000
 
+-- name: type_texts
+-- What the text of values depends on, of enums and composite types: these types and all that they consist of. Labels are given as digests,
+-- since those of a SQL_ASCII database need not be UTF-8.
+WITH RECURSIVE used (root, oid) AS (
+    SELECT o.oid, o.oid FROM pg_catalog.unnest(%(oids)s::oid[]) o (oid)
+    UNION
+    SELECT u.root, part.oid
+    FROM used u
+    JOIN pg_catalog.pg_type t ON t.oid = u.oid
+    CROSS JOIN LATERAL (
+        SELECT t.typbasetype WHERE t.typtype = 'd'
+        UNION ALL SELECT t.typelem WHERE t.typtype = 'b'
+        UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE r.rngtypid = t.oid
+        UNION ALL SELECT r.rngtypid FROM pg_catalog.pg_range r WHERE r.rngmultitypid = t.oid
+        UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
+            WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    ) part (oid)
+    WHERE part.oid >= 10000
+)
+SELECT u.root, u.oid,
+  ARRAY(SELECT e.oid FROM pg_catalog.pg_enum e WHERE e.enumtypid = u.oid ORDER BY e.oid),
+  ARRAY(SELECT pg_catalog.md5(e.enumlabel::text) FROM pg_catalog.pg_enum e WHERE e.enumtypid = u.oid ORDER BY e.oid),
+  coalesce((SELECT pg_catalog.md5(string_agg(pg_catalog.concat_ws(':', a.attnum, a.atttypid, a.atttypmod), ',' ORDER BY a.attnum))
+    FROM pg_catalog.pg_attribute a
+    WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped), '')
+FROM used u
+JOIN pg_catalog.pg_type t ON t.oid = u.oid
+WHERE t.typtype IN ('e', 'c')
+
 -- name: keys
 SELECT i.indrelid, array_agg(a.attname::text ORDER BY a.attnum)
 FROM pg_catalog.pg_index i
