@@ -97,6 +97,29 @@ WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELS
   AND (%(oids)s::oid[] IS NULL OR i.indrelid = ANY (%(oids)s::oid[]))
 GROUP BY i.indrelid
 
+-- name: key_operators
+-- Of the key's columns whose index has an operator class that is not built in: the type that it compares, and its equality operator. No
+-- operator unless class, operator and function belong to superusers, and class and operator to an extension: whoever reads rows by it runs it.
+SELECT a.attname::text, pg_catalog.format_type(k.opcintype, -1),
+  CASE WHEN (SELECT bool_and(r.rolsuper) FROM pg_catalog.pg_roles r WHERE r.oid IN (k.opcowner, o.oprowner, f.proowner))
+      AND EXISTS (SELECT FROM pg_catalog.pg_depend d
+                  WHERE d.classid = 'pg_catalog.pg_opclass'::regclass AND d.objid = k.oid AND d.deptype = 'e')
+      AND EXISTS (SELECT FROM pg_catalog.pg_depend d
+                  WHERE d.classid = 'pg_catalog.pg_operator'::regclass AND d.objid = o.oid AND d.deptype = 'e')
+    THEN pg_catalog.format('OPERATOR(%%I.%%s)', n.nspname, o.oprname) END
+FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
+CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) at
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[at]
+JOIN pg_catalog.pg_opclass k ON k.oid = i.indclass[at] AND k.opcnamespace <> 'pg_catalog'::regnamespace
+JOIN pg_catalog.pg_am m ON m.oid = k.opcmethod AND m.amname = 'btree'
+JOIN pg_catalog.pg_amop p ON p.amopfamily = k.opcfamily AND p.amoplefttype = k.opcintype AND p.amoprighttype = k.opcintype AND p.amopstrategy = 3
+JOIN pg_catalog.pg_operator o ON o.oid = p.amopopr
+JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+JOIN pg_catalog.pg_proc f ON f.oid = o.oprcode
+WHERE i.indrelid = %(oid)s
+  AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
+
 -- name: key_faults
 -- Why tables that look as if they had a key have none: their replica identity is NOTHING, or the primary key is deferrable.
 SELECT c.oid, c.relreplident = 'n'
