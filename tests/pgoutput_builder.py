@@ -61,10 +61,17 @@ def commit(end_lsn: int, at: datetime = POSTGRES_EPOCH) -> bytes:
 
 
 def relation(table: Table) -> bytes:
-    head = struct.pack("!cI", b"R", table.oid) + table.schema.encode() + b"\0" + table.name.encode() + b"\0" + table.identity.encode()
+    head = (
+        struct.pack("!cI", b"R", table.oid)
+        + table.schema.encode()
+        + b"\0"
+        + table.name.encode(errors="surrogateescape")
+        + b"\0"
+        + table.identity.encode()
+    )
     columns = b"".join(
         struct.pack("!B", column.is_key or table.identity == "f")
-        + column.name.encode()
+        + column.name.encode(errors="surrogateescape")
         + b"\0"
         + struct.pack("!Ii", column.type_oid, column.type_modifier)
         for column in table.columns

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.change import ChangeType, LogicalMessage
+from penstock.change import REPLACED, ChangeType, LogicalMessage
 from penstock.errors import ProtocolError, UnreadableTextError
 from penstock.position import Lsn, Position
 from penstock.schema import Column, TableName, TableSchema
@@ -301,8 +301,9 @@ def _typed(value: bytes, type_oid: int, type_modifier: int) -> tuple[Any, str | 
     """The value, and its text where the type cannot hold it. Kept, since damaged streams repeat most values of the sound ones."""
     try:
         decoded = decode_text(_text(value), type_oid, type_modifier)
-    except UnreadableTextError:
-        return None, value.decode(errors="replace")
+    except (ProtocolError, UnreadableTextError):
+        text = value.decode(errors="replace")
+        return None, text if text.encode() != value else REPLACED + text
     # Compared as Arrow's own text: what a damaged stream dates to the year 0 is no Python date.
     values = decoded.values.cast(pa.string()) if pa.types.is_temporal(decoded.values.type) else decoded.values
     is_inexact = decoded.inexact is not None and decoded.inexact[0].as_py()
@@ -344,10 +345,7 @@ class _Reader:
         if b"\0" not in self.body:
             raise ProtocolError("name")
         taken, self.body = self.body.split(b"\0", 1)
-        try:
-            return taken.decode()
-        except UnicodeDecodeError:
-            raise ProtocolError("name") from None
+        return taken.decode(errors="backslashreplace")
 
     def row(self, table: TableSchema) -> list[Value]:
         if self.fields("!H") != (len(table.columns),):

@@ -42,6 +42,8 @@ UNCHANGED = "_unchanged"
 EXACT = "_exact"
 
 EXACT_TYPE = pa.map_(pa.string(), pa.string())
+REPLACED = "\ufffd"
+"""Marks a text in `_exact` that could not be read: in place of bytes that are not UTF-8, or in front of a text that its type refuses."""
 
 METADATA_FIELDS: tuple[pa.Field, ...] = (
     pa.field(CHANGE_TYPE, pa.string(), nullable=False),

@@ -362,16 +362,16 @@ class UnrepresentableError(TableError):
 
 
 class UnreadableTextError(TableError):
-    """A text is not valid UTF-8, nor can the server convert it: a SQL_ASCII database stores whatever bytes it is given. Or a change that
-    triggers wrote down has columns that nobody can tell any more."""
+    """A text cannot be read. It is not valid UTF-8, since a SQL_ASCII database stores whatever bytes it is given; or it is not written as
+    its type is, which may be gone from the catalog; or the columns of a change that triggers recorded are no longer known."""
 
     code = "PEN-1412"
 
     @classmethod
     def of(cls, table: object, column: str) -> Self:
         return cls(
-            f"column {column!r} of {table} holds a text that is not UTF-8, and a SQL_ASCII database converts nothing",
-            hint=f"rewrite such values of {column!r} in UTF-8 and copy the table anew, or exclude the table",
+            f"column {column!r} of {table} holds a text that is not UTF-8, or is not written as its type is",
+            hint=f"rewrite such values of {column!r} in UTF-8, if there are any, and resync the table, or exclude it",
         )
 
 

@@ -68,6 +68,20 @@ def test_unchanged_toast_is_named_and_not_in_the_row(wal: WalHarness) -> None:
     ]
 
 
+def test_a_type_that_was_made_and_dropped_in_one_transaction_does_not_end_the_capture(wal: WalHarness) -> None:
+    values = Values(wal, "id int PRIMARY KEY")
+    events = values.events(
+        "BEGIN; CREATE TYPE public._vector AS ENUM ('not an array'); ALTER TABLE {t} ADD poison public._vector;"
+        "INSERT INTO {t} VALUES (1, 'not an array'); ALTER TABLE {t} DROP poison; DROP TYPE public._vector; COMMIT",
+        "INSERT INTO {t} VALUES (2)",
+        count=2,
+    )
+    assert events == [
+        Upsert(values.table, {"id": 1}, {"id": 1, "poison": None}, exact={"poison": "not an array"}),
+        Upsert(values.table, {"id": 2}, {"id": 2}),
+    ]
+
+
 def test_key_change_that_leaves_toast_behind_comes_before_the_delete_of_the_old_key(wal: WalHarness) -> None:
     values = Values(wal, "id int PRIMARY KEY, long text")
     wal.database.execute(f"ALTER TABLE {values.sql} ALTER long SET STORAGE EXTERNAL")

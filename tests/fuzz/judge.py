@@ -12,9 +12,8 @@ from tests.fuzz.cases import WHOLE, FuzzCase
 from tests.pgoutput_decoded import Decoded, Placed, expected
 from tests.pgoutput_oracle import Oracle, OracleTransaction
 
-_VALUE = r"column .+ has a text that Postgres does not write for a column read as [\w\[\](), =<>:]+"
 _TEXT = re.compile(
-    rf"(message .{{3,6}}|keepalive) at [0-9A-F]+/[0-9A-F]+: ([A-Za-z ,-]+|has a name that is not UTF-8|{_VALUE})"
+    r"(message .{3,6}|keepalive) at [0-9A-F]+/[0-9A-F]+: ([A-Za-z ,-]+)"
     r"|message \d+ of \d+ is neither WAL data nor a keepalive",
     re.DOTALL,
 )

@@ -193,7 +193,6 @@ SECRET = b"hunter2"
         [*SOUND, insert(7, [b"1", SECRET]), commit(100)],
         [*SOUND, insert(7, [b"1", SECRET, None])[:-1], commit(100)],
         [*SOUND, insert(7, [b"1", SECRET, None]) + b"n", commit(100)],
-        [*SOUND, insert(7, [SECRET, None, None]), commit(100)],
         [*SOUND, insert(7, [b"1", None, None])[:-2] + b"b\0\0\0\1x", commit(100)],
         [*SOUND, insert(7, [b"1", None, None])[:-2] + b"t\xff\xff\xff\xfan", commit(100)],
         [*SOUND, update(7, [b"1", None], [b"1", None, None]), commit(100)],
@@ -221,11 +220,22 @@ def test_an_error_names_the_kind_of_message_and_its_place() -> None:
 
 
 @pytest.mark.parametrize("bad", [0, 1, 6, 7])
-def test_a_value_that_cannot_be_read_is_named_by_its_column_and_the_place_of_its_message(bad: int) -> None:
+def test_a_value_that_its_type_refuses_is_marked_in_its_row_and_stops_no_other(bad: int) -> None:
     changes = [insert(7, [b"x" if at == bad else b"1", b"a", None]) for at in range(8)]
-    placed = [message[:1] + (0x1000 + at).to_bytes(8, "big") + message[9:] for at, message in enumerate(changes)]
-    with pytest.raises(ProtocolError, match=rf"message 'I' at 0/{0x1000 + bad:X}: column 'id' of public.items has a text that Postgres"):
-        PgOutputDecoder().decode([begin(1), relation(ITEMS), *placed, commit(100)])
+    (step,) = PgOutputDecoder().decode([begin(1), relation(ITEMS), *changes, commit(100)])
+    assert isinstance(step, Transactions)
+    (batch,) = step.batches
+    assert batch.counts.unreadable == 1
+    assert batch.rows.column("id").to_pylist() == [None if at == bad else 1 for at in range(8)]
+    assert batch.rows.column("_exact").to_pylist() == [[("id", "\ufffdx")] if at == bad else None for at in range(8)]
+
+
+def test_a_name_that_is_not_utf8_is_escaped_and_stays_distinct() -> None:
+    table = Table(7, "caf\udce9", (ID, TableColumn("\udcff"), TableColumn("\\xff")))
+    (step,) = PgOutputDecoder().decode([begin(1), relation(table), insert(7, [b"1", b"a", b"b"]), commit(100)])
+    assert isinstance(step, Transactions)
+    (batch,) = step.batches
+    assert (batch.table.name.name, batch.table.column_names) == ("caf\\xe9", ("id", "\\xff", "\\xff\\"))
 
 
 def test_X03_the_end_of_a_part_of_a_transaction_that_was_never_sent_is_passed_over() -> None:

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.change import ChangeBatch, Transactions
-from penstock.errors import ProtocolError
 from penstock.postgres.pgoutput import pooling, rows
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from tests.pgoutput_builder import Table, TableColumn, Value, begin, commit, delete, insert, relation, truncate, update
@@ -66,10 +65,11 @@ def test_they_can_be_written_and_read_back(readings: list[bool], tmp_path: Path)
         assert pq.read_table(tmp_path / "x.parquet").to_pylist() == batch.rows.to_pylist()
 
 
-def test_a_value_that_cannot_be_read_is_still_named_by_its_own_table(readings: list[bool]) -> None:
-    with pytest.raises(ProtocolError, match=r"column 'price' of public\.second has a text that Postgres does not write"):
-        decode(insert(7, [b"1", b"n", b"{}", b"1"]), insert(8, [b"1", b"one", None]))
+def test_a_value_that_its_type_refuses_marks_its_own_table_alone(readings: list[bool]) -> None:
+    first, second = decode(insert(7, [b"1", b"n", b"{}", b"1"]), insert(8, [b"1", b"one", None]))
     assert readings == [False]
+    assert (first.counts.unreadable, second.counts.unreadable) == (0, 1)
+    assert [dict(row) for row in second.rows.column("_exact").to_pylist()] == [{"price": "\ufffdone"}]
 
 
 def test_a_text_that_is_not_utf8_concerns_its_own_row_alone(readings: list[bool]) -> None:

@@ -23,6 +23,7 @@ from penstock.transforms.condition_text import parse_condition
 from penstock.transforms.hashing import hash_texts, hash_values
 from penstock.transforms.masking import Mask
 from penstock.transforms.outcome import REASON
+from penstock.transforms.texts import plain_text
 from penstock.transforms.transform import Transform
 
 KEY = Secret("a key for tests")
@@ -160,6 +161,39 @@ def test_a_cast_never_rounds_or_cuts() -> None:
         datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC),
         datetime(2024, 1, 2, 1, 4, 5, tzinfo=UTC),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("1e999999", "decimal(38,1)"),
+        ("-1e-999999", "decimal(38,1)"),
+        ("sNaN", "decimal(38,1)"),
+        ("1234567890123456789012345678.5", "decimal(38,0)"),
+        ("9" * 38, "decimal(38,1)"),
+        ("1e999", "double"),
+        ("1e-999", "double"),
+        ("0000-01-01", "date"),
+        ("9999-12-31 23:59:59-12", "timestamp"),
+        ("0001-01-01 00:00:00+14", "timestamp"),
+        ("0000-01-01 00:00:00", "timestamp_ntz"),
+    ],
+)
+def test_a_text_beyond_its_cast_is_rejected_and_never_raises(text: str, name: str) -> None:
+    found, failed = cast_values(pa.array([text, None]), parse_cast(name))
+    assert found.to_pylist() == [None, None]
+    assert failed.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("text", ["1" * 37, "-" + "9" * 37 + ".9", "0e999999", "1.5000000000000000000000000000000000000000"])
+def test_a_decimal_that_fits_is_cast_exactly_whatever_its_digits(text: str) -> None:
+    found, failed = cast_values(pa.array([text]), parse_cast("decimal(38,1)"))
+    assert (found[0].as_py(), failed.any()) == (Decimal(text), False)
+
+
+def test_a_year_that_python_does_not_know_has_a_text() -> None:
+    late = pa.array([253_402_300_800_500_000], pa.int64())
+    assert [plain_text(late.cast(pa.timestamp("us", zone))).to_pylist() for zone in (None, "UTC")] == [["10000-01-01 00:00:00.5"]] * 2
 
 
 TABLE = TableSchema(

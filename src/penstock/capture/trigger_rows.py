@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.change import ChangeBatch, ChangeCounts, ChangeType, change_schema
+from penstock.change import REPLACED, ChangeBatch, ChangeCounts, ChangeType, change_schema
 from penstock.errors import ProtocolError
 from penstock.postgres.change_table import Shape
 from penstock.postgres.types.arrays import Bools, as_arrow, as_bools
@@ -26,7 +26,6 @@ from penstock.postgres.types.records import split_records
 from penstock.postgres.types.resolver import TypeResolver
 from penstock.postgres.types.rows import DecodedRows, decode_rows, join_columns
 from penstock.schema import TableSchema
-from penstock.spool.values import REPLACED
 
 _log = logging.getLogger(__name__)
 

@@ -32,6 +32,7 @@ from penstock.pipeline.existing import await_copies, take_over
 from penstock.pipeline.following.follower import Follower
 from penstock.pipeline.following.gone import keep_gone
 from penstock.pipeline.following.sightings import Look
+from penstock.pipeline.following.type_watch import remember_types
 from penstock.pipeline.letters.box import LetterBox
 from penstock.pipeline.letters.policy import RefusedPolicy
 from penstock.pipeline.letters.store import LetterStore
@@ -222,6 +223,7 @@ class Pipeline:
             for danger in side.inspect_dangers(connection):
                 self._observer.warned(danger)
             check_selected(selection, self._address.describe())
+            remember_types(connection, config.state, selection.schemas)
         for name in tables.returned:
             self._sink.disown(name)
         if config.source.event_trigger:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from penstock.errors import MembersDifferError, PenstockError, Recovery
+from penstock.errors import MembersDifferError, PenstockError, Recovery, SchemaChangedError
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.existing import await_copies, take_over
 from penstock.pipeline.following.gone import why_gone
 from penstock.pipeline.following.parts_watch import PartsWatch
 from penstock.pipeline.following.sightings import Look
+from penstock.pipeline.following.type_watch import AlteredTypes, TypeWatch
 from penstock.pipeline.membership import departed
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import TableOrders, change_orders, load_orders
@@ -31,6 +32,7 @@ from penstock.postgres.connection import Connection, connect
 from penstock.postgres.slot import nudge
 from penstock.schema import TableName
 from penstock.sinks.base import Sink
+from penstock.sinks.layout import Mode
 
 _log = logging.getLogger(__name__)
 
@@ -62,14 +64,23 @@ class Roster:
     _looked_at: float = 0.0
     _told: str | None = None
     _parts: PartsWatch = field(init=False)
+    _types: TypeWatch = field(init=False)
 
     def __post_init__(self) -> None:
-        self._parts = PartsWatch(self.config.state, self.applier.truncates, lambda name: self.config.schema_rule(name).renews)
+        self._parts = PartsWatch(self.config.state, self.applier.truncates, self._renews)
+        self._types = TypeWatch(self.config.state, lambda name, altered: self._renews(name) or self._loses_rows(name, altered))
+
+    def _renews(self, name: TableName) -> bool:
+        return self.config.schema_rule(name).renews
+
+    def _loses_rows(self, name: TableName, altered: AlteredTypes) -> bool:
+        """Whether later changes would not find their rows in the target, whose keys have the former text."""
+        return altered.is_key and self.config.mode_of(name) is not Mode.APPEND
 
     @property
     def is_settled(self) -> bool:
         """Whether all has come of the last look that is to come of it."""
-        return not self._parts.open
+        return not (self._parts.open or self._types.open)
 
     def keep(self) -> None:
         """Called all the time; does nothing most of the time."""
@@ -143,7 +154,7 @@ class Roster:
                 self.applier.give_up(name, departed(source, left[source], name, self.sink.describe(name)))
 
     def _moved(self, connection: Connection, selection: Selection, orders: TableOrders) -> dict[TableName, str]:
-        """Tables whose parts took rows along, or brought some, and that are to be copied anew for it."""
+        """Tables to resync for what the log does not show: partitions that brought or took rows, types that were altered."""
         known = {name: status for name, status in self.applier.statuses.items() if name not in orders.resync}
         applied = {name: status.applied for name, status in known.items() if status.is_applied}
         paused = [name for name, status in known.items() if status.state is TableState.PAUSED]
@@ -151,8 +162,15 @@ class Roster:
         moved = self._parts.look(
             connection, selection.tables, applied, paused, partial(side.seen, connection), finds_deletes=side.is_by_looks
         )
-        for name in [name for name in moved if not self.config.schema_rule(name).renews]:
-            self.observer.interrupted(f"{name} keeps what it has: {moved.pop(name)}", 0.0)
+        altered = self._types.look(connection, selection.schemas, applied, orders.resync)
+        moved |= {name: str(reason) for name, reason in altered.items()}
+        for name in [name for name in moved if not self._renews(name)]:
+            reason = moved.pop(name)
+            if name in altered and self._loses_rows(name, altered[name]):
+                hint = f"penstock tables resync {name} copies the table as it is now"
+                self.applier.give_up(name, SchemaChangedError(f"changes of {name} no longer find their rows: {reason}", hint=hint))
+            else:
+                self.observer.interrupted(f"{name} keeps what it has: {reason}", 0.0)
         return moved
 
     def _mend(self, selection: Selection) -> None:

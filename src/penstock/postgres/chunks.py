@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 
-from penstock.change import EXACT, EXACT_TYPE
+from penstock.change import EXACT, EXACT_TYPE, REPLACED
 from penstock.errors import PenstockError, SnapshotLostError, TableRewrittenError, UnreadableTextError, UnrepresentableError
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, SourceAddress, connect, pass_bytes, translate
@@ -32,8 +32,6 @@ BLOCK_BYTES = 8192
 
 Aside = Callable[[pa.RecordBatch, Sequence[PenstockError]], None]
 """Takes rows that are refused, and why each of them is."""
-
-_REPLACED = "\ufffd"
 
 # What SET TRANSACTION SNAPSHOT says, by version, to a name that is no longer exported: invalid parameter, undefined object; and to one
 # whose session has just ended: not in prerequisite state.
@@ -219,7 +217,7 @@ def kept_values(
     if exact.null_count < batch.num_rows and (unreadable or refuse_inexact):
         for row in pc.indices_nonzero(exact.is_valid()).to_pylist():
             entries = exact[row].as_py()
-            broken = next((column for column, text in entries if column in unreadable and _REPLACED in text), None)
+            broken = next((column for column, text in entries if column in unreadable and REPLACED in text), None)
             if broken is not None:
                 errors[row] = UnreadableTextError.of(schema.name, broken)
             elif refuse_inexact:

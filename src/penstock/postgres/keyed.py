@@ -18,7 +18,7 @@ from penstock.errors import TableRewrittenError
 from penstock.postgres.chunks import Aside, check_filenodes, check_values, kept_values, open_snapshot, reading, snapshot_schema
 from penstock.postgres.connection import Connection, SourceAddress
 from penstock.postgres.copying import read_texts
-from penstock.postgres.outline import TableOutline
+from penstock.postgres.outline import KeyOperator, TableOutline
 from penstock.postgres.types.rows import DecodedRows, decode_rows
 
 # One look into the index for each key, however few rows the planner believes the table to have: a batch must not read all of it.
@@ -89,6 +89,20 @@ def _is_asked(rows: DecodedRows, outline: TableOutline, keys: KeyBatch, places: 
     return same
 
 
+def _equals(column: str, text: sql.Composed, type_name: str, operator: KeyOperator | None) -> sql.Composed:
+    """Compares as the index of the key does, so that the index is used.
+
+    Both sides have just the type that the operator takes. So no other operator of that name is found, whoever made it.
+    """
+    mine = sql.SQL("t.{}").format(sql.Identifier(column))
+    if operator is None:
+        return sql.SQL("{} = CAST({} AS {})").format(mine, text, sql.SQL(type_name))
+    if operator.equals is None:
+        return sql.SQL("pg_catalog.concat({}) = {}").format(mine, text)
+    taken = sql.SQL(operator.type_name)
+    return sql.SQL("CAST({} AS {}) {} CAST({} AS {})").format(mine, taken, sql.SQL(operator.equals), text, taken)
+
+
 def keys_statement(outline: TableOutline, texts: Sequence[pa.StringArray]) -> str:
     """The number of the key that each row was found under, counted from 1, then its columns as a chunk has them.
 
@@ -100,7 +114,7 @@ def keys_statement(outline: TableOutline, texts: Sequence[pa.StringArray]) -> st
     keys = [sql.SQL("pg_catalog.unnest({}::text[])").format(sql.Literal(column.to_pylist())) for column in texts]
     asked = sql.Identifier("penstock keys")
     wanted = [
-        sql.SQL("t.{} = CAST({}.{} AS {})").format(sql.Identifier(column), asked, sql.Identifier(name), sql.SQL(type_name))
+        _equals(column, sql.SQL("{}.{}").format(asked, sql.Identifier(name)), type_name, outline.key_operators.get(column))
         for column, name, type_name in zip(outline.schema.key, names, outline.key_types, strict=True)
     ]
     if outline.row_filter is not None:

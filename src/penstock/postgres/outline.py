@@ -7,8 +7,8 @@ another number), its key or its row filter, or left the publication for a while,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from psycopg import sql
@@ -39,6 +39,16 @@ class Leaf:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyOperator:
+    """How the index of the key compares a column of an extension's type."""
+
+    type_name: str
+    """Which the operator takes, as SQL writes it."""
+    equals: str | None
+    """The operator, as SQL writes it, schema and all; None: it is not to be trusted, and texts are compared."""
+
+
+@dataclass(frozen=True, slots=True)
 class TableOutline:
     """A table as the catalog has it; two that are equal mean that nothing in between moved rows in silence."""
 
@@ -59,6 +69,8 @@ class TableOutline:
     members: tuple[TableOutline, ...] = ()
     """The tables that are routed into this one, their columns in its order. Its leaves are then theirs."""
     source_column: str = ""
+    key_operators: Mapping[str, KeyOperator] = field(default_factory=dict, compare=False)
+    """By column of the key, where the index does not compare it as a built-in type."""
 
     @property
     def parts(self) -> tuple[TableOutline, ...]:
@@ -149,8 +161,14 @@ def inspect_outline(
         leaves != () and leaves[0].oid != table.oid,
         leaves,
         inspect_fingerprint(connection, table, publication),
+        key_operators=_inspect_key_operators(connection, table.oid),
     )
     return MeasuredTable(outline, sizes)
+
+
+def _inspect_key_operators(connection: Connection, oid: int) -> dict[str, KeyOperator]:
+    rows: list[Any] = connection.execute(query("catalog", "key_operators"), {"oid": oid}).fetchall()
+    return {name: KeyOperator(type_name, equals) for name, type_name, equals in rows}
 
 
 def _joined(table: CatalogTable, members: Sequence[MeasuredTable]) -> MeasuredTable:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.change import METADATA_NAMES
 from penstock.postgres.attributes import CatalogShape
-from penstock.postgres.types.registry import decode_column
+from penstock.postgres.types.rows import decode_readable
 from penstock.schema import Attributes, Column, TableSchema
 from penstock.sinks.lineage import Numbering, Numbers, Told, trace
 from penstock.sinks.origin import Origin, OriginColumn
@@ -250,8 +250,10 @@ class _Plan:
             if self._is_rewritten:
                 raise unknown
             return pa.scalar(None, column.arrow_type)
-        decoded = None if missing.text is None else decode_column(pa.array([missing.text], pa.string()), column)
-        if decoded is None or (decoded.inexact is not None and decoded.inexact.true_count):
+        if missing.text is None:
+            raise unknown
+        decoded, _, _ = decode_readable(pa.array([missing.text], pa.string()), column)
+        if decoded.inexact is not None and decoded.inexact.true_count:
             raise unknown
         return decoded.values[0]
 

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from penstock.change import REPLACED
 from penstock.errors import PenstockError, UnreadableTextError, UnrepresentableError
 from penstock.schema import TableName
 from penstock.spool.range import FileSlice
 from penstock.spool.rows import ExactEntries, read_exact
-
-REPLACED = "\ufffd"
-"""Stands in what can be shown of a text that is not UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)

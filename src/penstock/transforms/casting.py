@@ -1,10 +1,10 @@
-"""Columns that get another type. A value that the type cannot hold is never rounded, cut or made null: its row is refused."""
+"""Casts of columns. A value that the new type cannot hold is never rounded, cut or set to null: its row is rejected."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, DecimalException, Inexact, InvalidOperation, Overflow
 from typing import Final
 
 import numpy as np
@@ -126,21 +126,43 @@ def _parsed(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
     if pa.types.is_timestamp(wanted) and wanted.tz:
         # Without a zone it is UTC, as everything is here.
         trimmed = pc.if_else(pc.match_substring_regex(trimmed, _ZONED), trimmed, pc.binary_join_element_wise(trimmed, "Z", ""))
-    return trimmed.cast(wanted)
+    found = trimmed.cast(wanted)
+    if pa.types.is_floating(wanted):
+        _check_floats(trimmed, found)
+    if pa.types.is_temporal(wanted):
+        _check_years(found)
+    return found
 
 
-def _decimal(text: str, wanted: pa.DataType) -> object:
-    """Arrow gives wrong numbers for some that are too long, so Python reads them."""
+def _decimal(text: str, wanted: pa.DataType) -> Decimal:
+    """Arrow parses some numbers that are too long wrongly, so Python parses them, and must not round."""
+    exact = Context(prec=wanted.precision, traps=[Inexact, InvalidOperation, Overflow])
     try:
-        number = Decimal(text)
-        scaled = number.scaleb(wanted.scale)
-        fits = number.is_finite() and scaled == scaled.to_integral_value() and abs(scaled) < 10**wanted.precision
-    except (InvalidOperation, ValueError):
-        fits = False
-        number = Decimal(0)
-    if not fits:
-        raise pa.ArrowInvalid("a text that is no such number")
-    return round(number, wanted.scale)
+        number = Decimal(text, exact).quantize(Decimal((0, (1,), -wanted.scale)), context=exact)
+    except DecimalException:
+        raise _no_number() from None
+    if not number.is_finite():
+        raise _no_number()
+    return number
+
+
+def _no_number() -> pa.ArrowInvalid:
+    return pa.ArrowInvalid("a text that is no such number")
+
+
+def _check_floats(texts: pa.Array, found: pa.Array) -> None:
+    """Arrow parses a number too large as infinity, and one too small as zero."""
+    too_large = pc.and_(pc.is_inf(found), pc.match_substring_regex(texts, "[0-9]"))
+    too_small = pc.and_(pc.equal(found, 0.0), pc.match_substring_regex(texts, "^[^eE]*[1-9]"))
+    if pc.any(pc.or_(too_large, too_small)).as_py():
+        raise _no_number()
+
+
+def _check_years(found: pa.Array) -> None:
+    """Spark and Python hold the years 1 to 9999."""
+    years = pc.min_max(pc.year(found))
+    if found.null_count < len(found) and not 1 <= years["min"].as_py() <= years["max"].as_py() <= 9999:
+        raise pa.ArrowInvalid("a text that is no such time")
 
 
 def _booleans(texts: pa.Array) -> pa.Array:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from typing_extensions import override
 
 from penstock.postgres.types.arrays import Bools
-from penstock.postgres.types.registry import decode_column
+from penstock.postgres.types.rows import decode_readable
 from penstock.schema import Column
 from penstock.secret import Secret
 from penstock.transforms.casting import can_cast, cast_values, keeps_apart, parse_cast, postgres_type
@@ -200,10 +200,10 @@ def _written(values: pa.Array) -> pa.Array:
 
 def read_texts(values: pa.Array, column: Column) -> Given:
     """The source's own text, typed."""
-    decoded = decode_column(values, typed(column))
+    decoded, shown, _ = decode_readable(values, typed(column))
     if decoded.inexact is None:
         return Given(decoded.values)
-    return Given(decoded.values, pc.if_else(decoded.inexact, values, pa.scalar(None, pa.string())))
+    return Given(decoded.values, pc.if_else(decoded.inexact, shown, pa.scalar(None, pa.string())))
 
 
 def faults(made: Mapping[MadeColumn, Made], count: int) -> tuple[Bools, list[tuple[str, Bools]]]:

@@ -33,7 +33,8 @@ def plain_text(values: pa.Array) -> pa.Array:
     if pa.types.is_decimal(values.type):
         return by_value(values, lambda value: f"{value:f}", pa.string())
     if pa.types.is_timestamp(values.type):
-        return by_value(values, _time_text, pa.string())
+        # Arrow, unlike Python, writes years after 9999 as well, which Spark can compute.
+        return pc.replace_substring_regex(values.cast(pa.string()), r"\.?0*Z?$", "")
     return values.cast(pa.string())
 
 
@@ -53,10 +54,6 @@ def by_value(values: pa.Array, function: Callable[..., object], arrow_type: pa.D
     """`function` of each value, called once for all that are equal. Null stays null."""
     encoded = values.dictionary_encode()
     return pa.array([function(value) for value in encoded.dictionary.to_pylist()], arrow_type).take(encoded.indices)
-
-
-def _time_text(value: object) -> str:
-    return f"{value:%Y-%m-%d %H:%M:%S.%f}".rjust(26, "0").rstrip("0").removesuffix(".")
 
 
 def _array_text(values: list[str | None]) -> str:

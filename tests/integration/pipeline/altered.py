@@ -29,6 +29,11 @@ LONG = (
     "INSERT INTO {} SELECT g, repeat(md5(g::text), 20), g FROM generate_series(1, 1000) g"
 )
 """In chunks of 64 kB, a dozen of them."""
+TYPED = (
+    "CREATE TYPE {}_word AS ENUM ('one', 'two'); CREATE TYPE {}_pair AS (x int, y {}_word);"
+    "CREATE TABLE {} (id int, a {}_word, b {}_pair, PRIMARY KEY (id, a));"
+    "INSERT INTO {} VALUES (1, 'one', '(1,one)'), (2, 'two', '(2,two)')"
+)
 SHARDS = (
     "CREATE TABLE {}_1 (id int PRIMARY KEY, a text, b int, big text); ALTER TABLE {}_1 ALTER big SET STORAGE EXTERNAL;"
     "CREATE TABLE {}_2 (LIKE {}_1 INCLUDING ALL);"
@@ -118,6 +123,8 @@ FOLLOWED = {
         ),
         PARTED,
     ),
+    "s15_label_added": Case(("ALTER TYPE {}_word ADD VALUE 'zero' BEFORE 'one'", "INSERT INTO {} VALUES (3, 'zero', '(3,zero)')"), TYPED),
+    "s15_attribute_renamed": Case(("ALTER TYPE {}_pair RENAME ATTRIBUTE x TO z", "UPDATE {} SET b = '(5,two)' WHERE id = 1"), TYPED),
     "s13_additive": Case(("ALTER TABLE {} ADD c int DEFAULT 4; UPDATE {} SET c = 5 WHERE b = 1",), rule={"schema_changes": "additive"}),
 }
 COPIED = {
@@ -153,6 +160,12 @@ COPIED = {
         ),
         PARTED,
     ),
+    "s15_label_renamed": Case(
+        ("ALTER TYPE {}_word RENAME VALUE 'one' TO 'uno'", "DELETE FROM {} WHERE a = 'uno'; INSERT INTO {} VALUES (3, 'uno', '(3,uno)')"),
+        TYPED,
+    ),
+    "s15_attribute_added": Case(("ALTER TYPE {}_pair ADD ATTRIBUTE z text",), TYPED),
+    "s15_attribute_dropped": Case(("ALTER TYPE {}_pair DROP ATTRIBUTE x", "UPDATE {} SET b = '(one)' WHERE id = 2"), TYPED),
     "s13_masked": Case(
         ("ALTER TABLE {} ADD c int DEFAULT 4; UPDATE {} SET c = 5, a = 'masked' WHERE b = 1",),
         rule={"columns": {"mask": {"a": {"first": 1}}}},
@@ -193,6 +206,7 @@ REFUSED = {
     "s13_unmasked": Case(
         ("ALTER TABLE {} RENAME a TO z; UPDATE {} SET b = 3 WHERE id = 1",), rule={"columns": {"mask": {"a": {"first": 1}}}}
     ),
+    "s15_soft_delete": Case(("ALTER TYPE {}_word RENAME VALUE 'one' TO 'uno'",), TYPED, {"mode": "soft_delete"}),
     "s04_history": Case(("ALTER TABLE {} ALTER a TYPE int USING length(a); INSERT INTO {} VALUES (3, 4, 3)",), rule={"mode": "history"}),
 }
 """Their targets stay as they were."""

@@ -55,6 +55,7 @@ ROWS = {
     "s13_stop": "id, a",
     "s13_subtractive": "id, a",
     "s13_unmasked": "id, a",
+    "s15_soft_delete": "id, a",
 }
 
 

@@ -21,6 +21,7 @@ from penstock.postgres.outline import TableOutline, inspect_outline
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from tests.fix_postgres import Database
+from tests.fix_roles import Roles
 
 # Type of the key, values of it as SQL, and the texts that ask for them. The last value is there and not asked for.
 KEYS: dict[str, tuple[str, list[str], list[str]]] = {
@@ -90,6 +91,57 @@ def test_keys_are_found_by_their_index(database: Database) -> None:
     assert "Index Cond" in plan
     assert "t_pkey" in plan
     assert "Seq Scan" not in plan
+
+
+@pytest.mark.versions(15)
+@pytest.mark.parametrize(
+    ("extension", "type_name", "value"),
+    [("citext", "citext", "'Key' || g"), ("ltree", "ltree", "('top.Key' || g)::ltree"), ("citext", "word", "'Key' || g")],
+)
+def test_a_key_of_an_extension_type_is_found_by_the_operator_of_its_index(
+    database: Database, extension: str, type_name: str, value: str
+) -> None:
+    database.execute(f"CREATE EXTENSION {extension}")
+    if type_name == "word":
+        database.execute("CREATE DOMAIN word AS citext")
+    database.execute(f"CREATE TABLE t (k {type_name} PRIMARY KEY, n int); INSERT INTO t SELECT {value}, g FROM generate_series(1, 5000) g")
+    outline = _outline(database, "t")
+    prefix = "top.Key" if type_name == "ltree" else "Key"
+    asked = [f"{prefix}{number}" for number in range(1, 200)]
+    with _exported(database) as snapshot:
+        found = _read(database, snapshot, outline, [[*asked, asked[0].lower()]])
+    assert sorted(row["n"] for row in found) == list(range(1, 200))
+    with connect(SourceAddress.parse(database.dsn)) as connection:
+        for setting in ("enable_seqscan", "enable_hashjoin", "enable_mergejoin"):
+            connection.execute(f"SET {setting} = off".encode())
+        plan = "\n".join(row[0] for row in connection.execute(f"EXPLAIN {keys_statement(outline, [pa.array(asked)])}".encode()))
+    assert "Index Cond" in plan
+    assert "Seq Scan" not in plan
+
+
+@pytest.mark.versions(15)
+def test_an_operator_that_no_superuser_owns_is_never_run(database: Database, roles: Roles) -> None:
+    owner = roles.create("owner")
+    database.execute(f"CREATE EXTENSION ltree; ALTER FUNCTION ltree_eq OWNER TO {owner}")
+    database.execute("CREATE TABLE t (k ltree PRIMARY KEY, n int); INSERT INTO t VALUES ('top.a', 1), ('top.b', 2)")
+    outline = _outline(database, "t")
+    assert "OPERATOR" not in keys_statement(outline, [pa.array(["top.a"])])
+    with _exported(database) as snapshot:
+        assert [row["n"] for row in _read(database, snapshot, outline, [["top.a", "top.c"]])] == [1]
+    database.execute("ALTER FUNCTION ltree_eq OWNER TO postgres")
+
+
+@pytest.mark.versions(15)
+def test_another_operator_of_the_same_name_is_not_taken_for_that_of_the_index(database: Database) -> None:
+    database.execute(
+        "CREATE EXTENSION citext; CREATE DOMAIN word AS citext; CREATE TABLE t (k word PRIMARY KEY); INSERT INTO t VALUES ('a')"
+    )
+    database.execute(
+        "CREATE FUNCTION theirs(word, word) RETURNS bool LANGUAGE plpgsql AS $$ BEGIN RAISE 'run'; END $$;"
+        "CREATE OPERATOR public.= (FUNCTION = theirs, LEFTARG = word, RIGHTARG = word)"
+    )
+    with _exported(database) as snapshot:
+        assert [row["k"] for row in _read(database, snapshot, _outline(database, "t"), [["a"]])] == ["a"]
 
 
 def test_N15_keys_of_a_partitioned_table_are_found_in_every_leaf(database: Database) -> None:

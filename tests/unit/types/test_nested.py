@@ -176,6 +176,23 @@ def test_a_type_that_is_gone_is_what_its_message_calls_it(namespace: str, name: 
     assert types.column("x", 30000, -1).arrow_type == arrow_type
 
 
+@pytest.mark.parametrize("name", ["vector", "_vector", "_hstore", "_geometry"])
+def test_a_value_of_a_type_that_only_its_name_tells_is_kept_as_text_if_it_is_another_one(name: str) -> None:
+    types = TypeResolver(load=lambda _: [])
+    types.learn(30000, "public", name)
+    decoded = decode_column(pa.array(["anything", None, '{"']), types.column("x", 30000, -1))
+    assert decoded.values.to_pylist() == [None, None, None]
+    assert decoded.inexact is not None
+    assert decoded.inexact.to_pylist() == [True, False, True]
+
+
+def test_a_type_that_is_nested_without_end_is_text() -> None:
+    domains = [TypeFact(20000 + at, f"d{at}", "d", base_oid=20001 + at) for at in range(5000)]
+    types = TypeResolver(facts=[*domains, TypeFact(25000, "x", "e")])
+    assert types.column("x", 20000, -1).arrow_type == pa.string()
+    assert types.column("x", 24990, -1).arrow_type == pa.string()
+
+
 def test_an_enum_of_the_name_of_an_extension_type_is_text() -> None:
     types = TypeResolver(facts=[TypeFact(20001, "vector", "e"), TypeFact(20002, "geometry", "c")])
     assert types.column("x", 20001, -1) == Column("x", pa.string(), 20001)

@@ -17,14 +17,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.change import COMMIT_VERSION, EXACT, ORDINAL, UNCHANGED, ChangeType
+from penstock.change import COMMIT_VERSION, EXACT, ORDINAL, REPLACED, UNCHANGED, ChangeType
 from penstock.errors import ChangeHeldError, PenstockError, UnreadableTextError, UnrepresentableError
 from penstock.postgres.types.arrays import Bools
 from penstock.schema import TableName
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.lives import Rows, bools_of, ints_of, is_kind
-from penstock.spool.values import REPLACED
 
 Name = tuple[int, int]
 """Of a change: its `_commit_version` and its `_ordinal`."""

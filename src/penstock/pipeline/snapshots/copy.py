@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -120,7 +120,8 @@ class TableCopy:
                 self._tell_restart(reason)
             self._begin(found, exported)
         else:
-            self._resume(saved)
+            # The two outlines are equal. The stored one has no operators: SQL from a place that others can write is not run.
+            self._resume(replace(saved, plan=replace(saved.plan, outline=found.outline)))
         return [(number, self.plan.chunks[number].heap_bytes) for number in self._missing]
 
     def then(self, exported: ExportedSnapshot) -> Step:

@@ -68,15 +68,16 @@ class _Reader:
         return int.from_bytes(self.take(count), "big", signed=signed)
 
     def text(self) -> str:
+        return _shown(self.octets())
+
+    def octets(self) -> bytes:
+        """Up to the next zero byte."""
         end = self._body.find(b"\0", self._at)
         if end < 0:
             raise self.fault("has a name without an end")
         field = self._body[self._at : end]
         self._at = end + 1
-        try:
-            return field.decode()
-        except UnicodeDecodeError:
-            raise self.fault("has a name that is not UTF-8") from None
+        return field
 
     def finish(self) -> None:
         if self._at != len(self._body):
@@ -95,16 +96,28 @@ def decode_relation(frames: Frames, index: int) -> Relation:
     count = reader.number(2)
     if count > MAX_COLUMNS:
         raise reader.fault("has more columns than a table can")
-    columns = tuple(_column(reader) for _ in range(count))
+    taken: dict[str, bytes] = {}
+    columns = tuple(_column(reader, taken) for _ in range(count))
     reader.finish()
-    if len({column.name for column in columns}) != count:
-        raise reader.fault("names a column twice")
     return Relation(oid, namespace, name, identity, columns)
 
 
-def _column(reader: _Reader) -> RelationColumn:
+def _column(reader: _Reader, taken: dict[str, bytes]) -> RelationColumn:
+    """`taken` are the names of the columns before it. An escaped name stays distinct from them."""
     is_key = bool(reader.number(1) & 1)
-    return RelationColumn(reader.text(), is_key, reader.number(4), reader.number(4, signed=True))
+    octets = reader.octets()
+    name = _shown(octets)
+    while name in taken:
+        if taken[name] == octets:
+            raise reader.fault("names a column twice")
+        name += "\\"
+    taken[name] = octets
+    return RelationColumn(name, is_key, reader.number(4), reader.number(4, signed=True))
+
+
+def _shown(octets: bytes) -> str:
+    """A SQL_ASCII database may have names that are not UTF-8. They concern one table, so they are escaped and not refused."""
+    return octets.decode(errors="backslashreplace")
 
 
 def decode_type(frames: Frames, index: int) -> tuple[int, str, str]:

@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.change import ChangeBatch, ChangeCounts, ChangeType, change_schema
-from penstock.errors import ProtocolError
 from penstock.postgres.pgoutput import tuples
 from penstock.postgres.pgoutput.changes import Changes
 from penstock.postgres.pgoutput.framing import DELETE, INSERT, TRUNCATE, UPDATE, BoolArray, ByteArray, Frames, IntArray
@@ -98,7 +97,7 @@ def _build_all(frames: Frames, buffer: pa.Buffer, timeline: Timeline, plans: Seq
     for plan, together in zip(plans, decoded, strict=True):
         high = low + len(plan.rows)
         own = metadata if len(plans) == 1 else [column[low:high] for column in metadata]
-        batches.append(_build(plan, together or _read(frames, buffer, plan), own))
+        batches.append(_build(plan, together or _read(buffer, plan), own))
         low = high
     return batches
 
@@ -126,27 +125,9 @@ def _read_small(buffer: pa.Buffer, plans: Sequence[_Plan]) -> list[DecodedRows |
     return [found.get(id(plan)) for plan in plans]
 
 
-def _read(frames: Frames, buffer: pa.Buffer, plan: _Plan) -> DecodedRows:
+def _read(buffer: pa.Buffer, plan: _Plan) -> DecodedRows:
     texts = [column.spans.strings(buffer, column.chosen, column.hidden) for column in plan.columns]
-    try:
-        return decode_rows(texts, plan.table, len(plan.rows))
-    except ProtocolError as error:
-        at = _first_refused(texts, plan.table, len(plan.rows))
-        raise frames.fault(int(plan.messages[at]), error.message) from None
-
-
-def _first_refused(texts: list[pa.StringArray], table: TableSchema, row_count: int) -> int:
-    """Which row it is that cannot be read; what a value is read as does not depend on those beside it."""
-    low, high = 0, row_count
-    while high - low > 1:
-        middle = (low + high) // 2
-        try:
-            decode_rows([column[low:middle] for column in texts], table)
-        except ProtocolError:
-            high = middle
-        else:
-            low = middle
-    return low
+    return decode_rows(texts, plan.table, len(plan.rows))
 
 
 def _plan(buffer: pa.Buffer, part: TablePart, *, old_rows: bool) -> list[_Plan]:

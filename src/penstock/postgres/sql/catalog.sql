@@ -59,6 +59,35 @@ JOIN pg_catalog.pg_type t ON t.oid = needed.oid
 LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
 WHERE t.oid >= 10000
 
+-- name: type_texts
+-- What the text of values depends on, of enums and composite types: these types and all that they consist of. Labels are given as digests,
+-- since those of a SQL_ASCII database need not be UTF-8.
+WITH RECURSIVE used (root, oid) AS (
+    SELECT o.oid, o.oid FROM pg_catalog.unnest(%(oids)s::oid[]) o (oid)
+    UNION
+    SELECT u.root, part.oid
+    FROM used u
+    JOIN pg_catalog.pg_type t ON t.oid = u.oid
+    CROSS JOIN LATERAL (
+        SELECT t.typbasetype WHERE t.typtype = 'd'
+        UNION ALL SELECT t.typelem WHERE t.typtype = 'b'
+        UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE r.rngtypid = t.oid
+        UNION ALL SELECT r.rngtypid FROM pg_catalog.pg_range r WHERE r.rngmultitypid = t.oid
+        UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute a
+            WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
+    ) part (oid)
+    WHERE part.oid >= 10000
+)
+SELECT u.root, u.oid,
+  ARRAY(SELECT e.oid FROM pg_catalog.pg_enum e WHERE e.enumtypid = u.oid ORDER BY e.oid),
+  ARRAY(SELECT pg_catalog.md5(e.enumlabel::text) FROM pg_catalog.pg_enum e WHERE e.enumtypid = u.oid ORDER BY e.oid),
+  coalesce((SELECT pg_catalog.md5(string_agg(pg_catalog.concat_ws(':', a.attnum, a.atttypid, a.atttypmod), ',' ORDER BY a.attnum))
+    FROM pg_catalog.pg_attribute a
+    WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped), '')
+FROM used u
+JOIN pg_catalog.pg_type t ON t.oid = u.oid
+WHERE t.typtype IN ('e', 'c')
+
 -- name: keys
 SELECT i.indrelid, array_agg(a.attname::text ORDER BY a.attnum)
 FROM pg_catalog.pg_index i
@@ -67,6 +96,29 @@ JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i
 WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
   AND (%(oids)s::oid[] IS NULL OR i.indrelid = ANY (%(oids)s::oid[]))
 GROUP BY i.indrelid
+
+-- name: key_operators
+-- Of the key's columns whose index has an operator class that is not built in: the type that it compares, and its equality operator. No
+-- operator unless class, operator and function belong to superusers, and class and operator to an extension: whoever reads rows by it runs it.
+SELECT a.attname::text, pg_catalog.format_type(k.opcintype, -1),
+  CASE WHEN (SELECT bool_and(r.rolsuper) FROM pg_catalog.pg_roles r WHERE r.oid IN (k.opcowner, o.oprowner, f.proowner))
+      AND EXISTS (SELECT FROM pg_catalog.pg_depend d
+                  WHERE d.classid = 'pg_catalog.pg_opclass'::regclass AND d.objid = k.oid AND d.deptype = 'e')
+      AND EXISTS (SELECT FROM pg_catalog.pg_depend d
+                  WHERE d.classid = 'pg_catalog.pg_operator'::regclass AND d.objid = o.oid AND d.deptype = 'e')
+    THEN pg_catalog.format('OPERATOR(%%I.%%s)', n.nspname, o.oprname) END
+FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
+CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) at
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[at]
+JOIN pg_catalog.pg_opclass k ON k.oid = i.indclass[at] AND k.opcnamespace <> 'pg_catalog'::regnamespace
+JOIN pg_catalog.pg_am m ON m.oid = k.opcmethod AND m.amname = 'btree'
+JOIN pg_catalog.pg_amop p ON p.amopfamily = k.opcfamily AND p.amoplefttype = k.opcintype AND p.amoprighttype = k.opcintype AND p.amopstrategy = 3
+JOIN pg_catalog.pg_operator o ON o.oid = p.amopopr
+JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+JOIN pg_catalog.pg_proc f ON f.oid = o.oprcode
+WHERE i.indrelid = %(oid)s
+  AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
 
 -- name: key_faults
 -- Why tables that look as if they had a key have none: their replica identity is NOTHING, or the primary key is deferrable.

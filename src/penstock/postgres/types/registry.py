@@ -8,6 +8,7 @@ array's reader is its element's with `[]` behind it, or with the delimiter betwe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 
 from penstock.postgres.types import binary, boolean, floating, geometry, hstore, integer, money, numeric, temporal, text, vector
 from penstock.postgres.types.builtin import BUILTIN_TYPES, DELIMITERS
-from penstock.postgres.types.column import DecodedColumn, TextType
+from penstock.postgres.types.column import DecodedColumn, TextType, tolerant
 from penstock.postgres.types.lists import list_of
 from penstock.schema import Column
 
@@ -62,7 +63,9 @@ def text_type(reader: str) -> TextType:
     """How a reader reads."""
     if reader.endswith("]"):
         element, _, delimiter = reader[:-1].rpartition("[")
-        return list_of(text_type(element), delimiter or ",")
+        found = list_of(text_type(element), delimiter or ",")
+        # An extension's type is known by its name alone, so its arrays are as well.
+        return replace(found, decode=tolerant(found.decode)) if element in EXTENSION_READERS else found
     return BUILTIN_READERS.get(reader) or EXTENSION_READERS.get(reader) or text.TYPES[TEXT]
 
 

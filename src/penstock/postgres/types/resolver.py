@@ -19,6 +19,8 @@ from penstock.postgres.types.registry import EXTENSION_READERS, TEXT, array_read
 from penstock.schema import Column
 
 _CATALOG = "pg_catalog"
+_MAX_DEPTH = 32
+"""Domains over arrays of domains can be nested without a limit. A type that is nested deeper is read as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +73,10 @@ class TypeResolver:
         arrow_type = text_type(reader).arrow_type(modifier, self._policy)
         return Column(name, arrow_type, type_oid, type_modifier, "" if builtin_reader(type_oid) or reader == TEXT else reader)
 
-    def _resolve(self, oid: int, modifier: int) -> tuple[str, int]:
+    def _resolve(self, oid: int, modifier: int, depth: int = 0) -> tuple[str, int]:
         """The reader, and the modifier that holds for it: a domain brings its own."""
+        if depth > _MAX_DEPTH:
+            return TEXT, -1
         builtin = builtin_reader(oid)
         if builtin is not None:
             return builtin, modifier
@@ -80,9 +84,9 @@ class TypeResolver:
         if fact is None:
             return self._learned.get(oid, TEXT), -1
         if fact.kind == "d":
-            return self._resolve(fact.base_oid, fact.base_modifier)
+            return self._resolve(fact.base_oid, fact.base_modifier, depth + 1)
         if fact.element_oid:
-            element, modifier = self._resolve(fact.element_oid, modifier)
+            element, modifier = self._resolve(fact.element_oid, modifier, depth + 1)
             return array_reader(element, fact.delimiter), modifier
         if fact.kind == "b" and fact.name in EXTENSION_READERS:
             return fact.name, modifier

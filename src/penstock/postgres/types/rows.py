@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.change import EXACT_TYPE
+from penstock.change import EXACT_TYPE, REPLACED
 from penstock.errors import ProtocolError, UnreadableTextError
 from penstock.postgres.types.arrays import Ragged, as_arrow
 from penstock.postgres.types.column import NULL_TEXT, DecodedColumn
@@ -28,7 +28,7 @@ class DecodedRows:
     inexact_columns: tuple[str, ...] = ()
     """The columns that `_exact` names."""
     unreadable: Mapping[str, int] = field(default_factory=dict)
-    """How many texts of each column are not UTF-8: null in their column, and approximate even in `_exact`."""
+    """How many texts of each column cannot be read: null in their column, and marked with `REPLACED` in `_exact`."""
 
     @property
     def inexact(self) -> int:
@@ -39,7 +39,8 @@ class DecodedRows:
 def decode_rows(texts: Sequence[pa.StringArray], table: TableSchema, row_count: int | None = None) -> DecodedRows:
     """Type `texts`, one array for each column of `table`, and give the `_exact` column of the same rows.
 
-    Only a table without columns needs to be told its `row_count`.
+    A text that cannot be read never raises: it is counted in `unreadable`, and its table fails when the row is applied. Other tables share
+    the stream. `row_count` is needed only for a table without columns.
     """
     if row_count is None:
         row_count = len(texts[0]) if texts else 0
@@ -47,10 +48,9 @@ def decode_rows(texts: Sequence[pa.StringArray], table: TableSchema, row_count: 
     exact_texts: list[pa.StringArray] = []
     unreadable: dict[str, int] = {}
     for column, values in zip(table.columns, texts, strict=True):
-        try:
-            found, shown = _decode_named(values, column, table), values
-        except UnreadableTextError:
-            found, shown, unreadable[column.name] = _decode_readable(values, column, table)
+        found, shown, count = decode_readable(values, column)
+        if count:
+            unreadable[column.name] = count
         decoded.append(found)
         exact_texts.append(shown)
     return join_columns(decoded, exact_texts, table, row_count, unreadable)
@@ -74,22 +74,50 @@ def join_columns(
     return DecodedRows(typed, _exact(texts, table, row_count, inexact), names, unreadable)
 
 
-def _decode_named(values: pa.StringArray, column: Column, table: TableSchema) -> DecodedColumn:
+def decode_readable(values: pa.StringArray, column: Column) -> tuple[DecodedColumn, pa.StringArray, int]:
+    """The values that can be read, the texts to show in `_exact`, and how many values cannot be read.
+
+    A text that cannot be read is not UTF-8, or is not written as its type is. The table's owner can cause both: a type that is gone from
+    the catalog is read by its name alone.
+    """
     try:
-        return decode_column(values, column)
-    except ProtocolError as error:
-        raise ProtocolError(f"column {column.name!r} of {table.name} has {error.message}") from None
+        return decode_column(values, column), values, 0
+    except (ProtocolError, UnreadableTextError):
+        return _decode_each(values, column)
 
 
-def _decode_readable(values: pa.StringArray, column: Column, table: TableSchema) -> tuple[DecodedColumn, pa.StringArray, int]:
-    """The values that are UTF-8; all values with U+FFFD for what is not; and how many have it."""
+def _decode_each(values: pa.StringArray, column: Column) -> tuple[DecodedColumn, pa.StringArray, int]:
     octets: list[bytes | None] = values.cast(pa.binary()).to_pylist()
     shown = [None if each is None else each.decode(errors="replace") for each in octets]
     broken = pa.array([each is not None and text is not None and text.encode() != each for each, text in zip(octets, shown, strict=True)])
     lossy = pa.array(shown, pa.string())
-    decoded = _decode_named(pc.if_else(broken, NULL_TEXT, lossy), column, table)
+    readable = pc.if_else(broken, NULL_TEXT, lossy)
+    try:
+        decoded = decode_column(readable, column)
+    except ProtocolError:
+        decoded, refused = _decode_one_by_one(readable, column)
+        broken = pc.or_(broken, refused)
+        lossy = pc.if_else(refused, pc.binary_join_element_wise(pa.scalar(REPLACED), lossy, ""), lossy)
     inexact = broken if decoded.inexact is None else pc.or_(broken, decoded.inexact)
     return DecodedColumn(decoded.values, inexact), lossy, broken.true_count
+
+
+def _decode_one_by_one(values: pa.StringArray, column: Column) -> tuple[DecodedColumn, pa.BooleanArray]:
+    """Null for each value that its reader refuses, and which those are."""
+    parts: list[pa.Array] = []
+    inexact: list[bool] = []
+    refused: list[bool] = []
+    for row in range(len(values)):
+        try:
+            one = decode_column(values[row : row + 1], column)
+        except ProtocolError:
+            one = DecodedColumn(pa.nulls(1, column.arrow_type))
+            refused.append(True)
+        else:
+            refused.append(False)
+        parts.append(one.values)
+        inexact.append(one.inexact is not None and one.inexact.true_count > 0)
+    return DecodedColumn(pa.concat_arrays(parts), pa.array(inexact, pa.bool_())), pa.array(refused, pa.bool_())
 
 
 def _true_rows(mask: pa.BooleanArray) -> npt.NDArray[np.int64]:
