@@ -7,7 +7,6 @@ where, the targets say.
 
 from __future__ import annotations
 
-import logging
 import random
 import shutil
 import threading
@@ -69,8 +68,6 @@ from penstock.spark.control import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
 from penstock.spool.layout import SpoolLayout
 from penstock.transforms.transform import Transform
-
-_log = logging.getLogger(__name__)
 
 _LOCK_SECONDS = 60.0
 _POLL_SECONDS = 0.1
@@ -162,7 +159,6 @@ class Pipeline:
                     if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:
                         pause = _FIRST_PAUSE_SECONDS
                     self._observer.interrupted(str(error), pause)
-                    _log.warning("pipeline interrupted", extra={"code": error.code, "pause_seconds": pause})
                     self._stopping.wait(pause * random.uniform(0.5, 1.5))
                     pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
@@ -269,7 +265,6 @@ class Pipeline:
     def _order_anew(self, name: TableName, reason: str) -> None:
         """As if somebody had said `penstock tables resync`."""
         self._observer.interrupted(f"{name} is copied anew: {reason}", 0.0)
-        _log.warning("table is copied anew", extra={"table": str(name), "reason": reason})
         change_orders(self._config.state, lambda orders: orders.renew([name]))
 
     def _letter_box(self) -> LetterBox:
