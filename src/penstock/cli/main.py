@@ -108,8 +108,12 @@ def check(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", he
 
 
 @app.command()
-def status(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
-    """Show where the slot, the spool and every table stand. Needs no Spark, and works while the pipeline runs."""
+def status(
+    config: ConfigPath,
+    show_all: Annotated[bool, typer.Option("--all", help="list every table that is streaming, not some of them")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Show slot, spool, lag and tables, those that failed first. Needs no Spark, and works while the pipeline runs."""
     from penstock.cli.status import print_status
     from penstock.pipeline.config import load_config
     from penstock.pipeline.status import inspect_status
@@ -118,7 +122,7 @@ def status(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", h
     if as_json:
         typer.echo(json.dumps(found.as_document(), indent=2))
     else:
-        print_status(found, Console())
+        print_status(found, Console(), show_all=show_all)
 
 
 @app.command()

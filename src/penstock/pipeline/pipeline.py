@@ -12,7 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
@@ -20,7 +20,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.errors import CaptureFailedError, PenstockError, PrivilegeError, Recovery
+from penstock.errors import CaptureFailedError, ConfigError, PenstockError, PrivilegeError, Recovery
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.clock import await_end, planned_end
@@ -51,7 +51,7 @@ from penstock.pipeline.snapshots.state import SnapshotStore
 from penstock.pipeline.spark_queries import SparkQueries
 from penstock.pipeline.standing import over_holes
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Tables, check_selected, inspect_pipeline, pause_ordered, select_tables
+from penstock.pipeline.tables import Tables, await_tables, check_selected, inspect_pipeline, pause_ordered, select_tables
 from penstock.pipeline.transforming import transforming
 from penstock.pipeline.upkeep import Jobs, TableUpkeep, forgetting
 from penstock.position import Position
@@ -151,6 +151,8 @@ class Pipeline:
                 try:
                     if once and goal is None:
                         goal = self._find_goal()
+                    if not once and not self._await_tables():
+                        return RunResult(Position.ZERO, {})
                     return self._attempt(goal, once=once)
                 except PenstockError as error:
                     never_connected = once and goal is None
@@ -161,6 +163,20 @@ class Pipeline:
                     self._observer.interrupted(str(error), pause)
                     self._stopping.wait(pause * random.uniform(0.5, 1.5))
                     pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    def _await_tables(self) -> bool:
+        """Whether there are tables to mirror by now; False if the run is stopped before."""
+        with connect(self._address) as connection:
+            check_fit(self._config, connection)
+        found = await_tables(self._reloaded, lambda reason: self._observer.interrupted(reason, 0.0), self._stopping.wait)
+        self._config = found or self._config
+        return found is not None
+
+    def _reloaded(self) -> PipelineConfig:
+        """With the tables that the file names by now. A file that cannot be read changes nothing."""
+        with suppress(ConfigError):
+            return self._config if self._reload is None else self._config.model_copy(update={"tables": self._reload().tables})
+        return self._config
 
     def _may_pass(self, error: PenstockError) -> bool:
         """A capture of its own that has failed is waited for: it is started again, or not, by somebody else."""

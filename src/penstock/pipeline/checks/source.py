@@ -176,8 +176,8 @@ class _SourceCheck:
         selection = select_tables(self._connection, config)
         step.detail = f"{len(selection.tables):,} selected"
         if not selection.tables and not selection.refused:
-            reason = f"no table of {self._address.describe()} is selected"
-            step.problem(NoTablesError(reason, hint="check tables: in the configuration"))
+            reason = f"no table of {self._address.describe()} matches a pattern of tables:, so a run would wait for one"
+            step.problem(NoTablesError(reason, hint="check tables: in the configuration; case counts"))
         for name, error in selection.refused.items():
             step.problem(error, name)
         self._selection = selection
