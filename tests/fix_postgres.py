@@ -85,9 +85,8 @@ class PostgresServer:
         return [str(row[0]) for row in rows]
 
     def _end_connections(self, database: str) -> None:
-        # The second argument, there from 14 on, waits for the backend to be gone, up to this many milliseconds.
-        end = "pg_terminate_backend(pid, 2000)" if self.version >= 14 else "pg_terminate_backend(pid), pg_sleep(0.05)"
-        self._admin.execute(f"SELECT {end} FROM pg_stat_activity WHERE datname = %s".encode(), [database])
+        # The second argument: wait up to this many milliseconds until the backend is gone.
+        self._admin.execute("SELECT pg_terminate_backend(pid, 2000) FROM pg_stat_activity WHERE datname = %s", [database])
 
     def _drop_slot(self, slot: str) -> None:
         # Taken again by a reader that retries, or temporary and gone with its reader: the caller looks again.

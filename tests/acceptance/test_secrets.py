@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -27,7 +28,8 @@ def test_the_password_is_nowhere_to_be_found_after_a_run(database: Database, tmp
         "spark": {"master": "local[1]"},
     }
     path.write_text(yaml.safe_dump(document), encoding="utf-8")
-    printed = _penstock(path, "run", "--once", code=0)
+    printed = _penstock(path, "run", "--once", "--log-level=debug", "--log-format=json", code=0)
+    _check_logged(printed, tmp_path / "state" / "spark.log")
     database.execute("INSERT INTO t VALUES (2, 'b'); UPDATE t SET v = 'c' WHERE id = 1")
     printed += _penstock(path, "run", "--once", code=0)
     printed += _penstock(path, "status", "--json", code=0)
@@ -41,9 +43,18 @@ def test_the_password_is_nowhere_to_be_found_after_a_run(database: Database, tmp
     assert (tmp_path / "state" / "spark.log").exists()
 
 
-def _penstock(path: Path, command: str, option: str, *, code: int) -> str:
+def _check_logged(printed: str, spark_log: Path) -> None:
+    """Everything on standard error is JSON, and so is what the capture logs in the process that Spark keeps for it."""
+    events = {json.loads(line)["message"]: json.loads(line)["facts"] for line in printed.splitlines()}
+    assert {"snapshot finished", "epoch recorded", "run ended"} <= events.keys()
+    assert (events["snapshot finished"]["table"], events["run ended"]["failed"]) == ("public.t", 0)
+    captured = [json.loads(line) for line in spark_log.read_text(encoding="utf-8").splitlines() if line.startswith('{"time"')]
+    assert "capture started" in {each["message"] for each in captured}
+
+
+def _penstock(path: Path, command: str, *options: str, code: int) -> str:
     result = subprocess.run(
-        [sys.executable, "-m", "penstock.cli.main", command, str(path), option],
+        [sys.executable, "-m", "penstock.cli.main", command, str(path), *options],
         env={**os.environ, "PENSTOCK_TEST_SECRET": PASSWORD},
         capture_output=True,
         text=True,

@@ -110,11 +110,15 @@ ODD = Shape(
         _SECOND,
         Family("é" * 31, 1007, pa.list_(pa.int32()), _FAMILIES[9].values),
         Family("Select me", 701, pa.float64(), _INLINE[0].values),
-        Family("value_0", 25, pa.string(), _FAMILIES[0].values),
+        *(
+            Family(name, 25, pa.string(), _FAMILIES[0].values)
+            for name in ("value_0", "match_0", "k_0", "v_0", "t", "_op", "_there", "_kept")
+        ),
     ),
     is_whole=True,
 )
-"""R02, R15, R17: identity FULL, a key of two columns that are not the first, and names that quoting could trip over."""
+"""R02, R15, R17: identity FULL, a key of two columns that are not the first, names that quoting could trip over, and names that sinks use
+for columns of their own."""
 
 _CODE, _UNTIL = Family("code", 2950, pa.string(), ()), Family("until", 1082, pa.date32(), ())
 _UNTILS: tuple[Pair, ...] = ((None, "infinity"), (None, "-infinity"), (date(2024, 1, 1), "2024-01-01"))
@@ -126,12 +130,13 @@ INDEXED = Shape(
 )
 """R03: identity USING INDEX; part of the key only its text can tell apart."""
 
+_HELPERS = tuple(Family(name, 20, pa.int64(), ((1, "1"), (2, "2"))) for name in ("_count", "count_0"))
 _OPERATION = Family("operation", 25, pa.string(), ())
 HEAP = Shape(
     TableName("public", "heap"),
     (),
     lambda _: (),
-    (_OPERATION, _FAMILIES[0], _FAMILIES[2], _FAMILIES[-1], _FAMILIES[9], _INLINE[0], _INLINE[2]),
+    (_OPERATION, _FAMILIES[0], _FAMILIES[2], _FAMILIES[-1], _FAMILIES[9], _INLINE[0], _INLINE[2], *_HELPERS),
     is_whole=True,
 )
 """R05: no key, identity FULL. Rows that look the same are the same."""

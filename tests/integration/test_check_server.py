@@ -22,6 +22,7 @@ from penstock.capture.wal import WalCapture
 from penstock.errors import ServerUnfitError, WalLevelError
 from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.checks.findings import CheckReport, StepState
+from penstock.postgres.applied import target_connection
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
 from penstock.testing.embedded import EmbeddedPostgres
@@ -86,26 +87,23 @@ def test_C05_all_that_a_server_lacks_is_named_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("capture", ["wal", "trigger", "polling"])
-def test_C05_a_server_that_is_too_old_is_told_so_and_asked_nothing_that_it_cannot_know(
+def test_C05_postgres_13_is_refused_with_the_version_found_and_the_version_needed(
     too_old: EmbeddedPostgres, tmp_path: Path, capture: str
 ) -> None:
     report = _check(tmp_path, {"dsn": too_old.dsn(), "capture": capture})
     (problem,) = report.problems
-    assert (report.exit_code, problem.step, problem.code, problem.what, problem.fix) == (
-        3,
-        "server",
-        "PEN-1106",
-        "the server is Postgres 12, and 13 is the oldest that can be captured",
-        "upgrade the server",
-    )
-    states = {step.name: step.state for step in report.steps}
-    assert (states["connection"], states["tables"], states["reading"]) == (StepState.OK, StepState.SKIPPED, StepState.SKIPPED)
+    assert (report.exit_code, problem.step, problem.code, problem.fix) == (3, "connection", "PEN-1106", "upgrade the server")
+    assert problem.what.endswith("the server is Postgres 13.22, and Penstock needs 14 or newer")
+    assert {step.state for step in report.steps if step.name in ("server", "tables", "reading")} == {StepState.SKIPPED}
 
 
-def test_C05_a_capture_from_a_server_that_is_too_old_ends_before_anything_is_made(too_old: EmbeddedPostgres, tmp_path: Path) -> None:
-    settings = CaptureSettings(SourceAddress.parse(too_old.dsn()), "s", "p", tmp_path / "spool", tables=(TableName("public", "t"),))
-    with pytest.raises(ServerUnfitError, match="the server is Postgres 12"):
+def test_C05_capture_and_target_refuse_postgres_13_before_they_create_anything(too_old: EmbeddedPostgres, tmp_path: Path) -> None:
+    address = SourceAddress.parse(too_old.dsn())
+    settings = CaptureSettings(address, "s", "p", tmp_path / "spool", tables=(TableName("public", "t"),))
+    with pytest.raises(ServerUnfitError, match=r"the server is Postgres 13\.22"):
         WalCapture(settings).live()
+    with pytest.raises(ServerUnfitError, match=r"the server is Postgres 13\.22"), target_connection(address, "preparing"):
+        pass
     with psycopg.connect(too_old.dsn()) as admin:
         made = "SELECT (SELECT count(*) FROM pg_publication), (SELECT count(*) FROM pg_replication_slots)"
         assert admin.execute(made).fetchall() == [(0, 0)]
@@ -113,7 +111,7 @@ def test_C05_a_capture_from_a_server_that_is_too_old_ends_before_anything_is_mad
 
 @pytest.fixture(scope="module")
 def too_old() -> Iterator[EmbeddedPostgres]:
-    with server_directory() as directory, EmbeddedPostgres(directory / "data", 12, fsync=False) as server:
+    with server_directory() as directory, EmbeddedPostgres(directory / "data", 13, fsync=False) as server:
         with psycopg.connect(server.dsn(), autocommit=True) as admin:
             admin.execute("CREATE TABLE t (id int PRIMARY KEY)")
         yield server

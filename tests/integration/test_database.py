@@ -25,7 +25,7 @@ def test_statements_can_share_a_transaction(database: Database) -> None:
     assert database.query("SELECT pg_current_xact_id()::text") != one
 
 
-@pytest.mark.versions(13, 14, 15, 16, 17, 18)
+@pytest.mark.versions(14, 15, 16, 17, 18)
 def test_a_test_runs_on_a_server_of_every_version_that_it_lists(
     database: Database, postgres_server: PostgresServer, postgres_version: int
 ) -> None:
@@ -47,7 +47,7 @@ def test_what_is_kept_for_a_module_is_of_the_usual_version_elsewhere(held_versio
     assert held_version == postgres_version
 
 
-@pytest.mark.versions(13, 18)
+@pytest.mark.versions(14, 18)
 def test_a_database_goes_even_while_its_slot_is_being_read(postgres_server: PostgresServer) -> None:
     created = postgres_server.create_database()
     created.execute("CREATE PUBLICATION p FOR ALL TABLES")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import __version__
 from penstock.errors import (
     AuthenticationError,
     ConfigError,
@@ -29,6 +30,11 @@ def test_help_names_every_command() -> None:
     result = _penstock("--help")
     assert result.returncode == 0
     assert all(command in result.stdout for command in ("check", "run", "status", "verify", "drop", "demo"))
+
+
+def test_the_version_is_printed() -> None:
+    result = _penstock("--version")
+    assert (result.returncode, result.stdout) == (0, f"penstock {__version__}\n")
 
 
 @pytest.mark.parametrize("command", ["run", "status", "verify", "drop"])

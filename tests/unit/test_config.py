@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
@@ -9,8 +11,9 @@ import yaml
 from penstock.capture.confirming import Confirm
 from penstock.capture.settings import CaptureSettings
 from penstock.errors import ConfigError, SecretError
+from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.config import PipelineConfig, load_config
-from penstock.pipeline.references import FileReference
+from penstock.pipeline.references import FileReference, Model
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.sinks.layout import Mode
@@ -391,3 +394,85 @@ def test_S13_schema_changes_are_followed_unless_the_pipeline_or_a_tables_last_ru
     assert [config.schema_rule(name).policy for name in names] == ["ignore", "stop", "additive"]
     assert _load(tmp_path, MINIMAL).schema_rule(names[0]).renews
     assert not _load(tmp_path, MINIMAL.replace("delta:", "parquet:")).schema_rule(names[0]).renews
+
+
+# --- locations ------------------------------------------------------------------------------------------------------------------
+
+LOCATIONS = {
+    "state": "state: LOCATION",
+    "source.spool": 'source: {dsn: "postgresql://cdc@db.example/shop", spool: LOCATION}',
+    "source.password": 'source: {dsn: "postgresql://cdc@db.example/shop", password: {file: LOCATION}}',
+    "source.tls.root_cert": 'source: {dsn: "postgresql://cdc@db.example/shop", tls: {root_cert: LOCATION}}',
+    "hash_key": "hash_key: {file: LOCATION}",
+    "sink.delta.path": "sink: {delta: {path: LOCATION}}",
+    "sink.parquet.path": "sink: {parquet: {path: LOCATION}}",
+    "sink.postgres.state": 'sink: {postgres: {dsn: "postgresql://cdc@other.example/lake", state: LOCATION}}',
+    "sink.iceberg.warehouse": "sink: {iceberg: {warehouse: LOCATION}}",
+}
+
+
+def _at(tmp_path: Path, key: str, location: str) -> PipelineConfig:
+    document = yaml.safe_load(MINIMAL) | yaml.safe_load(LOCATIONS[key].replace("LOCATION", location))
+    return _load(tmp_path, yaml.safe_dump(document))
+
+
+@pytest.mark.parametrize("key", LOCATIONS)
+@pytest.mark.parametrize("url", ["s3://k3y:s3cr3t@bucket/lake", "abfss://c@account.dfs.example/lake", "hdfs:/lake", "GS://bucket"])
+def test_a_url_of_another_scheme_than_file_is_refused_in_every_location_with_reason_and_fix(tmp_path: Path, key: str, url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        _at(tmp_path, key, url)
+    scheme = url.partition(":")[0].lower()
+    assert caught.value.code == "PEN-1001"
+    words = rf"{re.escape(key)}\S*: Value error, {scheme}: URLs are not supported: .*give the path of a directory"
+    assert re.search(words, str(caught.value))
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_every_location_is_tried_above() -> None:
+    def paths(model: type[Model], place: str) -> Iterator[str]:
+        for name, field in model.model_fields.items():
+            for kind in (field.annotation, *get_args(field.annotation)):
+                if kind is Path:
+                    yield f"{place}{name}"
+                elif isinstance(kind, type) and issubclass(kind, Model):
+                    yield from paths(kind, f"{place}{name}.")
+
+    found = {path.removesuffix(".file") for path in paths(PipelineConfig, "")}
+    alike = {"sink.postgres.password", "source.tls.cert", "source.tls.key"}
+    assert found == LOCATIONS.keys() | alike
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("file:///mnt/my%20lake", "/mnt/my lake"),
+        ("file:/mnt/lake", "/mnt/lake"),
+        ("FILE://localhost/mnt/lake", "/mnt/lake"),
+        ("a:b/lake", "{}/a:b/lake"),
+    ],
+)
+def test_a_file_url_is_taken_as_its_path(tmp_path: Path, url: str, path: str) -> None:
+    assert _at(tmp_path, "sink.delta.path", url).sink.root == Path(path.format(tmp_path))
+
+
+def test_a_file_url_of_another_host_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names another host"):
+        _at(tmp_path, "state", "file://nas/lake")
+
+
+def test_the_addresses_of_an_iceberg_catalog_are_left_to_spark(tmp_path: Path) -> None:
+    described = {
+        "spark.sql.catalog.prod.uri": "jdbc:postgresql://db.example/catalog",
+        "spark.sql.catalog.prod.warehouse": "s3://bucket/lake",
+    }
+    document = yaml.safe_load(MINIMAL) | {"sink": {"iceberg": {"catalog": "prod", "warehouse": "/mnt/lake"}}, "spark": {"conf": described}}
+    assert _load(tmp_path, yaml.safe_dump(document)).spark.conf == described
+
+
+def test_check_refuses_an_object_store_before_it_connects(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.yaml").write_text(MINIMAL.replace("path: lake", "path: s3://bucket/lake"), encoding="utf-8")
+    report = check_pipeline(tmp_path / "pipeline.yaml")
+    assert (report.exit_code, [(step.name, [each.code for each in step.problems]) for step in report.steps]) == (
+        2,
+        [("configuration", ["PEN-1001"])],
+    )

@@ -47,16 +47,8 @@ def test_a_publication_name_is_one_entry_of_the_list(name: str, quoted: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("server_version", "wants_messages", "options"),
-    [
-        (130_022, False, {"proto_version": "1"}),
-        (140_000, False, {"proto_version": "2", "streaming": "on"}),
-        (180_001, False, {"proto_version": "2", "streaming": "on"}),
-        (180_001, True, {"proto_version": "1", "messages": "true"}),
-    ],
+    ("wants_messages", "options"), [(False, {"proto_version": "2", "streaming": "on"}), (True, {"proto_version": "1", "messages": "true"})]
 )
-def test_X03_open_transactions_are_asked_for_where_the_server_has_them_and_no_message_is(
-    server_version: int, wants_messages: bool, options: dict[str, str]
-) -> None:
+def test_X03_open_transactions_are_streamed_unless_messages_are_wanted(wants_messages: bool, options: dict[str, str]) -> None:
     request = StreamRequest("slot", "p", Position.ZERO, wants_messages=wants_messages)
-    assert plugin_options(request, server_version) == {"publication_names": '"p"', **options}
+    assert plugin_options(request) == {"publication_names": '"p"', **options}

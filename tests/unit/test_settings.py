@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,17 @@ import pytest
 from penstock.capture.confirming import Confirm
 from penstock.capture.polling_rules import PollingRules
 from penstock.capture.polling_settings import PollingSettings
+from penstock.capture.records.settings import RecordSettings
 from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.capture.trigger_settings import TriggerSettings
+from penstock.connectors.settings import ConnectorSettings
 from penstock.errors import ConfigError
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.types.policy import TypePolicy
+from penstock.reference import ParquetKeyedTable, ParquetReferenceTable, keep
 from penstock.schema import TableName
 from penstock.secret import Secret
+from penstock.spark.request import SourceRequest
 
 NEEDLE = "n33dle-in-the-hay"
 LEAST = {"dsn": "postgresql://cdc@db.example/shop", "slot": "s", "spool": "/spool"}
@@ -99,3 +104,26 @@ def test_option_that_means_nothing_is_refused(option: str, text: str) -> None:
         CaptureSettings.from_options({**LEAST, option: text})
     assert text in str(raised.value)
     assert raised.value.hint
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/spool", "gs://bucket/spool"])
+def test_a_spool_or_a_reference_in_an_object_store_is_refused(url: str) -> None:
+    address = SourceAddress.parse(LEAST["dsn"])
+    given: list[Callable[[], object]] = [
+        lambda: CaptureSettings(address, "s", "p", Path(url)),
+        lambda: CaptureSettings.from_options({**LEAST, "spool": url}),
+        lambda: SourceRequest.parse({**LEAST, "table": "public.t", "spool": url}).capture(),
+        lambda: ConnectorSettings.from_options({**LEAST, "tables": "public.t", "spool": url}),
+        lambda: RecordSettings.parse({"url": LEAST["dsn"], "table": "public.t", "slot": "s", "spool": url}),
+        lambda: TriggerSettings(address, "s", Path(url)),
+        lambda: PollingSettings(address, "s", Path(url), (), PollingRules()),
+        lambda: PollingRules(resume=Path(url)),
+        lambda: ParquetReferenceTable(url, ["id"]),
+        lambda: ParquetKeyedTable.inspect(url, ["id"]),
+        lambda: keep(ParquetReferenceTable("/table", ["id"]), url),
+    ]
+    for each in given:
+        with pytest.raises(ConfigError, match=r"URLs are not supported: .*, such as /mnt/lake") as caught:
+            each()
+        assert caught.value.code == "PEN-1001"
+    assert CaptureSettings.from_options({**LEAST, "spool": "file:///mnt/spool"}).spool == Path("/mnt/spool")

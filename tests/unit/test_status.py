@@ -12,9 +12,11 @@ from penstock.cli.status import print_status
 from penstock.errors import SlotBusyError
 from penstock.lag import CaptureLag, OpenTransaction
 from penstock.pipeline.epochs import Epoch
+from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.status import PipelineStatus
 from penstock.position import Lsn, Position
 from penstock.postgres.slot import Slot
+from penstock.schema import TableName
 from penstock.spool.status import CaptureFailure, CaptureStatus
 
 NOW = datetime(2025, 1, 2, tzinfo=UTC)
@@ -91,3 +93,52 @@ def test_a_capture_without_a_slot_says_nothing_of_one() -> None:
     found = shown(replace(status(replace(CAPTURE, lag=None)), slot_name="", slot=None))
     assert "slot" not in found
     assert "WAL" not in found
+
+
+LONG = TableName("a_schema_with_a_long_name", "and_a_table_whose_name_takes_nearly_all_that_postgres_allows_it")
+
+
+def _many_tables() -> PipelineStatus:
+    applied = Position.of(80)
+    tables = {TableName("public", f"t{number:03}"): TableStatus(TableState.STREAMING, applied) for number in range(400)}
+    tables[LONG] = TableStatus(TableState.STREAMING, applied)
+    tables[TableName("public", "t111")] = TableStatus.failed(SlotBusyError("taken [by] 7", hint="end process 7"), applied)
+    tables[TableName("public", "t222")] = TableStatus(TableState.PAUSED, applied)
+    tables[TableName("public", "t333")] = TableStatus(TableState.SNAPSHOTTING)
+    return replace(status(CAPTURE), epoch=Epoch(3, Position.of(80), NOW, "7/1", tables))
+
+
+def _narrow(found: PipelineStatus, *, show_all: bool = False) -> list[str]:
+    out = io.StringIO()
+    print_status(found, Console(file=out, width=80), show_all=show_all)
+    return out.getvalue().splitlines()
+
+
+def test_of_many_tables_those_that_failed_come_first_and_ordinary_ones_are_counted() -> None:
+    lines = _narrow(_many_tables())
+    begin = next(number for number, line in enumerate(lines) if line.startswith("  tables "))
+    assert lines[begin] == "  tables     401: 1 failed, 1 paused, 1 snapshotting, 398 streaming"
+    assert [line.split()[:2] for line in lines[begin + 1 : begin + 6 : 1] if not line.startswith("    ")] == [
+        ["public.t111", "failed"],
+        ["public.t222", "paused"],
+        ["public.t333", "snapshotting"],
+    ]
+    assert lines[begin + 2 : begin + 4] == ["    PEN-1202: taken [by] 7", "    fix: end process 7"]
+    assert lines[-1] == "… and 378 more that are streaming; --all lists them"
+    assert len(lines) < 50
+
+
+def test_no_name_is_broken_on_a_narrow_terminal_and_all_lists_every_table() -> None:
+    found = _many_tables()
+    lines = _narrow(found, show_all=True)
+    assert found.epoch is not None
+    assert all(any(line.startswith(str(name)) for line in lines) for name in found.epoch.tables)
+    assert "--all" not in "\n".join(lines)
+
+
+def test_of_many_copies_some_are_listed_unless_all_are_asked_for() -> None:
+    letters = {TableName("public", f"t{number:03}"): number + 1 for number in range(50)}
+    found = replace(status(CAPTURE), letters=letters)
+    assert sum("could not be applied" in line for line in _narrow(found)) == 20
+    assert "  letters    … and 30 more; --all lists them" in _narrow(found)
+    assert sum("could not be applied" in line for line in _narrow(found, show_all=True)) == 50

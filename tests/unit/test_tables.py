@@ -85,7 +85,7 @@ def test_R15_a_directory_says_whether_it_tells_case_apart(tmp_path: Path) -> Non
 
 
 def test_R18_nothing_to_mirror_is_told_with_the_reason_of_what_was_named() -> None:
-    with pytest.raises(NoTablesError, match="no table of shop is selected"):
+    with pytest.raises(NoTablesError, match="no table of shop matches a pattern"):
         check_selected(Selection({}, {}, {}), "shop")
     with pytest.raises(UnsupportedTableError, match="unlogged"):
         check_selected(Selection({}, {}, {GOOD: UnsupportedTableError("unlogged")}), "shop")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -317,3 +318,11 @@ def test_a_transform_travels_and_has_a_fingerprint_of_its_own() -> None:
     assert fitted.schema == one.schema(TABLE)
     others = [Transform(hash=("email",), key=KEY), Transform(hash=("email",), where="id > 5", key=Secret("x")), Transform()]
     assert len({each.fingerprint for each in [one, *others]}) == 4
+
+
+def test_a_column_of_the_source_may_have_the_name_of_one_that_rejected_rows_get() -> None:
+    table = replace(TABLE, columns=(*TABLE.columns, Column("_reason", pa.string(), 25)))
+    rows = ROWS.append_column("_reason", pa.array([f"own {number}" for number in range(ROWS.num_rows)]))
+    outcome = transform_rows(Transform(where="pay > 3").fit(table), rows.select([*(column.name for column in table.columns), EXACT]))
+    assert outcome.refused.column("_reason").to_pylist() == ["own 1"]
+    assert sum(outcome.reasons.values()) == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from penstock.errors import ConfigError
+from penstock.location import absolute_path
 from penstock.schema import TableName
 
 XMIN = "xmin"
@@ -36,7 +37,7 @@ class PollingRules:
         if not 0 <= self.interval_seconds < math.inf:
             raise ConfigError(f"the time between two looks is {self.interval_seconds} s", hint="give a number of seconds, 0 or more")
         if self.resume is not None:
-            object.__setattr__(self, "resume", self.resume.absolute())
+            object.__setattr__(self, "resume", absolute_path(self.resume, "resume"))
 
     def cursor_of(self, table: TableName) -> str:
         return dict(self.cursors).get(table, self.cursor)

@@ -10,6 +10,7 @@ from penstock.capture.feeding import FeedSettings
 from penstock.capture.polling_resume import FileResume, ResumeStore, SourceResume
 from penstock.capture.polling_rules import PollingRules
 from penstock.capture.settings import CaptureLimits
+from penstock.location import absolute_path
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
@@ -30,7 +31,7 @@ class PollingSettings:
     confirm: Confirm = Confirm.APPLIED
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spool", self.spool.absolute())  # as seen from where it is said, wherever the program goes later
+        object.__setattr__(self, "spool", absolute_path(self.spool, "spool"))
 
     @property
     def resume(self) -> ResumeStore:

@@ -15,7 +15,6 @@ from penstock.contracts.provisioning import Blocker, CoverageReport
 from penstock.errors import LockWaitError, PenstockError, SourceError, find_error
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.health import log_wait
-from penstock.postgres.limits import check_version
 from penstock.postgres.privileges import inspect_role
 from penstock.postgres.publication import Addition, inspect_publication, inspect_publisher, inspect_relations
 from penstock.postgres.slot import OnWait, Slot, check_server, check_slot, ensure_slot, inspect_server
@@ -103,7 +102,6 @@ class CoveragePlan:
 
 def plan_coverage(connection: Connection, name: str, required: Collection[TableName]) -> CoveragePlan:
     """Look at the publication, the relations and the role; a few statements, however many tables there are."""
-    check_version(connection.info.server_version)
     publication = inspect_publication(connection, name)
     relations = inspect_relations(connection, name, required)
     missing = [relation for relation in relations if not relation.is_published]

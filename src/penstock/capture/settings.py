@@ -15,6 +15,7 @@ from typing import ClassVar
 from penstock.capture.confirming import Confirm
 from penstock.capture.polling_rules import PollingRules
 from penstock.errors import ConfigError
+from penstock.location import absolute_path
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.publication import ONE_PUBLICATION, names_several
 from penstock.postgres.slot import check_slot_name
@@ -76,7 +77,7 @@ class CaptureSettings:
     """What `from_options` reads, in lower case."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "spool", self.spool.absolute())  # as seen from where it is said, wherever the program goes later
+        object.__setattr__(self, "spool", absolute_path(self.spool, "spool"))
 
     def to_options(self) -> dict[str, str]:
         """As options of the Spark source. Spark hides the option called `password` wherever it shows options.

@@ -147,6 +147,7 @@ class CaptureThread(ABC):
         return False
 
     def _keep_capturing(self) -> None:
+        _log.info("capture started", extra={"spool": str(self._spool)})
         pause = _FIRST_PAUSE_SECONDS
         has_more_to_try = False
         while has_more_to_try or not self._stopping.is_set():
@@ -175,7 +176,8 @@ class CaptureThread(ABC):
         return self._report("stopped", None)
 
     def _fail(self, error: BaseException) -> None:
-        _log.error("capture failed", extra={"error": str(error)})
+        # At INFO: the caller of `wait_until` gets the error itself.
+        _log.info("capture failed", extra={"error": str(error) if isinstance(error, PenstockError) else type(error).__name__})
         with self._changed:
             self._failure = self._trouble = error
             self._changed.notify_all()

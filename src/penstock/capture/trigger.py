@@ -32,7 +32,6 @@ from penstock.postgres.capture_triggers import has_change_table
 from penstock.postgres.change_table import ChangeTable, export_fence
 from penstock.postgres.connection import connect
 from penstock.postgres.exported import ExportedSnapshot
-from penstock.postgres.limits import check_version
 from penstock.postgres.moments import export_moment
 from penstock.schema import TableName
 
@@ -73,7 +72,6 @@ class TriggerCapture(ChangeCapture, CaptureProvisioning):
         settings = self.settings
         self._ensure_coverage()
         with connect(settings.address) as connection:
-            check_version(connection.info.server_version)
             provision.check_usable(connection, settings.name)
             ChangeTable(connection, settings.name).inspect()
         register(settings.spool)

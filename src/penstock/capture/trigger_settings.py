@@ -9,6 +9,7 @@ from penstock.capture.confirming import Confirm
 from penstock.capture.feeding import FeedSettings
 from penstock.capture.settings import CaptureLimits
 from penstock.errors import ConfigError
+from penstock.location import absolute_path
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.slot import is_slot_name
 from penstock.postgres.types.policy import TypePolicy
@@ -47,4 +48,4 @@ class TriggerSettings:
     def __post_init__(self) -> None:
         if not is_change_table_name(self.name):
             raise ConfigError(f"{self.name!r} cannot be the name of a change table", hint=NAME_RULE)
-        object.__setattr__(self, "spool", self.spool.absolute())  # as seen from where it is said, wherever the program goes later
+        object.__setattr__(self, "spool", absolute_path(self.spool, "spool"))

@@ -81,10 +81,9 @@ class _Lines:
     def tell(self, status: CaptureStatus | None) -> None:
         if status is None:
             return
-        trouble = f" ({status.failure.code}: {status.failure.message}; trying again)" if status.failure is not None else ""
         waits = "".join(f"; waits for {each.describe()}" for each in status.waits_for)
-        told = (status.state, trouble)
+        told = (status.state, status.failure.code if status.failure is not None else "")
         if told != self._told or time.monotonic() >= self._due:
             self._told, self._due = told, time.monotonic() + _LINE_SECONDS
             rows = f"{status.rows_total:,} rows, sealed {status.sealed}, confirmed {status.confirmed}"
-            self.say(f"  {status.state}{trouble}{waits}: {rows}")
+            self.say(f"  {status.state}{waits}: {rows}")

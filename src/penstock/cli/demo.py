@@ -18,6 +18,7 @@ from penstock.cli.live import LiveDisplay
 from penstock.cli.run import start_session
 from penstock.cli.verify import print_report
 from penstock.errors import ConfigError, StillDifferentError
+from penstock.location import absolute_path
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.verification.verify import verify_tables
@@ -35,6 +36,7 @@ _CATCH_UP_SECONDS = 300.0
 
 def run_demo(directory: Path, seconds: float, console: Console) -> int:
     """Run the demo from nothing; gives back the exit code. What it leaves in `directory` stays for looking at."""
+    directory = absolute_path(directory, "--directory")
     _clear(directory)
     console.print("[bold]Penstock demo[/]: Postgres → Spark → Delta, with no Kafka", highlight=False)
     with EmbeddedPostgres(directory / "postgres") as server:

@@ -66,8 +66,8 @@ def configuration_page() -> str:
         "",
         "<!-- Generated from src/penstock/pipeline/config.py by `make docs`. -->",
         "",
-        "One YAML file. Relative paths are relative to the file. A key that is not listed here is an error. Durations are written as",
-        "`500 ms`, `1 second`, `10 minutes`, `2 hours` or `7 days`.",
+        "One YAML file. A path is relative to the file, or a `file:` URL; other URLs, such as `s3:`, are refused. A key that is not listed",
+        "here is an error. Durations are written as `500 ms`, `1 second`, `10 minutes`, `2 hours` or `7 days`.",
     ]
     for model, key in _MODELS.items():
         summary = inspect.cleandoc(model.__doc__ or "")

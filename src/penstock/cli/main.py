@@ -6,9 +6,11 @@ interrupted.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +18,21 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
+from penstock import __version__
 from penstock.cli.dead_letters import app as letters_app
 from penstock.cli.tables import app as tables_app
 from penstock.errors import PenstockError
+from penstock.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LogFormat, LogLevel, configure_logging, is_json
+
+_log = logging.getLogger("penstock.cli")  # run with -m, this module has another name
+_LOG_OPTIONS = ("--log-level", "--log-format")
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"penstock {__version__}")
+        raise typer.Exit
+
 
 app = typer.Typer(
     add_completion=False,
@@ -26,6 +40,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # it would print local variables, secrets among them
     help="Mirror Postgres tables into a lakehouse, on Spark.",
 )
+
+
+@app.callback()
+def options(
+    log_level: Annotated[
+        LogLevel, typer.Option("--log-level", envvar=LEVEL_VARIABLE, case_sensitive=False, help="the least level that is logged")
+    ] = LogLevel.WARNING,
+    log_format: Annotated[
+        LogFormat,
+        typer.Option(
+            "--log-format",
+            envvar=FORMAT_VARIABLE,
+            case_sensitive=False,
+            help="`json`: one JSON object a line, and nothing else on standard error",
+        ),
+    ] = LogFormat.TEXT,
+    _version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version and exit")] = False,
+) -> None:
+    """Options of every command."""
+    configure_logging(log_level, log_format)
+
 
 app.add_typer(tables_app, name="tables")
 app.add_typer(letters_app, name="dead-letters")
@@ -41,7 +76,7 @@ def run(
     """Copy the tables, then follow the log until stopped."""
     from penstock.cli.run import run_pipeline
 
-    raise typer.Exit(run_pipeline(config, once=once, console=Console(stderr=True)))
+    raise typer.Exit(run_pipeline(config, once=once, console=_stderr()))
 
 
 @app.command()
@@ -54,7 +89,7 @@ def capture(
     """Read the slot into the spool, for the pipelines that name it with source.process: separate, until stopped."""
     from penstock.cli.capture import run_capture, run_forget
 
-    console = Console(stderr=True)
+    console = _stderr()
     raise typer.Exit(run_capture(config, console) if forget is None else run_forget(config, forget, console))
 
 
@@ -73,8 +108,12 @@ def check(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", he
 
 
 @app.command()
-def status(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
-    """Show where the slot, the spool and every table stand. Needs no Spark, and works while the pipeline runs."""
+def status(
+    config: ConfigPath,
+    show_all: Annotated[bool, typer.Option("--all", help="list every table that is streaming, not some of them")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+) -> None:
+    """Show slot, spool, lag and tables, those that failed first. Needs no Spark, and works while the pipeline runs."""
     from penstock.cli.status import print_status
     from penstock.pipeline.config import load_config
     from penstock.pipeline.status import inspect_status
@@ -83,7 +122,7 @@ def status(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", h
     if as_json:
         typer.echo(json.dumps(found.as_document(), indent=2))
     else:
-        print_status(found, Console())
+        print_status(found, Console(), show_all=show_all)
 
 
 @app.command()
@@ -98,7 +137,7 @@ def verify(
     equal but for rows in dead letters."""
     from penstock.cli.verify import run_verify
 
-    code = run_verify(config, table or [], as_json=as_json, console=Console(), progress=Console(stderr=True))
+    code = run_verify(config, table or [], as_json=as_json, console=Console(), progress=_stderr())
     raise typer.Exit(code)
 
 
@@ -122,16 +161,38 @@ def demo(
     raise typer.Exit(run_demo(directory, seconds, Console()))
 
 
+def _stderr() -> Console:
+    """For progress and notices; silent where the standard error is for programs."""
+    return Console(stderr=True, quiet=is_json())
+
+
 def main() -> None:
     """The console script: errors become one message and an exit code, never a traceback."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints every exception that our own code raises inside a batch
     try:
-        app(standalone_mode=True)
+        app(args=_logging_first(sys.argv[1:]), standalone_mode=True)
     except PenstockError as error:
-        Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
+        if is_json():
+            _log.error("command failed", extra={"code": error.code, "reason": error.message, "fix": error.hint})
+        else:
+            Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         from penstock.pipeline.checks.findings import exit_code
 
         sys.exit(exit_code(error.code))
+
+
+def _logging_first(arguments: Sequence[str]) -> list[str]:
+    """Options of logging belong to every command; they may be given behind one too."""
+    first: list[str] = []
+    rest: list[str] = []
+    waiting = iter(arguments)
+    for argument in waiting:
+        name, given, _ = argument.partition("=")
+        place = first if name in _LOG_OPTIONS else rest
+        place.append(argument)
+        if place is first and not given:
+            first.extend(itertools.islice(waiting, 1))
+    return [*first, *rest]
 
 
 if __name__ == "__main__":

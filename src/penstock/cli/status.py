@@ -2,36 +2,83 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from penstock.pipeline.snapshots.progress import SnapshotProgress
-from penstock.pipeline.states import TableState
+from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.status import PipelineStatus
+from penstock.schema import TableName
+
+_ORDINARY = 20
+"""How many tables are listed that are as they should be, unless all are asked for."""
+_WIDEST = 60
+_ORDER = (
+    TableState.FAILED,
+    TableState.GONE,
+    TableState.PAUSED,
+    TableState.PENDING,
+    TableState.SNAPSHOTTING,
+    TableState.CATCHING_UP,
+    TableState.STREAMING,
+)
+_COLOURS = {TableState.FAILED: "red", TableState.STREAMING: "green"}
 
 
-def print_status(status: PipelineStatus, console: Console) -> None:
+def print_status(status: PipelineStatus, console: Console, *, show_all: bool = False) -> None:
+    """Tables that failed or are not streaming come first; of the others only some are listed, without `show_all`."""
+    most = None if show_all else _ORDINARY
     console.print(f"[bold]{status.pipeline}[/]", highlight=False)
     for name, value in _facts(status):
-        console.print(f"  {name:<10} {escape(value)}", highlight=False, soft_wrap=True)
-    for table_name, progress in sorted(status.snapshots.items()):
-        console.print(f"  {'copying':<10} {escape(str(table_name))}: {_progress(progress)}", highlight=False, soft_wrap=True)
-    for table_name, count in sorted(status.letters.items()):
-        console.print(f"  {'letters':<10} {escape(str(table_name))}: {count:,} rows could not be applied", highlight=False, soft_wrap=True)
+        _say(console, f"  {name:<10} {escape(value)}")
+    _print_most(console, "copying", {str(name): _progress(each) for name, each in status.snapshots.items()}, most)
+    _print_most(console, "letters", {str(name): f"{count:,} rows could not be applied" for name, count in status.letters.items()}, most)
     if status.epoch is None:
         console.print("  no epoch has been recorded yet", highlight=False)
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for heading in ("table", "state", "applied", ""):
-        table.add_column(heading, overflow="fold")
-    for table_name, each in sorted(status.epoch.tables.items()):
-        colour = "red" if each.state is TableState.FAILED else "green"
-        why = f"{each.reason}; fix: {each.remedy}" if each.reason else ""
-        table.add_row(escape(str(table_name)), f"[{colour}]{each.state.value}[/]", str(each.applied or "-"), escape(why))
-    console.print(table)
+    _print_tables(console, status.epoch.tables, most)
+
+
+def _print_tables(console: Console, tables: Mapping[TableName, TableStatus], most: int | None) -> None:
+    counts = Counter(each.state for each in tables.values())
+    counted = ", ".join(f"{counts[state]:,} {state.value}" for state in _ORDER if counts[state])
+    _say(console, f"  {'tables':<10} {len(tables):,}" + (f": {counted}" if counted else ""))
+    ordered = sorted(tables.items(), key=lambda each: (_ORDER.index(each[1].state), each[0]))
+    unusual = [each for each in ordered if each[1].state is not TableState.STREAMING]
+    ordinary = [each for each in ordered if each[1].state is TableState.STREAMING]
+    shown, hidden = ordinary[:most], ordinary[len(ordinary[:most]) :]
+    listed = [*unusual, *shown]
+    width = name_width(str(name) for name, _ in listed)
+    for name, each in listed:
+        colour = _COLOURS.get(each.state, "yellow")
+        _say(console, f"{escape(f'{name!s:<{width}}')}  [{colour}]{each.state.value:<12}[/]  {each.applied or '-'}")
+        if each.reason:
+            _say(console, escape(f"    {each.reason}"))
+        if each.remedy:
+            _say(console, escape(f"    fix: {each.remedy}"))
+    if hidden:
+        _say(console, f"… and {len(hidden):,} more that are streaming; --all lists them")
+
+
+def name_width(names: Iterable[str]) -> int:
+    """Of a column of names. A longer one moves the rest of its own line."""
+    return min(max(map(len, names), default=0), _WIDEST)
+
+
+def _print_most(console: Console, heading: str, lines: Mapping[str, str], most: int | None) -> None:
+    for name in sorted(lines)[:most]:
+        _say(console, f"  {heading:<10} {escape(name)}: {escape(lines[name])}")
+    if most is not None and len(lines) > most:
+        _say(console, f"  {heading:<10} … and {len(lines) - most:,} more; --all lists them")
+
+
+def _say(console: Console, text: str) -> None:
+    """One line, however narrow the terminal: a name that is broken cannot be searched for, or copied."""
+    console.print(text, highlight=False, soft_wrap=True)
 
 
 def _facts(status: PipelineStatus) -> list[tuple[str, str]]:

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from penstock.cli.status import name_width
 from penstock.errors import ConfigError, NoTablesError
 from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.pipeline.orders import TableOrders, change_orders, load_orders, with_orders
@@ -46,10 +45,10 @@ def print_tables(config: Path, *, as_json: bool) -> None:
         whole = [{**each, **({"members": members[name]} if name in members else {})} for each, name in zip(documents, names, strict=True)]
         typer.echo(json.dumps(whole, indent=2))
         return
-    shown = Table("table", "state", "ordered", box=None)
+    labels = {name: f"{name}{_from(members.get(name, ()))}" for name in names}
+    width = name_width(labels.values())
     for name, state, ordered in rows:
-        shown.add_row(f"{name}{_from(members.get(name, ()))}", state, ", ".join(ordered))
-    Console().print(shown)
+        typer.echo(f"{labels[name]:<{width}}  {state:<12}  {', '.join(ordered)}".rstrip())
 
 
 def _from(members: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
-"""Who wants to know how a pipeline is doing: progress bars, the live line, tests. Every method does nothing by default."""
+"""Observers of a pipeline: progress display, logs, tests. By default, an event that is not logged elsewhere is logged."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,6 +12,8 @@ from penstock.pipeline.snapshots.progress import SnapshotProgress
 from penstock.pipeline.states import TableStatus
 from penstock.position import Position
 from penstock.schema import TableName
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +47,20 @@ class PipelineObserver:
     def streaming_started(self) -> None:
         """Every table that the run began with is copied, or failed."""
 
-    def epoch_recorded(self, report: EpochReport) -> None: ...
+    def epoch_recorded(self, report: EpochReport) -> None:
+        facts = {"epoch": report.number, "position": str(report.position), "rows": report.rows, "seconds": round(report.seconds, 3)}
+        _log.info("epoch recorded", extra=facts)
 
-    def table_failed(self, table: TableName, status: TableStatus) -> None: ...
+    def table_failed(self, table: TableName, status: TableStatus) -> None:
+        _log.error("table failed", extra={"table": str(table), "reason": status.reason, "fix": status.remedy})
 
     def table_left(self, table: TableName) -> None:
         """It is no longer one of the pipeline's."""
 
     def warned(self, warning: PenstockError) -> None:
-        """Nothing has stopped; somebody should act before it does."""
+        """Nothing has stopped, but an operator should act before it does."""
+        _log.warning("operator needed", extra={"code": warning.code, "reason": warning.message, "fix": warning.hint})
 
     def interrupted(self, reason: str, pause_seconds: float) -> None:
-        """Something that time can mend went wrong; the pipeline tries again after the pause."""
+        """A transient error; the pipeline retries after the pause. Without a pause: a notice about a table."""
+        _log.warning("pipeline interrupted", extra={"reason": reason, "pause_seconds": round(pause_seconds, 1)})

@@ -7,13 +7,12 @@ where, the targets say.
 
 from __future__ import annotations
 
-import logging
 import random
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
@@ -21,7 +20,7 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.errors import CaptureFailedError, PenstockError, PrivilegeError, Recovery
+from penstock.errors import CaptureFailedError, ConfigError, PenstockError, PrivilegeError, Recovery
 from penstock.lag import OpenTransaction
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.clock import await_end, planned_end
@@ -53,7 +52,7 @@ from penstock.pipeline.snapshots.state import SnapshotStore
 from penstock.pipeline.spark_queries import SparkQueries
 from penstock.pipeline.standing import over_holes
 from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Tables, check_selected, inspect_pipeline, pause_ordered, select_tables
+from penstock.pipeline.tables import Tables, await_tables, check_selected, inspect_pipeline, pause_ordered, select_tables
 from penstock.pipeline.transforming import transforming
 from penstock.pipeline.upkeep import Jobs, TableUpkeep, forgetting
 from penstock.position import Position
@@ -70,8 +69,6 @@ from penstock.spark.control import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
 from penstock.spool.layout import SpoolLayout
 from penstock.transforms.transform import Transform
-
-_log = logging.getLogger(__name__)
 
 _LOCK_SECONDS = 60.0
 _POLL_SECONDS = 0.1
@@ -155,6 +152,8 @@ class Pipeline:
                 try:
                     if once and goal is None:
                         goal = self._find_goal()
+                    if not once and not self._await_tables():
+                        return RunResult(Position.ZERO, {})
                     return self._attempt(goal, once=once)
                 except PenstockError as error:
                     never_connected = once and goal is None
@@ -163,9 +162,22 @@ class Pipeline:
                     if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:
                         pause = _FIRST_PAUSE_SECONDS
                     self._observer.interrupted(str(error), pause)
-                    _log.warning("pipeline interrupted", extra={"code": error.code, "pause_seconds": pause})
                     self._stopping.wait(pause * random.uniform(0.5, 1.5))
                     pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    def _await_tables(self) -> bool:
+        """Whether there are tables to mirror by now; False if the run is stopped before."""
+        with connect(self._address) as connection:
+            check_fit(self._config, connection)
+        found = await_tables(self._reloaded, lambda reason: self._observer.interrupted(reason, 0.0), self._stopping.wait)
+        self._config = found or self._config
+        return found is not None
+
+    def _reloaded(self) -> PipelineConfig:
+        """With the tables that the file names by now. A file that cannot be read changes nothing."""
+        with suppress(ConfigError):
+            return self._config if self._reload is None else self._config.model_copy(update={"tables": self._reload().tables})
+        return self._config
 
     def _may_pass(self, error: PenstockError) -> bool:
         """A capture of its own that has failed is waited for: it is started again, or not, by somebody else."""
@@ -271,7 +283,6 @@ class Pipeline:
     def _order_anew(self, name: TableName, reason: str) -> None:
         """As if somebody had said `penstock tables resync`."""
         self._observer.interrupted(f"{name} is copied anew: {reason}", 0.0)
-        _log.warning("table is copied anew", extra={"table": str(name), "reason": reason})
         change_orders(self._config.state, lambda orders: orders.renew([name]))
 
     def _letter_box(self) -> LetterBox:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from penstock.errors import SecretError
+from penstock.location import parse_location
 from penstock.secret import FileSecret, Secret
 
 
@@ -15,6 +17,14 @@ class Model(BaseModel):
     """A part of the file. A key that is not declared is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _is_local(cls, value: Any, info: ValidationInfo) -> Any:
+        """Every key that holds a path takes a `file:` URL too, and no other URL."""
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        holds_path = Path in (annotation, *get_args(annotation))
+        return parse_location(value) if holds_path and isinstance(value, str | Path) else value
 
 
 class EnvReference(Model):

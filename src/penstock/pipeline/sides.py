@@ -33,7 +33,6 @@ from penstock.postgres.connection import Connection, connect
 from penstock.postgres.exported import Export, export_snapshot
 from penstock.postgres.health import log_wait
 from penstock.postgres.horizon import shown_position
-from penstock.postgres.limits import check_version
 from penstock.postgres.moments import flush_log, inspect_system
 from penstock.postgres.publication import drop_table, inspect_memberships
 from penstock.postgres.slot import OnWait, check_server, current_position, inspect_server, inspect_slot
@@ -267,7 +266,6 @@ def side_of(config: PipelineConfig) -> CaptureSide:
 
 def check_fit(config: PipelineConfig, connection: Connection) -> None:
     """Raise unless the server has what the capture needs, whatever tables there are."""
-    check_version(connection.info.server_version)
     if config.source.capture == "wal":
         check_server(inspect_server(connection))
 

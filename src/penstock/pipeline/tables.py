@@ -42,13 +42,15 @@ from penstock.postgres.catalog import (
     inspect_tables,
     inspect_whole_rows,
 )
-from penstock.postgres.connection import Connection
+from penstock.postgres.connection import Connection, connect
 from penstock.postgres.horizon import shown_position
 from penstock.postgres.publication import inspect_relations
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Target, Targets
 from penstock.sinks.layout import Mode, added_names
 from penstock.transforms.transform import is_made_by
+
+_LOOK_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -148,14 +150,13 @@ def select_tables(
     table; without `asks_spark` it is taken to fit.
     """
     config = with_orders(config)
-    own = config.slot if config.source.capture == "trigger" else None
-    tables = {table.name: table for table in inspect_tables(connection) if config.selects(table.name) and table.name.schema != own}
+    tables = {table.name: table for table in inspect_tables(connection) if _is_selected(config, table)}
     schemas = inspect_schemas(connection, tables.values(), config.type_policy, config.published_by)
     selection = Selection(tables, schemas, {}, seen(connection))
     faults = inspect_key_faults(connection, selection.schemas.values())
     keyless = [schema.oid for schema in selection.schemas.values() if not schema.key]
     # What triggers write down always has the whole old row.
-    whole = set(keyless) if own is not None else inspect_whole_rows(connection, keyless)
+    whole = set(keyless) if config.source.capture == "trigger" else inspect_whole_rows(connection, keyless)
     for name, schema in selection.schemas.items():
         route = config.route_of(name)
         mode = config.mode_of(name if route is None else route.into)
@@ -196,8 +197,40 @@ def check_names(schema: TableSchema, mode: Mode) -> None:
 def check_selected(selection: Selection, source: str) -> None:
     """Raise if there is nothing to mirror: for the reason that what is named was refused for, if something is."""
     if not selection.tables:
-        nothing = NoTablesError(f"no table of {source} is selected", hint="check tables: in the configuration")
-        raise next(iter(selection.refused.values()), nothing)
+        hint = "check tables: in the configuration, case counts; `penstock run` without --once waits until a pattern matches"
+        raise next(iter(selection.refused.values()), NoTablesError(f"no table of {source} matches a pattern of tables:", hint=hint))
+
+
+def await_tables(
+    config_of: Callable[[], PipelineConfig], tell: Callable[[str], None], pause: Callable[[float], bool]
+) -> PipelineConfig | None:
+    """Wait until a pattern matches a table, and give the configuration by then; None if `pause` says that it is time to stop.
+
+    The source is asked every ten seconds, and `tell` is called once. A table that is named is not waited for: without it, it is an error.
+    """
+    is_told = False
+    while True:
+        config = config_of()
+        with connect(config.source.address()) as connection:
+            if is_any_selected(connection, config):
+                return config
+        if not is_told:
+            source = config.source.address().describe()
+            tell(f"no table of {source} matches a pattern of tables: yet; looking again every {_LOOK_SECONDS:.0f} s")
+            is_told = True
+        if pause(_LOOK_SECONDS):
+            return None
+
+
+def is_any_selected(connection: Connection, config: PipelineConfig) -> bool:
+    """Whether a table is named, or one that exists matches a pattern."""
+    config = with_orders(config)
+    return bool(config.named_tables) or any(_is_selected(config, table) for table in inspect_tables(connection))
+
+
+def _is_selected(config: PipelineConfig, table: CatalogTable) -> bool:
+    """The change table of `capture: trigger` is never one of the pipeline's."""
+    return config.selects(table.name) and not (config.source.capture == "trigger" and table.name.schema == config.slot)
 
 
 def inspect_pipeline(

@@ -51,6 +51,9 @@ PINNED_SETTINGS = {
     "default_transaction_isolation": r"read\ committed",  # who takes a lock first sees what was done before; others ask for more
 }
 
+MINIMUM_VERSION = 140_000
+"""The first with TID range scans: an older server reads the whole table for each chunk of a snapshot."""
+
 # By the first version that knows them: an older one would refuse a connection that names them.
 _NEWER_SETTINGS = {140_000: b"SET idle_session_timeout = 0", 170_000: b"SET transaction_timeout = 0"}
 
@@ -217,10 +220,25 @@ def _connect(conninfo: str, doing: str) -> Connection:
         connection = psycopg.connect(conninfo, autocommit=True)
     except psycopg.Error as error:
         raise _refused(conninfo, _unconnected(conninfo, translate(error, doing)), doing) from error
+    too_old = version_fault(connection.info.server_version, doing)
+    if too_old is not None:
+        connection.close()
+        raise too_old
     for version, setting in _NEWER_SETTINGS.items():
         if connection.info.server_version >= version:
             connection.pgconn.exec_(setting)
     return connection
+
+
+def version_fault(version: int, doing: str) -> ServerUnfitError | None:
+    """The error for a server below `MINIMUM_VERSION`; None for any other."""
+    if version >= MINIMUM_VERSION:
+        return None
+    major, minor = divmod(version, 10_000)
+    return ServerUnfitError(
+        f"{doing}: the server is Postgres {major}.{minor}, and Penstock needs {MINIMUM_VERSION // 10_000} or newer",
+        hint="upgrade the server",
+    )
 
 
 def _unconnected(conninfo: str, error: PenstockError) -> PenstockError:

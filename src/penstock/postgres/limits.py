@@ -1,4 +1,4 @@
-"""How much room the server has for us: slots, senders, WAL, and whether it is recent enough."""
+"""The server's limits on slots, senders and WAL, and how much of them is used."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import PenstockError, SenderLimitError, ServerUnfitError, SlotLimitError
+from penstock.errors import PenstockError, SenderLimitError, SlotLimitError
 from penstock.postgres.connection import Connection
 from penstock.postgres.queries import query
-
-MINIMUM_VERSION = 130_000
-"""The first with publish_via_partition_root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,22 +31,6 @@ class Limits:
 def inspect_limits(connection: Connection) -> Limits:
     row: Any = connection.execute(query("privileges", "limits")).fetchone()
     return Limits(*row)
-
-
-def version_fault(version_number: int) -> ServerUnfitError | None:
-    """Of a server that is too old: what else could be asked of it, its catalogs have no answer to."""
-    if version_number >= MINIMUM_VERSION:
-        return None
-    return ServerUnfitError(
-        f"the server is Postgres {version_number // 10_000}, and {MINIMUM_VERSION // 10_000} is the oldest that can be captured",
-        hint="upgrade the server",
-    )
-
-
-def check_version(version_number: int) -> None:
-    fault = version_fault(version_number)
-    if fault is not None:
-        raise fault
 
 
 def room_faults(limits: Limits, *, has_slot: bool) -> Iterator[PenstockError]:

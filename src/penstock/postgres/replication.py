@@ -36,7 +36,6 @@ _WAL_START = struct.Struct("!Q")
 _KEEPALIVE_BYTES = 18
 _POSTGRES_EPOCH_SECONDS = 946_684_800
 
-_STREAMING_VERSION = 140_000
 _INPUT_BUFFER_BYTES = 8_000_000
 _GULP_MESSAGES = 10_000
 _GULP_BYTES = 8 << 20
@@ -60,7 +59,7 @@ class StreamRequest:
     silence_seconds: float = 60.0
     """How long the server may say nothing at all, if its wal_sender_timeout is not longer still."""
     wants_messages: bool = False
-    """Whether logical messages are to be sent too; servers have that from version 14 on."""
+    """Whether the server sends logical messages too."""
 
 
 class ReplicationStream:
@@ -108,7 +107,7 @@ class ReplicationStream:
     def start(self) -> None:
         if self._connection is None:
             raise RuntimeError("open the stream before starting it")
-        options = plugin_options(self._request, self._connection.info.server_version)
+        options = plugin_options(self._request)
         command = sql.SQL("START_REPLICATION SLOT {} LOGICAL {} ({})").format(
             sql.Identifier(self._request.slot),
             sql.SQL(str(self._request.start)),
@@ -317,20 +316,18 @@ class ReplicationStream:
         )
 
 
-def plugin_options(request: StreamRequest, server_version: int) -> dict[str, str]:
-    """What pgoutput is asked for. From version 14 on, long transactions come in blocks while they are open, under protocol version 2.
+def plugin_options(request: StreamRequest) -> dict[str, str]:
+    """Options for pgoutput. With protocol version 2 the server sends a long transaction in blocks while it is open.
 
-    Not where logical messages are wanted: inside a block a message names the whole transaction, never the savepoint after which it was
+    Not with logical messages: inside a block a message names the whole transaction, never the savepoint after which it was
     sent, so one that is rolled back could not be told from one that commits. Then every transaction comes when it has committed.
 
     Never two_phase: a prepared transaction comes when it commits, like any other.
     """
-    options = {"proto_version": "1", "publication_names": _quoted(request.publication)}
+    options = {"publication_names": _quoted(request.publication)}
     if request.wants_messages:
-        options["messages"] = "true"
-    elif server_version >= _STREAMING_VERSION:
-        options |= {"proto_version": "2", "streaming": "on"}
-    return options
+        return {"proto_version": "1", "messages": "true", **options}
+    return {"proto_version": "2", "streaming": "on", **options}
 
 
 def parse_duration(text: str) -> float:

@@ -33,7 +33,6 @@ from penstock.lag import OpenTransaction
 from penstock.position import Lsn, Position
 from penstock.postgres.connection import Connection, SourceAddress, connect_replication, replication_command, source_errors
 from penstock.postgres.health import inspect_blockers, log_wait
-from penstock.postgres.limits import version_fault
 from penstock.postgres.queries import query
 
 PLUGIN = "pgoutput"
@@ -117,9 +116,6 @@ def inspect_server(connection: Connection) -> Server:
 
 def server_faults(server: Server) -> Iterator[PenstockError]:
     """Why no log can be had from this server, all of it; the first is what a run stops with."""
-    too_old = version_fault(server.version)
-    if too_old is not None:
-        yield too_old
     if server.in_recovery:
         yield StandbyError(
             "the server is a standby, on which neither a publication nor a slot's promise can be relied on",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,6 @@ from penstock.postgres.target_errors import OF_VALUES
 from penstock.schema import TableName
 
 _KEYS = sql.Identifier("pg_temp", "penstock_keys")
-_COUNT = "_count"
 _LAST_BLOCK = (1 << 32) - 1
 
 Blocks = Iterable[Sequence[pa.Array]]
@@ -93,11 +93,12 @@ def delete_keys(connection: Connection, place: TableName, key: Sequence[str], bl
 
 def delete_counted(connection: Connection, place: TableName, names: Sequence[str], blocks: Blocks) -> None:
     """Delete rows of a table without key: of those that are equal to a row of `blocks`, as many as its last column says."""
+    count = _unused_name(names)
     _create_keys(connection, place, names)
-    connection.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} bigint").format(_KEYS, sql.Identifier(_COUNT)))
-    load_rows(connection, _KEYS, [*names, _COUNT], blocks)
+    connection.execute(sql.SQL("ALTER TABLE {} ADD COLUMN {} bigint").format(_KEYS, sql.Identifier(count)))
+    load_rows(connection, _KEYS, [*names, count], blocks)
     sides = {f"columns_{side}": sql.SQL(", ").join(_column(side, name) for name in names) for side in ("t", "k")}
-    statement = sql.SQL(query("target", "delete_rows")).format(table=table_name(place), keys=_KEYS, count=sql.Identifier(_COUNT), **sides)
+    statement = sql.SQL(query("target", "delete_rows")).format(table=table_name(place), keys=_KEYS, count=sql.Identifier(count), **sides)
     connection.execute(statement)
     _drop_keys(connection)
 
@@ -144,6 +145,11 @@ def read_blocks(
     statement = sql.SQL(query("target", "read_blocks")).format(columns=columns, table=table_name(place), first=first, last=last)
     texts = read_texts(connection, statement.as_string(connection), len(names))
     return None if record is None else record.position, texts
+
+
+def _unused_name(names: Sequence[str]) -> str:
+    """A name for a column beside these."""
+    return next(name for name in (f"count_{number}" for number in itertools.count()) if name not in names)
 
 
 def _load_keys(connection: Connection, place: TableName, key: Sequence[str], blocks: Blocks) -> None:

@@ -33,6 +33,7 @@ from penstock.errors import (
     ReferenceStoreError,
     ReferenceTableError,
 )
+from penstock.location import absolute_path
 from penstock.reference.files import RowFile, base_columns, load_history
 from penstock.reference.folding import folded, joined
 from penstock.reference.history import row_schema
@@ -59,13 +60,13 @@ class KeptReference:
     their own commit: stream and table must then come from one capture, that is, have slot, publication and spool in common.
     """
 
-    def __init__(self, source: ReferenceTableSource, directory: Path, *, as_of_commit: bool = False) -> None:
+    def __init__(self, source: ReferenceTableSource, directory: str | Path, *, as_of_commit: bool = False) -> None:
         if as_of_commit and not isinstance(source, PositionedReferenceTable):
             raise ConfigError(
                 f"a {type(source).__name__} has no positions, so nothing can be joined with it as of a commit",
                 hint="leave out as_of_commit, or take a table that comes from the same capture as the stream",
             )
-        self.directory = directory.absolute()
+        self.directory = absolute_path(directory, "directory")
         self.as_of_commit = as_of_commit
         self._source = source
         self._lock = FileLock(self.directory / LOCK, self._refusal)
@@ -332,4 +333,4 @@ class KeptReference:
 
 def keep(source: ReferenceTableSource, directory: str | Path, *, as_of_commit: bool = False) -> KeptReference:
     """Keep a reference table in a directory that every executor reaches: start it, or use it in a `with` block."""
-    return KeptReference(source, Path(directory), as_of_commit=as_of_commit)
+    return KeptReference(source, directory, as_of_commit=as_of_commit)

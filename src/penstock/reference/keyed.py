@@ -14,6 +14,7 @@ from typing_extensions import override
 from penstock.capture.settings import CaptureSettings
 from penstock.contracts.reference import KeyedReferenceTable
 from penstock.errors import ReferenceUnreadableError, SchemaChangedError, UnsupportedTableError
+from penstock.location import absolute_path
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.chunks import snapshot_schema
 from penstock.postgres.connection import SourceAddress, connect
@@ -91,7 +92,7 @@ class ParquetKeyedTable(KeyedReferenceTable):
     @classmethod
     def inspect(cls, path: str | Path, key: Sequence[str]) -> ParquetKeyedTable:
         """Look at the files now. The key names the columns that tell rows apart."""
-        found = Path(path).absolute()
+        found = absolute_path(path, "path")
         columns = parquet_columns(_dataset(found).schema, key)
         return cls(found, columns, tuple(name for name in columns.names if name in key))
 

@@ -19,6 +19,7 @@ from penstock.change import METADATA_NAMES, ChangeType
 from penstock.contracts.connector import SourceCheckpoint
 from penstock.contracts.reference import ReferenceTableSource, as_changes, as_truncate
 from penstock.errors import CheckpointError, ConfigError, ConnectorStateError, ReferenceUnreadableError, SchemaChangedError
+from penstock.location import absolute_path
 from penstock.spool import storage
 
 _BATCH_ROWS = 10_000
@@ -33,7 +34,7 @@ class ParquetReferenceTable(ReferenceTableSource):
     """
 
     def __init__(self, path: str | Path, key: Sequence[str]) -> None:
-        self._path = Path(path)
+        self._path = absolute_path(path, "path")
         self._key = tuple(key)
         self._schema: pa.Schema | None = None
         self._rows: Generator[pa.RecordBatch] | None = None

@@ -26,6 +26,7 @@ from penstock.capture.following import SpoolFollower
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.thread import CaptureThread
 from penstock.errors import ConnectionLostError
+from penstock.logs import configure_from_environment
 from penstock.position import Position
 from penstock.postgres.connection import connect
 from penstock.postgres.slot import current_position
@@ -149,6 +150,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
 
     def _running(self, finished: Position) -> tuple[CaptureThread | SpoolFollower, SpoolReader]:
         if self._capture is None or self._spool is None:
+            configure_from_environment()
             settings = CaptureSettings.from_options(self._options)
             self._prepare(settings, finished)
             self._spool = SpoolReader(settings.spool)

@@ -51,9 +51,8 @@ _ARTIFACTS = (
     Artifact("amd64", "17.6.0", "23da5a044b4fb7a5a081a45008c95749c873305328d73f86aefd56922ce1d29d"),
     Artifact("amd64", "15.15.0", "7c73da91870b0615b37a8ceb84871bd42f28c3600f87a97ca9747f4a0b8d2dbb"),
     Artifact("amd64", "14.23.0", "d041b87dd72016f2baf93bca54e91d3c85c2b8132bbf86ad82056d6b24b353ce"),
+    # Below the oldest supported version: for the test that it is refused.
     Artifact("amd64", "13.22.0", "df102cd31047d65cd10a3394240cda388e2b9804074d707937ac5b7c5d5d8de5"),
-    # Too old to be captured from: to see that it is refused.
-    Artifact("amd64", "12.22.0", "f50ddff3308a65e2423ecfd94aefc200d7fe7e2a24d45c6aadb0a6cfbe9284c4"),
     Artifact("arm64v8", "17.6.0", "84427ea54a5238247924ef3b0f940e7d027e58760f19d7325242e50d22fa014a"),
     Artifact("arm64v8", "15.15.0", "623ee4c35cfdccd585d4473ff9b51942d465a7f8280687e6b960f56066f58909"),
     Artifact("arm64v8", "14.23.0", "a55b93f67051a602be033b298461709f88789dccee925236f2fb5a4eaf9dd526"),

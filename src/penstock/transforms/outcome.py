@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-REASON = "_reason"
-"""In refused rows, after their own columns: why, for people. Names columns, never values."""
+REASON = "_reason\0"
+"""In rejected rows, after their own columns: the reason, which names columns and never values. No column of any source can be called so."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,7 +18,7 @@ class Outcome:
     kept: pa.Table
     """As the target sees them: `Transform.schema`'s columns and `_exact`; of changes, all of `METADATA_FIELDS`."""
     refused: pa.Table
-    """As the source has them, with the columns that came in, and `_reason`."""
+    """As the source has them, with the columns that came in, and `REASON`."""
 
     @property
     def reasons(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ import yaml
 
 from penstock.cli.table_orders import order
 from penstock.errors import NoTablesError, SinkRefusedError
-from penstock.pipeline import roster
+from penstock.pipeline import roster, tables
 from penstock.pipeline.config import load_config
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.pipeline import RunResult
@@ -87,11 +87,29 @@ def running(mirror: Mirror, observer: PipelineObserver | None = None) -> Iterato
         made.stop()
 
 
-def test_N11_N14_tables_join_rest_and_leave_while_the_others_go_on(database: Database, mirror: MirrorFactory) -> None:
-    database.execute("CREATE SCHEMA later; CREATE TABLE a (id int PRIMARY KEY, v text); INSERT INTO a VALUES (1, 'a')")
-    database.execute("CREATE TABLE later.extra (id int PRIMARY KEY); INSERT INTO later.extra SELECT generate_series(1, 500)")
+@contextmanager
+def begun_before_any_table(database: Database, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    """No pattern matches yet: the run waits, and says so. Then the first table is created."""
+    told: list[str] = []
+    observer = PipelineObserver()
+    monkeypatch.setattr(observer, "interrupted", lambda reason, _: told.append(reason))
+    monkeypatch.setattr(tables, "_LOOK_SECONDS", 0.2)
+    with running(mirror, observer) as run:
+        wait_for(lambda: bool(told) or run.failure is not None, "a word about the wait", lambda: run.failure, DEADLINE_SECONDS)
+        assert run.failure is None, run.failure
+        assert "matches a pattern of tables: yet" in told[0]
+        database.execute("CREATE TABLE a (id int PRIMARY KEY, v text); INSERT INTO a VALUES (1, 'a')")
+        yield run
+
+
+def test_N11_N14_tables_join_rest_and_leave_while_the_others_go_on(
+    database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.execute(
+        "CREATE SCHEMA later; CREATE TABLE later.extra (id int PRIMARY KEY); INSERT INTO later.extra SELECT generate_series(1, 500)"
+    )
     made = mirror(tables=["public.*"])
-    with running(made) as run:
+    with begun_before_any_table(database, made, monkeypatch) as run:
         run.wait_for_state("public.a", TableState.STREAMING)
         # a table that is created later and matches a pattern
         database.execute("CREATE TABLE b (id int PRIMARY KEY, v text); INSERT INTO b VALUES (1, 'b')")

@@ -12,7 +12,7 @@ from tests.waiting import DEADLINE_SECONDS
 FILL = "INSERT INTO public.t SELECT i, 'n' || i FROM generate_series({}, {}) i"
 
 
-@pytest.mark.versions(13, 14, 18)
+@pytest.mark.versions(14, 18)
 def test_X04_a_prepared_transaction_arrives_whole_when_it_commits_also_after_a_restart(source: TransactionSource) -> None:
     name = source.database.name
     with source.capture() as capture:

@@ -25,7 +25,7 @@ from penstock.postgres.chunks import plan_chunks, probe_chunks
 from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command, source_errors
 from penstock.postgres.ddl_trigger import ensure_trigger
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
-from penstock.postgres.limits import Limits, inspect_limits, room_faults, version_fault
+from penstock.postgres.limits import Limits, inspect_limits, room_faults
 from penstock.postgres.moments import export_moment
 from penstock.postgres.privileges import Role, inspect_role, inspect_unreadable
 from penstock.postgres.slot import Slot, check_failover, check_idle, check_slot, inspect_server, inspect_slot, server_faults
@@ -65,7 +65,6 @@ class _SourceCheck:
         self._can_decode = False
         self._is_slot_sound = False
         self._told: set[str] = set()
-        self._too_old = version_fault(connection.info.server_version)
 
     def run(self) -> list[Step]:
         with ExitStack() as stack:
@@ -74,7 +73,7 @@ class _SourceCheck:
             if self._config.source.capture == "trigger":
                 return self._run_triggers(stack)
             return [
-                self._try("server", self._server, of_any_version=True),
+                self._try("server", self._server),
                 self._try("replication", self._replication),
                 self._try("slot", lambda step: self._slot(step, stack)),
                 self._try("tables", self._tables),
@@ -85,7 +84,7 @@ class _SourceCheck:
 
     def _run_polling(self, stack: ExitStack) -> list[Step]:
         return [
-            self._try("server", self._version, of_any_version=True),
+            self._try("server", self._version),
             self._try("tables", self._tables),
             self._try("polling", self._with_selection(lambda step, selection: self._polling(step, selection, stack))),
             self._try("reading", self._with_selection(self._reading)),
@@ -93,7 +92,7 @@ class _SourceCheck:
 
     def _run_triggers(self, stack: ExitStack) -> list[Step]:
         return [
-            self._try("server", self._version, of_any_version=True),
+            self._try("server", self._version),
             self._try("tables", self._tables),
             self._try("triggers", self._with_selection(lambda step, selection: self._triggers(step, selection, stack))),
             self._try("reading", self._with_selection(self._reading)),
@@ -102,8 +101,6 @@ class _SourceCheck:
     def _version(self, step: Step) -> None:
         limits = inspect_limits(self._connection)
         step.detail = f"Postgres {limits.version}"
-        if self._too_old is not None:
-            step.problem(self._too_old)
 
     def _polling(self, step: Step, selection: Selection, stack: ExitStack) -> None:
         """Whether the tables can be asked, and a snapshot such as every copy needs, which lasts as long as `stack`."""
@@ -115,11 +112,9 @@ class _SourceCheck:
             step.problem(error, name)
         self._snapshot = stack.enter_context(export_moment(self._address))
 
-    def _try(self, name: str, action: Callable[[Step], None], *, of_any_version: bool = False) -> Step:
-        """Whatever stops one step, a view that may not be read too, the others are still tried."""
-        step = Step(name, is_skipped=self._too_old is not None and not of_any_version)
-        if step.is_skipped:
-            return step
+    def _try(self, name: str, action: Callable[[Step], None]) -> Step:
+        """Run one step. An error, such as a view that the role may not read, stops only this step."""
+        step = Step(name)
         with step.catching(), source_errors(f"checking {name}"):
             action(step)
         return step
@@ -138,8 +133,6 @@ class _SourceCheck:
         step.detail = f"Postgres {limits.version}"
         for fault in server_faults(inspect_server(self._connection)):
             step.problem(fault)
-        if self._too_old is not None:
-            return
         for fault in room_faults(limits, has_slot=inspect_slot(self._connection, self._config.slot) is not None):
             step.problem(fault)
         with step.catching():
@@ -183,8 +176,8 @@ class _SourceCheck:
         selection = select_tables(self._connection, config)
         step.detail = f"{len(selection.tables):,} selected"
         if not selection.tables and not selection.refused:
-            reason = f"no table of {self._address.describe()} is selected"
-            step.problem(NoTablesError(reason, hint="check tables: in the configuration"))
+            reason = f"no table of {self._address.describe()} matches a pattern of tables:, so a run would wait for one"
+            step.problem(NoTablesError(reason, hint="check tables: in the configuration; case counts"))
         for name, error in selection.refused.items():
             step.problem(error, name)
         self._selection = selection

@@ -32,7 +32,7 @@ from penstock.sinks.layout import Mode
 from penstock.sinks.values import build_exact
 from penstock.spool import storage
 
-_CODE, _REASON = "penstock code", "penstock reason"
+_CODE, _REASON = "code\0", "reason\0"  # no column of any source can be called so
 _FIRST_ORDINAL = 1 << 40
 """Rows of a copy come at its fence, where a change of the log may be too."""
 
@@ -116,7 +116,7 @@ def _refused(task: CopyLettersTask, part: RefusedRows) -> pa.Table:
     words = [pa.field(_CODE, pa.string()), pa.field(_REASON, pa.string())]
     schema = pa.schema([*snapshot_schema(part.schema), *words])
     before, again = (
-        pa.concat_tables([schema.empty_table(), *(pq.read_table(path).cast(schema) for path in paths)])
+        pa.concat_tables([schema.empty_table(), *(pq.read_table(path).rename_columns(schema.names).cast(schema) for path in paths)])
         for paths in (part.chunks, part.repaired)
     )
     if task.changed is not None and before.num_rows:

@@ -221,7 +221,6 @@ class TableCopy:
         return self.plan.chunks[number].heap_bytes if number >= 0 else 0
 
     def _tell_restart(self, reason: str) -> None:
-        _log.warning("snapshot starts again", extra={"table": str(self.name), "reason": reason})
         self._places.observer.interrupted(f"the snapshot of {self.name} starts again: {reason}", 0.0)
 
     @property

@@ -20,12 +20,12 @@ FROM pg_catalog.pg_stat_activity a
 WHERE a.datname = pg_catalog.current_database() AND a.usename = current_user AND a.application_name = %(application)s
 
 -- name: slot
--- Columns that came after Postgres 13 are read through JSON, where a missing one is NULL.
+-- Columns that came after Postgres 14 are read through JSON, where a missing one is NULL.
 SELECT s.restart_lsn::text, s.confirmed_flush_lsn::text, d.newer ->> 'invalidation_reason',
        coalesce((d.newer ->> 'conflicting')::boolean, false),
        s.active_pid, a.application_name, pg_catalog.host(a.client_addr), a.backend_start,
        s.slot_name, s.plugin, s.slot_type, s.database, s.wal_status, s.safe_wal_size, s.temporary,
-       coalesce((d.newer ->> 'two_phase')::boolean, false), coalesce((d.newer ->> 'failover')::boolean, false), coalesce((d.newer ->> 'synced')::boolean, false)
+       s.two_phase, coalesce((d.newer ->> 'failover')::boolean, false), coalesce((d.newer ->> 'synced')::boolean, false)
 FROM pg_catalog.pg_replication_slots s
 CROSS JOIN LATERAL (SELECT pg_catalog.to_jsonb(s) AS newer) d
 LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = s.active_pid

@@ -204,7 +204,7 @@ CREATE TEMPORARY TABLE {keys} ON COMMIT DROP AS SELECT {columns} FROM {table} WI
 DELETE FROM {table} AS t USING {keys} AS k WHERE {match}
 
 -- name: delete_rows
--- As many of equal rows as `_count` says. Equal is what is written alike, value by value: not every type has an equality of its own.
+-- As many of equal rows as {count} says. Equal is what is written alike, value by value: not every type has an equality of its own.
 DELETE FROM {table} WHERE ctid = ANY (ARRAY(
     SELECT f.place FROM (
         SELECT t.ctid AS place, k.{count} AS wanted, pg_catalog.row_number() OVER (PARTITION BY k.ctid) AS number

@@ -1,0 +1,44 @@
+"""Locations as users write them: a path, or a `file:` URL. Object stores and remote file systems are refused.
+
+Every file is read and written through the local file system. Without this check, pathlib would turn `s3://bucket/lake` into a local
+directory called `s3:`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote
+
+from penstock.errors import ConfigError
+
+# pathlib reduces `s3://` to `s3:/`. One letter before the colon is no scheme.
+_URL = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+):(?P<rest>/.*)", re.DOTALL)
+_FILE = re.compile(r"file:(//(localhost)?(?=/))?(?P<path>/.*)", re.DOTALL | re.IGNORECASE)
+_FIX = "give the path of a directory that driver and executors reach under one name, such as /mnt/lake, or its URL, file:///mnt/lake"
+
+
+def parse_location(location: str | Path) -> Path:
+    """The path of a location. `ValueError` with the reason for any other URL; it names the scheme only: the rest may hold a secret."""
+    text = str(location)
+    file = _FILE.fullmatch(text)
+    if file is not None and not file["path"].startswith("//"):
+        return Path(unquote(file["path"]))
+    url = _URL.fullmatch(text)
+    if url is None:
+        return Path(text)
+    scheme = url["scheme"].lower()
+    if scheme == "file":
+        raise ValueError("a file: URL that names another host is not supported: write file:///path")
+    raise ValueError(f"{scheme}: URLs are not supported: object stores and remote file systems have to be mounted; {_FIX}")
+
+
+def absolute_path(location: str | Path, name: str) -> Path:
+    """The absolute path of the location that the setting `name` holds; `ConfigError` if it is a URL other than `file:`.
+
+    Made absolute where the setting is given, because the program may change its working directory, and a task may run in another one.
+    """
+    try:
+        return parse_location(location).absolute()
+    except ValueError as error:
+        raise ConfigError(f"{name}: {error}", hint=_FIX) from None
