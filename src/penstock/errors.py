@@ -557,6 +557,20 @@ class WorkerStartError(PenstockError):
     recovery = Recovery.RETRY
 
 
+class ComparisonFailedError(PenstockError):
+    """Something unexpected ended the comparison of one table, such as Spark running out of memory; the other tables are compared."""
+
+    code = "PEN-4011"
+    recovery = Recovery.OPERATOR
+
+
+class SlowTableError(PenstockError):
+    """A warning: a table has something that only Spark's own MERGE can write, and each of its epochs takes many times longer."""
+
+    code = "PEN-4012"
+    recovery = Recovery.OPERATOR
+
+
 class EpochMissedError(PenstockError):
     """The pipeline did not end an epoch at the position at which source and target were to be compared."""
 

@@ -44,6 +44,12 @@ def test_K06_a_table_whose_constraint_is_broken_stops_alone(spark: SparkSession,
     end = house.work()
     house.applier.apply(end)
     house.assert_exact(end, end)
+    slow = house.applier.statuses[SECOND.name]
+    assert slow.state is TableState.STREAMING
+    assert "PEN-4012" in (slow.reason or "")
+    assert "by MERGE, about 40 times slower" in (slow.reason or "")
+    assert "delta.constraints.polite" in (slow.reason or "")
+    assert house.applier.statuses[FIRST.name].reason is None
     later = house.work()
     house.applier.apply(later)
     status = house.applier.statuses[SECOND.name]

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame
 from typing_extensions import override
 
-from penstock.errors import SinkRefusedError
+from penstock.errors import PenstockError, SinkRefusedError, SlowTableError
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.observer import PipelineObserver
@@ -35,6 +35,7 @@ class Ledger(Sink):
         self.applied: dict[TableName, Position] = {}
         self.taken: dict[TableName, list[tuple[int, int]]] = {}
         self.refuses = False
+        self.slow: SlowTableError | None = None
 
     def target(self, schema: TableSchema, position: int) -> Target:
         self.applied[schema.name] = at(position)
@@ -97,6 +98,10 @@ class Ledger(Sink):
     @override
     def read(self, table: TableName, version: int | None = None) -> DataFrame:
         raise AssertionError
+
+    @override
+    def slowed(self, table: TableName) -> PenstockError | None:
+        return self.slow if table == FIRST else None
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
@@ -174,6 +179,31 @@ def test_a_filled_table_that_joins_in_the_middle_of_an_epoch_is_not_taken_for_le
     assert house.applier.statuses[SECOND].applied is None, "nobody's until an epoch takes it in"
     house.applier.apply(at(300))
     assert house.sink.taken[SECOND] == [(100, 300)]
+
+
+def test_a_table_that_is_written_slowly_is_warned_of_once_and_its_status_says_why_until_that_ends(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[PenstockError] = []
+    monkeypatch.setattr(PipelineObserver, "warned", lambda _, warning: warnings.append(warning))
+    targets = {FIRST: house.sink.target(ORDERS, 100), SECOND: house.sink.target(ITEMS, 100)}
+    house.applier.adopt(targets, {FIRST: _streaming(100), SECOND: _streaming(100)})
+    house.sink.slow = SlowTableError("it has the feature clustering", hint="drop it")
+    for end in (200, 300):
+        house.applier.apply(at(end))
+        status = house.applier.statuses[FIRST]
+        assert (status.state, status.reason, status.remedy) == (
+            TableState.STREAMING,
+            "PEN-4012: it has the feature clustering",
+            "drop it",
+        )
+    assert house.applier.last is not None
+    assert house.applier.last.tables[FIRST].reason, "it is recorded, where penstock status finds it"
+    assert house.applier.statuses[SECOND].reason is None
+    assert warnings == [house.sink.slow]
+    house.sink.slow = None
+    house.applier.apply(at(400))
+    assert house.applier.statuses[FIRST].reason is None
 
 
 def test_a_table_whose_ground_is_gone_fails_alone(house: House) -> None:

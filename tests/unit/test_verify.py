@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -12,10 +14,14 @@ import pytest
 from deltalake import write_deltalake
 from pyspark.sql import SparkSession
 
-from penstock.errors import ConnectionLostError, SnapshotLostError
+from penstock.cli.verify import exit_code
+from penstock.errors import ConnectionLostError, EpochMissedError, SinkRefusedError, SnapshotLostError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.states import TableState, TableStatus
+from penstock.pipeline.verification import verify
+from penstock.pipeline.verification.comparing import Comparison
 from penstock.pipeline.verification.meeting import Meeting
+from penstock.pipeline.verification.verdicts import TableVerdict, VerifyReport
 from penstock.pipeline.verification.verify import SideBySide, judge
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
@@ -99,3 +105,57 @@ def test_whether_a_pipeline_runs_is_known_without_a_jvm(tmp_path: Path) -> None:
     assert not is_locked(path)
     with path.open("r+b") as file:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # asking has left nothing behind
+
+
+def _verify(monkeypatch: pytest.MonkeyPatch, directory: Path, outcomes: Mapping[str, Exception | None], meetings: int = 1) -> VerifyReport:
+    """`verify_tables` on these tables; judging one raises what is given for it, and after so many meetings there is none."""
+    monkeypatch.chdir(directory)
+    side, left = _side(directory), [None] * meetings
+
+    @contextmanager
+    def meet(*_: object) -> Iterator[Meeting]:
+        if not left:
+            raise EpochMissedError("the pipeline went past the snapshot", hint="see that it runs")
+        left.pop()
+        yield _meeting()
+
+    def judged(_side: SideBySide, name: TableName, *_: object) -> TableVerdict:
+        outcome = outcomes[name.name]
+        if outcome is not None:
+            raise outcome
+        return TableVerdict(name, TableState.STREAMING, FENCE, Comparison(name, 1, 1))
+
+    monkeypatch.setattr(verify, "meet", meet)
+    monkeypatch.setattr(verify, "judge", judged)
+    monkeypatch.setattr(SideBySide, "inspect", lambda _: {TableName("public", name): CatalogTable(1, TABLE) for name in outcomes})
+    return verify.verify_tables(cast("SparkSession", None), side.config)
+
+
+def test_what_was_compared_is_reported_whatever_ends_the_comparison_of_another_table(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refused = SinkRefusedError("the table is odd", hint="look at it")
+    outcomes = {"a": None, "b": MemoryError("with a value of a row"), "c": refused, "d": None}
+    report = _verify(monkeypatch, tmp_path, outcomes)
+    a, b, c, d = report.verdicts
+    assert a.equal
+    assert d.equal
+    assert b.reason == "PEN-4011: comparing public.b ended with MemoryError", "no text that may hold values"
+    assert "spark.driver.memory" in (b.remedy or "")
+    assert (c.reason, c.remedy) == ("PEN-3003: the table is odd", "look at it")
+    assert (report.equal, report.complete, exit_code(report)) == (False, False, 6)
+    document = json.loads(json.dumps(report.as_document()))
+    assert (document["complete"], document["tables"]["public.b"]["failed"], document["tables"]["public.a"]["failed"]) == (
+        False,
+        True,
+        False,
+    )
+
+
+def test_what_was_compared_is_reported_when_the_other_tables_cannot_be_met_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report = _verify(monkeypatch, tmp_path, {"a": None, "b": SnapshotLostError("it was rewritten")})
+    assert [(str(each.table), each.equal) for each in report.verdicts] == [("public.a", True), ("public.b", False)]
+    assert report.verdicts[1].reason == "PEN-4008: the pipeline went past the snapshot"
+    assert exit_code(report) == 6
+    with pytest.raises(EpochMissedError):
+        _verify(monkeypatch, tmp_path, {"a": None}, meetings=0)

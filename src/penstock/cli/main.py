@@ -134,7 +134,7 @@ def verify(
     as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
 ) -> None:
     """Compare source and target row by row at one position, while the pipeline runs or not. Exit 0 equal, 4 different or not compared, 5
-    equal but for rows in dead letters."""
+    equal but for rows in dead letters, 6 incomplete because of an error."""
     from penstock.cli.verify import run_verify
 
     code = run_verify(config, table or [], as_json=as_json, console=Console(), progress=_stderr())

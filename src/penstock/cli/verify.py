@@ -19,7 +19,7 @@ from penstock.pipeline.verification.verify import verify_tables
 from penstock.postgres.connection import connect
 from penstock.schema import TableName
 
-_DIFFERENT, _HELD = 4, 5
+_DIFFERENT, _HELD, _INCOMPLETE = 4, 5, 6
 _LONGEST = 60
 _NULL = "[dim]null[/]"
 
@@ -40,6 +40,8 @@ def run_verify(path: Path, tables: Sequence[str], *, as_json: bool, console: Con
 
 
 def exit_code(report: VerifyReport) -> int:
+    if not report.complete:
+        return _INCOMPLETE
     return 0 if report.equal else _HELD if report.equal_but_held else _DIFFERENT
 
 

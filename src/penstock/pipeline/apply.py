@@ -363,9 +363,19 @@ class EpochApplier:
             else:
                 if brought is not None:
                     self._ledger.targets[changes.table] = brought
-                    self._ledger.write({changes.table: TableStatus(TableState.STREAMING, end, end)})
+                    self._ledger.write({changes.table: self._streaming(changes.table, end)})
                 break
         return None
+
+    def _streaming(self, name: TableName, end: Position) -> TableStatus:
+        """The table's status after an epoch of its own; a reason that makes its epochs slow is reported once."""
+        status, warning = TableStatus(TableState.STREAMING, end, end), self._sink.slowed(name)
+        if warning is None:
+            return status
+        status = replace(status, reason=f"{warning.code}: {warning.message}", remedy=warning.hint)
+        if self.statuses[name].reason != status.reason:
+            self._observer.warned(warning)
+        return status
 
     def _take_failures(self, failures: Mapping[TableName, PenstockError]) -> None:
         """Tables fail one by one; but if all targets are gone at once, the place where they stand is away, and no table is at fault."""

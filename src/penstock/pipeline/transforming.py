@@ -254,6 +254,10 @@ class TransformingSink(Sink, AskingSink):
         self._sink.drop_shadows()
 
     @override
+    def slowed(self, table: TableName) -> PenstockError | None:
+        return self._sink.slowed(table)
+
+    @override
     def version_at(self, table: TableName, position: Position) -> int | None:
         return self._sink.version_at(table, position)
 

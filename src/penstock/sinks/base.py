@@ -194,6 +194,17 @@ class Sink(Targets):
         A table that has the shadow's `copy` and is at `position` has been replaced; one that was not, whatever was tried, is none such.
         """
 
+    def prepare_replace(self, table: TableName, shadow: Sink) -> None:
+        """Do beforehand what takes long of `replace`, for a shadow that may still get more changes. The table stays as it is.
+
+        Called by the thread that copies, beside the epochs, perhaps more than once.
+        """
+        del table, shadow
+
+    def cancel_replace(self, table: TableName, shadow: Sink) -> None:
+        """Remove what `prepare_replace` left and `replace` did not use. Called before the shadow is dropped, whether it was used or not."""
+        del table, shadow
+
     @abstractmethod
     def shadow(self, copy: str) -> Sink:
         """A sink of the same kind with room of its own for one copy, known as `copy`, that is to take a table's place (see `replace`)."""
@@ -210,12 +221,22 @@ class Sink(Targets):
     def read(self, table: TableName, version: int | None = None) -> DataFrame:
         """The table's rows, of one version or as they are now: the source's columns and `_exact`, and what a mode adds."""
 
+    def read_small(self, table: TableName, version: int | None, limit_bytes: int) -> pa.Table | None:
+        """The same rows read by this process, without Spark. None: they take more memory than that, or only Spark can read them."""
+        del table, version, limit_bytes
+        return None
+
     @abstractmethod
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
         """Apply one epoch and set the applied position to `end`, in one commit. A repeated or older epoch changes nothing.
 
         With `changes.evolution`, which `can_evolve` was asked about, the target becomes that in the same commit.
         """
+
+    def slowed(self, table: TableName) -> PenstockError | None:
+        """A warning about what makes the epochs of this table slow, as far as the last one showed; None if nothing does."""
+        del table
+        return None
 
     def steps(self, slices: Sequence[FileSlice], end: Position) -> list[Position]:
         """Where the commits end by which `apply` would bring these; the last at `end`. With `at_once` it is one."""

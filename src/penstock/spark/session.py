@@ -22,6 +22,11 @@ from penstock.spark.java import ensure_java
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    # Spark keeps what a UI would show, plans and all, whether or not there is one: by default of the last 1,000 queries, jobs and stages.
+    "spark.sql.ui.retainedExecutions": "20",
+    "spark.ui.retainedJobs": "100",
+    "spark.ui.retainedStages": "100",
+    "spark.ui.retainedTasks": "1000",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.caseSensitive": "true",
     "spark.sql.shuffle.partitions": "8",
@@ -50,6 +55,8 @@ _DELTA_SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.databricks.delta.properties.defaults.enableDeletionVectors": "true",
     "spark.databricks.delta.stalenessLimit": "0",
+    # Delta keeps the tables that it was last asked about for an hour: by default 10,000 of them, at some MB each.
+    "spark.databricks.delta.delta.log.cacheSize": "16",
 }
 
 

@@ -7,8 +7,11 @@ every null is flagged and every list says how long it is; so two rows with one h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, DataType, DoubleType, FloatType, MapType, StructType
@@ -42,6 +45,38 @@ def shown(column: Column, data_type: DataType) -> Column:
     if isinstance(data_type, (ArrayType, MapType, StructType)):
         return F.to_json(column)
     return column.cast("string")
+
+
+def count_rows(rows: pa.Table) -> Counter[tuple[Hashable, ...]]:
+    """How often each row is there, in a form in which two rows are equal exactly where Spark finds them equal by `canonical`."""
+    return Counter(zip(*(_plain(column.combine_chunks()) for column in rows.columns), strict=True))
+
+
+def _plain(values: pa.Array) -> list[Hashable]:
+    """Values of any depth as plain ones of Python; None is null. Times stay numbers: Python has none before the year 1 or after 9999."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        # 0.0 and -0.0 have different texts, and all NaN have the same.
+        return [None if each is None else repr(each) for each in values.to_pylist()]
+    if pa.types.is_map(kind):
+        keys, items = _plain(values.keys), _plain(values.items)
+        return [None if span is None else frozenset(zip(keys[span], items[span], strict=True)) for span in _spans(values)]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = _plain(values.values)
+        return [None if span is None else tuple(inner[span]) for span in _spans(values)]
+    if pa.types.is_struct(kind):
+        is_there = pc.is_valid(values).to_pylist()
+        fields = zip(*(_plain(values.field(at)) for at in range(kind.num_fields)), strict=True) if kind.num_fields else ((),) * len(values)
+        return [tuple(each) if there else None for there, each in zip(is_there, fields, strict=True)]
+    if pa.types.is_temporal(kind):
+        return list(values.view(pa.int32() if kind.bit_width == 32 else pa.int64()).to_pylist())
+    return list(values.to_pylist())
+
+
+def _spans(values: pa.Array) -> list[slice | None]:
+    """Where the inner values of each list are; None: it is null."""
+    offsets, is_there = values.offsets.to_pylist(), pc.is_valid(values).to_pylist()
+    return [slice(offsets[at], offsets[at + 1]) if there else None for at, there in enumerate(is_there)]
 
 
 def _flagged(column: Column, data_type: DataType) -> Column:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from penstock.errors import PenstockError
 from penstock.pipeline.states import TableState
 from penstock.pipeline.verification.comparing import Comparison
 from penstock.position import Position
@@ -22,6 +23,13 @@ class TableVerdict:
     comparison: Comparison | None = None
     reason: str | None = None
     remedy: str | None = None
+    error: PenstockError | None = None
+    """What kept a table that streams from being compared."""
+
+    def __post_init__(self) -> None:
+        if self.error is not None:
+            object.__setattr__(self, "reason", f"{self.error.code}: {self.error.message}")
+            object.__setattr__(self, "remedy", self.error.hint)
 
     @property
     def equal(self) -> bool:
@@ -39,6 +47,7 @@ class TableVerdict:
             "position": str(self.position),
             "compared": self.comparison is not None,
             "equal": self.equal,
+            "failed": self.error is not None,
             "reason": self.reason,
             "remedy": self.remedy,
         }
@@ -67,11 +76,17 @@ class VerifyReport:
         """The same, but for rows that are in dead letters."""
         return all(each.equal_but_held for each in self.verdicts)
 
+    @property
+    def complete(self) -> bool:
+        """Whether no error kept a table from being compared."""
+        return all(each.error is None for each in self.verdicts)
+
     def as_document(self) -> dict[str, object]:
         """For programs: plain, stable names."""
         return {
             "pipeline": self.pipeline,
             "equal": self.equal,
+            "complete": self.complete,
             "seconds": round(self.seconds, 3),
             "tables": {str(each.table): each.as_document() for each in self.verdicts},
         }

@@ -3,23 +3,32 @@
 The source is read the way a snapshot reads it, by executors under one exported snapshot, and compared with the version of the target that
 the pipeline made at the same position. Every column counts, `_exact` too. Tables of which no version is promised to equal the source,
 because they are still being copied, paused or failed, are reported as that and not compared.
+
+A small table is read on both sides by this process: that takes milliseconds, where planning Spark's jobs takes a second or more. Only a
+table that is large, or that turns out to differ, is compared by Spark. Whatever ends the comparison of one table, the others are compared
+and reported.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import shutil
 import time
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.change import EXACT
-from penstock.errors import NoTablesError, PenstockError, Recovery, SchemaChangedError, SnapshotLostError
+from penstock.errors import ComparisonFailedError, NoTablesError, PenstockError, Recovery, SchemaChangedError, SnapshotLostError
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.held_rows import check_held, load_held
 from penstock.pipeline.letters.policy import RefusedPolicy
@@ -30,27 +39,34 @@ from penstock.pipeline.sides import side_of
 from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.states import TableState
 from penstock.pipeline.tables import select_tables
+from penstock.pipeline.verification.canonical import count_rows
 from penstock.pipeline.verification.comparing import Comparison, TableComparer
 from penstock.pipeline.verification.meeting import Meeting, Tell, meet
-from penstock.pipeline.verification.source_copy import copy_source
+from penstock.pipeline.verification.source_copy import copy_chunk, copy_source
 from penstock.pipeline.verification.verdicts import TableVerdict, VerifyReport
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_schema, inspect_tables
-from penstock.postgres.chunks import Chunk, cut_chunks, plan_chunks
+from penstock.postgres.chunks import Chunk, cut_chunks, plan_chunks, snapshot_schema
 from penstock.postgres.connection import connect
 from penstock.postgres.exported import ExportedSnapshot
 from penstock.postgres.health import log_wait
 from penstock.postgres.outline import inspect_outline
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, Target
+from penstock.sinks.iceberg.catalog import java_class
 from penstock.sinks.layout import CURRENT, DELETED, Mode
 from penstock.sinks.names import quoted
 from penstock.transforms.applying import transform_keys
 from penstock.transforms.transform import Fitted
 
+_log = logging.getLogger(__name__)
+
 _ATTEMPTS = 3
 _LIVE = {Mode.SOFT_DELETE: f"NOT {quoted(DELETED)}", Mode.HISTORY: quoted(CURRENT)}
-"""The rows of a target that the source has now."""
+_LIVE_ROWS = {Mode.SOFT_DELETE: ~pc.field(DELETED), Mode.HISTORY: pc.field(CURRENT)}
+"""The rows of a target that the source has now: for Spark, and for Arrow."""
+SMALL_BYTES = 16 << 20
+"""As objects of Python, this much takes about ten times the memory."""
 
 
 def verify_tables(
@@ -65,7 +81,13 @@ def verify_tables(
     verdicts: dict[TableName, TableVerdict] = {}
     lost: dict[TableName, TableVerdict] = {}
     for _ in range(_ATTEMPTS):
-        lost = _compare_met(spark, config, names, verdicts, tell)
+        try:
+            lost = _compare_met(spark, config, names, verdicts, tell)
+        except PenstockError as error:
+            if not verdicts:
+                raise
+            lost = {name: replace(each, error=error) for name, each in lost.items()}
+            break
         if not lost:
             break
     verdicts |= lost
@@ -88,19 +110,33 @@ def _compare_met(
             try:
                 verdicts[name] = judge(side, name, tables.get(name), meeting)
             except PenstockError as error:
-                if error.recovery is not Recovery.RETRY:
-                    raise
-                lost[name] = error
+                if error.recovery is Recovery.RETRY:
+                    lost[name] = error
+                else:
+                    verdicts[name] = _not_compared(name, TableState.STREAMING, meeting.snapshot.fence, error)
+            except Exception as error:  # noqa: BLE001 one table must not cost the report of the others
+                _log.debug("comparison failed", extra={"table": str(name)}, exc_info=True)
+                verdicts[name] = _not_compared(name, TableState.STREAMING, meeting.snapshot.fence, _unexpected(name, error))
         return {name: _not_compared(name, TableState.STREAMING, meeting.snapshot.fence, error) for name, error in lost.items()}
+
+
+def _unexpected(name: TableName, error: Exception) -> ComparisonFailedError:
+    """Only the kind of the error is told: its text may hold values of rows."""
+    kind = type(error).__name__
+    with suppress(Py4JError, OSError):  # the JVM may be gone
+        kind = java_class(error) or kind
+    hint = "see spark.log in the state directory; raise spark.driver.memory under spark.conf if it ran out of memory"
+    return ComparisonFailedError(f"comparing {name} ended with {kind}", hint=hint)
 
 
 def compare_tables(spark: SparkSession, config: PipelineConfig, names: Collection[TableName] = ()) -> list[Comparison]:
     """Compare the tables `names`, or every one that has a target, as both sides are now, in name order.
 
-    For a source at rest and a pipeline that has ended. Logs of changes have no rows that could equal the source's, and are left out.
+    For a source at rest and a pipeline that has ended. Logs of changes have no rows that could equal the source's, and are left out. All
+    rows are read by Spark, so this also shows that readers other than our own find them.
     """
     with side_of(config).export(config.source.address(), log_wait) as snapshot, scratch_directory(config.state / "verify") as scratch:
-        side = SideBySide(spark, config, scratch)
+        side = SideBySide(spark, config, scratch, small_bytes=-1)
         wanted = [table for table in side.inspect().values() if not names or table.name in names]
         copies = [table for table in wanted if config.mode_of(table.name) is not Mode.APPEND]
         return [side.compare(table, snapshot, None) for table in copies if side.targets.load_target(table.name) is not None]
@@ -130,11 +166,12 @@ def judge(side: SideBySide, name: TableName, table: CatalogTable | None, meeting
     except PenstockError as error:
         if error.recovery is not Recovery.OPERATOR:
             raise
-        return _not_compared(name, status.state, fence, error)
+        # This is what the comparison found, and not what kept it from being made.
+        return TableVerdict(name, status.state, fence, reason=f"{error.code}: {error.message}", remedy=error.hint)
 
 
 def _not_compared(name: TableName, state: TableState, fence: Position, error: PenstockError) -> TableVerdict:
-    return TableVerdict(name, state, fence, reason=f"{error.code}: {error.message}", remedy=error.hint)
+    return TableVerdict(name, state, fence, error=error)
 
 
 @dataclass(frozen=True)
@@ -144,6 +181,8 @@ class SideBySide:
     spark: SparkSession
     config: PipelineConfig
     scratch: Path
+    small_bytes: int = SMALL_BYTES
+    """Up to this much of each side is compared by this process."""
 
     @cached_property
     def targets(self) -> Sink:
@@ -166,21 +205,60 @@ class SideBySide:
         target = self.targets.load_target(table.name)
         if target is not None:
             _check_shape(schema, target, self.targets.describe(table.name))
-        rows = self.targets.read(table.name, version)
-        live = _LIVE.get(self.config.mode_of(table.name))
-        right = (rows if live is None else rows.where(live)).select(*(quoted(name) for name in (*schema.column_names, EXACT)))
         held = load_held(self._letters, source, None if version is None else snapshot.fence)
         directory = self.scratch / str(table.oid)
         aside = directory / "refused" if fitted is not None and source.key and self._puts_aside(table.name) else None
         try:
-            files = copy_source(self.spark, self.config.source.address(), snapshot.name, chunks, directory, fitted=fitted, aside=aside)
-            left = self.spark.read.schema(right.schema).parquet(*files) if files else right.limit(0)
+            files = self._copy(snapshot.name, chunks, directory, fitted, aside)
             if aside is not None:
                 check_held(source, sorted(aside.glob("[!.]*")), held)
-            comparer = TableComparer(schema, {field.name: field.dataType for field in right.schema})
-            return comparer.compare(left, right, self._held(held, fitted, right, directory) if held.num_rows else None)
+            equal = None if held.num_rows else self._count_equal(schema, files, version)
+            if equal is not None:
+                return Comparison(schema.name, equal, equal)
+            return self._compare_by_spark(schema, files, version, lambda like: self._held(held, fitted, like, directory))
         finally:
             shutil.rmtree(directory, ignore_errors=True)
+
+    def _copy(self, snapshot: str, chunks: Sequence[Chunk], directory: Path, fitted: Fitted | None, aside: Path | None) -> list[str]:
+        """The source's rows, put into files: by this process if they are few, else by executors."""
+        address = self.config.source.address()
+        is_small = sum(chunk.heap_bytes for chunk in chunks) <= self.small_bytes
+        if not is_small or (fitted is not None and fitted.query is not None):
+            return copy_source(self.spark, address, snapshot, chunks, directory, fitted=fitted, aside=aside)
+        for place in (directory, aside):
+            if place is not None:
+                place.mkdir(parents=True, exist_ok=True)
+        found = [copy_chunk(address, snapshot, chunk, directory, fitted, aside=aside) for chunk in chunks]
+        return [path for path in found if path is not None]
+
+    def _count_equal(self, schema: TableSchema, files: Sequence[str], version: int | None) -> int | None:
+        """How many rows a small table has, if both sides have the same rows. None: it is for Spark to compare them."""
+        if sum(Path(path).stat().st_size for path in files) > self.small_bytes:
+            return None
+        found = self.targets.read_small(schema.name, version, self.small_bytes)
+        if found is None:
+            return None
+        live = _LIVE_ROWS.get(self.config.mode_of(schema.name))
+        target = (found if live is None else found.filter(live)).select([*schema.column_names, EXACT])
+        source = pa.concat_tables([snapshot_schema(schema).empty_table(), *map(pq.read_table, files)])
+        wanted = [_wider(one, other) for one, other in zip(source.schema.types, target.schema.types, strict=True)]
+        if None in wanted:
+            return None
+        same = pa.schema([pa.field(name, kind) for name, kind in zip(target.column_names, wanted, strict=True)])
+        return target.num_rows if count_rows(source.cast(same)) == count_rows(target.cast(same)) else None
+
+    def _compare_by_spark(
+        self, schema: TableSchema, files: Sequence[str], version: int | None, held: Callable[[DataFrame], DataFrame | None]
+    ) -> Comparison:
+        rows = self.targets.read(schema.name, version)
+        live = _LIVE.get(self.config.mode_of(schema.name))
+        right = (rows if live is None else rows.where(live)).select(*(quoted(name) for name in (*schema.column_names, EXACT)))
+        left = self.spark.read.schema(right.schema).parquet(*files) if files else right.limit(0)
+        comparer = TableComparer(schema, {field.name: field.dataType for field in right.schema})
+        try:
+            return comparer.compare(left, right, held(right))
+        finally:
+            gc.collect()  # the JVM keeps plans and cached rows for as long as Python keeps what stands for them
 
     @property
     def _letters(self) -> LetterStore:
@@ -190,8 +268,10 @@ class SideBySide:
     def _puts_aside(self, name: TableName) -> bool:
         return self.config.refused_policy(name) is RefusedPolicy.DEAD_LETTERS
 
-    def _held(self, keys: pa.Table, fitted: Fitted | None, like: DataFrame, directory: Path) -> DataFrame:
-        """Keys of the source, as the target has them."""
+    def _held(self, keys: pa.Table, fitted: Fitted | None, like: DataFrame, directory: Path) -> DataFrame | None:
+        """Keys of the source, as the target has them; None if there are none."""
+        if not keys.num_rows:
+            return None
         made = keys if fitted is None else transform_keys(fitted, keys)
         path = directory / "held.parquet"
         pq.write_table(made, path)
@@ -205,6 +285,15 @@ class SideBySide:
                 return found.outline.schema, cut_chunks(found, config.snapshot_chunk_bytes)
             schema = inspect_schema(connection, table, config.type_policy, config.published_by)
             return schema, plan_chunks(connection, table, schema, config.snapshot_chunk_bytes, config.published_by)
+
+
+def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The type that holds the values of both; None if they are of different kinds. Some targets have no small integers."""
+    if one == other:
+        return one
+    if pa.types.is_signed_integer(one) and pa.types.is_signed_integer(other):
+        return max((one, other), key=lambda kind: int(kind.bit_width))
+    return None
 
 
 def _check_shape(schema: TableSchema, target: Target, place: str) -> None:

@@ -123,6 +123,18 @@ def read_all(table: TableFiles) -> pa.Table:
     return pa.concat_tables([table.schema.empty_table(), *parts])
 
 
+def read_within(table: TableFiles, limit_bytes: int) -> pa.Table | None:
+    """Every row that is there; None if they take more memory than `limit_bytes`."""
+    parts, size = [table.schema.empty_table()], 0
+    for file in table.files:
+        for rows in read_groups(table, file):
+            size += rows.nbytes
+            if size > limit_bytes:
+                return None
+            parts.append(rows)
+    return pa.concat_tables(parts)
+
+
 def read_groups(table: TableFiles, file: ScanFile, gone: Positions | None = None) -> Iterator[pa.Table]:
     """The rows of a file that are there, but those at `gone`; a row group at a time."""
     with _opened(table, file.path) as parquet:

@@ -31,6 +31,7 @@ from penstock.errors import (
     SchemaChangedError,
     SinkError,
     SinkRefusedError,
+    SlowTableError,
     TableRewrittenError,
     TargetRewoundError,
 )
@@ -85,6 +86,8 @@ from penstock.spool.range import FileSlice
 _log = logging.getLogger(__name__)
 
 _ROWS_A_STEP = 2_000_000
+_MERGE_COST = 40
+"""How many times longer an epoch of a thousand changes takes by MERGE, in a table of a million rows."""
 
 
 ModeOf = Callable[[TableName], Mode]
@@ -107,6 +110,7 @@ class DeltaSink(DeltaTargets, Sink):
         self._turns: dict[TableName, threading.Lock] = {}
         self._sessions = DeltaSessions(spark)
         self._reached: dict[TableName, Position] = {}
+        self._slow: dict[TableName, SlowTableError] = {}
 
     @override
     def load_target(self, table: TableName) -> Target | None:
@@ -325,7 +329,9 @@ class DeltaSink(DeltaTargets, Sink):
                     f"{path} has other columns, or is made from another table, than {target.table} when the run began",
                     hint=f"penstock tables resync {target.table}, or remove {path} and run again to copy the table anew",
                 )
-            return self._writer.apply(self._epoch(target, changes, state, end))
+            is_ours = self._writer.apply(self._epoch(target, changes, state, end))
+            self._slow.pop(target.table, None)
+            return is_ours
         except Unsupported as reason:
             is_plain = changes.evolution is None and (schema is None or schema.column_names == tuple(target.schema.names))
             self._leave_to_delta(target.table, layout, reason, is_plain=is_plain)
@@ -362,7 +368,18 @@ class DeltaSink(DeltaTargets, Sink):
                 f"{self.path(table)} cannot be written to: {reason}",
                 hint=f"take that out of the table, or remove {self.path(table)} and run again to copy it anew",
             )
-        _log.debug("the table is left to Delta", extra={"table": str(table), "reason": str(reason)})
+        warning = SlowTableError(
+            f"{self.path(table)} is written by MERGE, about {_MERGE_COST} times slower than by our own commits, because {reason}",
+            hint=f"drop the feature or property (ALTER TABLE … DROP FEATURE), or remove {self.path(table)} to copy the table again",
+        )
+        known = self._slow.get(table)
+        if known is None or known.message != warning.message:
+            _log.warning("table is written by MERGE", extra={"table": str(table), "reason": str(reason), "times_slower": _MERGE_COST})
+        self._slow[table] = warning
+
+    @override
+    def slowed(self, table: TableName) -> PenstockError | None:
+        return self._slow.get(table)
 
     @override
     def find_refused(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:

@@ -171,6 +171,16 @@ def load_state(path: Path, known: DeltaState | None = None) -> DeltaState | None
         raise SinkError(f"the log of the Delta table at {path} cannot be read: {error}") from error
 
 
+def load_version(path: Path, version: int) -> DeltaState | None:
+    """The table at `path` as it was at `version`; None if the log does not reach back to it, or does not go that far."""
+    try:
+        begun = _begun(path / "_delta_log", version)
+        state = None if begun is None else _advanced(path, begun, version)
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
+        raise SinkError(f"the log of the Delta table at {path} cannot be read: {error}") from error
+    return state if state is not None and state.version == version else None
+
+
 def commit_file(path: Path, version: int) -> Path:
     return path / "_delta_log" / f"{version:020d}.json"
 
@@ -180,12 +190,15 @@ def is_restore(actions: Iterable[Mapping[str, Any]]) -> bool:
     return any(action.get("commitInfo", {}).get("operation") == _RESTORE for action in actions)
 
 
-def _advanced(path: Path, state: DeltaState) -> DeltaState:
-    """After all commits that are there. The mark is taken before a file is read: one that is replaced meanwhile is seen next time."""
+def _advanced(path: Path, state: DeltaState, upto: int | None = None) -> DeltaState:
+    """After all commits that are there, or up to a version.
+
+    The mark is taken before a file is read: one that is replaced meanwhile is seen next time.
+    """
     version, newest = state.version, state.mark
     replay: _Replay | None = None
     while True:
-        mark = storage.mark(commit_file(path, version + 1))
+        mark = storage.mark(commit_file(path, version + 1)) if version != upto else None
         data = storage.read_bytes(commit_file(path, version + 1)) if mark is not None else None
         if data is None:
             return state if replay is None else replace(state, version=version, mark=newest, **replay.parts())
@@ -198,11 +211,12 @@ def _actions(data: bytes) -> list[Mapping[str, Any]]:
     return [json.loads(line) for line in data.split(b"\n") if line.strip()]
 
 
-def _begun(log: Path) -> DeltaState | None:
-    """The newest checkpoint, or the first commit; None if there is no log."""
+def _begun(log: Path, upto: int | None = None) -> DeltaState | None:
+    """The newest checkpoint, up to a version, or the first commit; None if there is no log."""
     names = storage.list_files(log)
-    commits = {int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))}
-    version, parts = checkpoint_parts(names)
+    numbers = {int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))}
+    commits = {number for number in numbers if upto is None or number <= upto}
+    version, parts = checkpoint_parts(names, upto)
     if not commits and not parts:
         if any(".checkpoint." in name for name in names):
             raise Unsupported("its log has only a checkpoint of another kind")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.errors import SinkError
 from penstock.position import Position
@@ -20,9 +21,9 @@ from penstock.sinks.delta.bounds import load_bounds
 from penstock.sinks.delta.commit import EPOCH, added, commit, commit_info, marked, removed, transaction
 from penstock.sinks.delta.protocol import can_delete, check_writable
 from penstock.sinks.delta.roaring import Positions
-from penstock.sinks.delta.rows import FoundRows, ScanFile, TableFiles
+from penstock.sinks.delta.rows import FoundRows, ScanFile, TableFiles, read_within
 from penstock.sinks.delta.schema import file_schema, table_schema
-from penstock.sinks.delta.state import DeltaState, Unsupported
+from penstock.sinks.delta.state import DeltaState, Unsupported, load_state, load_version
 from penstock.sinks.delta.task import EpochPart
 from penstock.sinks.delta.vectors import load_vector, vector_file, write_vectors
 from penstock.sinks.layout import Layout
@@ -120,6 +121,19 @@ class DeltaStep:
         vector = self.state.files[name].vector
         before = [] if vector is None else [load_vector(self.path, vector)]
         return np.unique(np.concatenate([*before, *(each.positions for each in found)]))
+
+
+def read_small(path: Path, version: int | None, limit_bytes: int) -> pa.Table | None:
+    """One version of a small table, or the newest. None: it is larger than that, or has something that only Delta itself can read."""
+    try:
+        state = load_state(path) if version is None else load_version(path, version)
+        if state is None or sum(file.bytes for file in state.files.values()) > limit_bytes:
+            return None
+        check_writable(state)
+        files = tuple(ScanFile(file.path, (), file.vector) for file in state.files.values())
+        return read_within(TableFiles(str(path), table_schema(state.metadata), file_schema(state.metadata), (), files), limit_bytes)
+    except Unsupported:
+        return None
 
 
 def _remove(files: Iterable[Path]) -> None:

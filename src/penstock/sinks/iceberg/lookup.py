@@ -83,7 +83,7 @@ def find_rows(task: FindTask) -> FoundFile:
         return FoundFile(None, is_known=False)
     rows = pa.concat_tables([task.schema.empty_table(), *found])
     sequences = np.repeat([file.sequence for file in task.files], [each.num_rows for each in found]).astype(np.int64)
-    rows = take(rows, np.flatnonzero(_is_there(rows, sequences, task)))
+    rows = take(rows, np.flatnonzero(_is_there(rows, sequences, task.deletes)))
     if task.is_current:
         rows = rows.filter(rows.column(CURRENT))
     if not rows.num_rows:
@@ -92,6 +92,22 @@ def find_rows(task: FindTask) -> FoundFile:
     path = Path(task.directory) / f"found-{secrets.token_hex(8)}.parquet"
     pq.write_table(rows.rename_columns([f"v_{at}" for at in range(rows.num_columns)]), path)
     return FoundFile(str(path))
+
+
+def read_all(files: Sequence[HeldFile], deletes: Sequence[HeldFile], schema: pa.Schema, limit_bytes: int) -> pa.Table | None:
+    """Every row of `files` that no delete names. None: they take more memory than that, or a file gives its columns no numbers."""
+    found, size = [schema.empty_table()], 0
+    for held in files:
+        with _opened(held.path) as file:
+            if not numbers_of(file.schema_arrow):
+                return None
+            for group in range(file.num_row_groups):
+                rows = by_number(file.read_row_group(group), schema)
+                size += rows.nbytes
+                if size > limit_bytes:
+                    return None
+                found.append(take(rows, np.flatnonzero(_is_there(rows, np.full(rows.num_rows, held.sequence), deletes))))
+    return pa.concat_tables(found)
 
 
 class _Finder:
@@ -147,12 +163,12 @@ class _Finder:
         return np.compress(np.isin(found, asked), at)
 
 
-def _is_there(rows: pa.Table, sequences: Numbers, task: FindTask) -> npt.NDArray[np.bool_]:
+def _is_there(rows: pa.Table, sequences: Numbers, deletes: Sequence[HeldFile]) -> npt.NDArray[np.bool_]:
     """Which rows no later delete names."""
     there = np.ones(rows.num_rows, np.bool_)
     if not rows.num_rows:
         return there
-    later = sorted((file for file in task.deletes if file.sequence > sequences.min()), key=lambda file: file.columns)
+    later = sorted((file for file in deletes if file.sequence > sequences.min()), key=lambda file: file.columns)
     for columns, files in groupby(later, lambda file: file.columns):
         last = _last_deletes(rows, list(files), columns)
         there &= sequences >= last

@@ -24,7 +24,7 @@ from penstock.sinks.executors import Executors, error_of_ours
 from penstock.sinks.iceberg.catalog import LoadedTable, NewFile, with_catalog
 from penstock.sinks.iceberg.evolution import Past
 from penstock.sinks.iceberg.files import AnewTask, Stored, Wanted, write_anew
-from penstock.sinks.iceberg.lookup import FindTask, find_rows
+from penstock.sinks.iceberg.lookup import FindTask, find_rows, read_all
 from penstock.sinks.iceberg.names import stored_name
 from penstock.sinks.iceberg.scan import plan_scan
 from penstock.sinks.iceberg.schema import field_ids
@@ -104,6 +104,22 @@ class LakeReader:
         tasks = [replace(task, files=tuple(rows[at::count])) for at in range(count)]
         found = self._executors.run(find_rows, tasks) if rows else []
         return [each.path for each in found if each.path is not None] if all(each.is_known for each in found) else None
+
+    def read_small(self, loaded: LoadedTable, snapshot: int | None, limit_bytes: int) -> pa.Table | None:
+        """All rows of one snapshot, or the newest, read by this process. None: they are too many, or only Spark can read them."""
+        made = loaded.base.currentSnapshot() if snapshot is None else loaded.base.snapshot(snapshot)
+        is_of_now = made is not None and made.schemaId() == loaded.base.currentSchemaId()
+        if not is_of_now or any(_has_inside(each.type) for each in loaded.schema):
+            return None
+        plan = plan_scan(self._spark._jvm, loaded, {}, int(made.snapshotId()))  # noqa: SLF001
+        if plan is None:
+            return None
+        rows, deletes = plan
+        numbers = set(field_ids(loaded.schema, loaded.schema.names))
+        is_small = sum(Path(file.path).stat().st_size for file in (*rows, *deletes)) <= limit_bytes
+        if not is_small or not {number for file in deletes for number in file.columns} <= numbers:
+            return None
+        return read_all(rows, deletes, loaded.schema, limit_bytes)
 
     def rewrite(self, target: EpochTarget, executors: Executors, scratch: Path) -> list[NewFile]:
         """Have all rows written to new files, as they are from then on. Spark's own do not number columns that are inside of others."""

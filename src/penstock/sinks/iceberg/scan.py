@@ -19,8 +19,10 @@ _SUFFIX = ".parquet"
 _BY_VALUES = "EQUALITY_DELETES"
 
 
-def plan_scan(jvm: Any, loaded: LoadedTable, keys: Mapping[str, pa.ChunkedArray]) -> tuple[list[HeldFile], list[HeldFile]] | None:
-    """Files of rows that may have one of `keys` in the columns of these names, and all files of deletes.
+def plan_scan(
+    jvm: Any, loaded: LoadedTable, keys: Mapping[str, pa.ChunkedArray], snapshot: int | None = None
+) -> tuple[list[HeldFile], list[HeldFile]] | None:
+    """Files of rows that may have one of `keys` in the columns of these names, and all files of deletes; of the newest snapshot by default.
 
     None: not all of them are of a kind that we write ourselves.
     """
@@ -29,20 +31,22 @@ def plan_scan(jvm: Any, loaded: LoadedTable, keys: Mapping[str, pa.ChunkedArray]
     if loaded.delete_files is None:
         return [], []
     with failing(f"looking for rows in {loaded.location}"):
-        scan = loaded.java.newScan().filter(_within(jvm, keys)).ignoreResiduals()
+        scan = loaded.java.newScan() if snapshot is None else loaded.java.newScan().useSnapshot(snapshot)
+        scan = scan.filter(_within(jvm, keys)).ignoreResiduals()
         with closing(scan.planFiles()) as tasks:
             files = [_row_file(task.file()) for task in each(tasks.iterator())]
-        deletes = [_delete_file(file) for file in delete_files(jvm, loaded)]
+        deletes = [_delete_file(file) for file in delete_files(jvm, loaded, snapshot)]
     known = [file for file in (*files, *deletes) if file is not None]
     if len(known) < len(files) + len(deletes):
         return None
     return known[: len(files)], known[len(files) :]
 
 
-def delete_files(jvm: Any, loaded: LoadedTable) -> Iterator[Any]:
-    """Those of the current snapshot, as Java has them."""
+def delete_files(jvm: Any, loaded: LoadedTable, snapshot: int | None = None) -> Iterator[Any]:
+    """Those of a snapshot, or the current one, as Java has them."""
     io, specs = loaded.java.io(), loaded.java.specs()
-    for manifest in each(loaded.java.currentSnapshot().deleteManifests(io).iterator()):
+    found = loaded.java.currentSnapshot() if snapshot is None else loaded.java.snapshot(snapshot)
+    for manifest in each(found.deleteManifests(io).iterator()):
         with closing(jvm.org.apache.iceberg.ManifestFiles.readDeleteManifest(manifest, io, specs)) as reader:
             yield from each(reader.iterator())
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import SnapshotLostError
@@ -62,13 +63,31 @@ def read_table(spark: SparkSession, executors: Executors, source: TableSource, s
     return spark.read.schema(struct).parquet(*(task.path for task in tasks))
 
 
+def read_small(source: TableSource, limit_bytes: int) -> pa.Table | None:
+    """The whole table, read by this process; None if it takes more memory than `limit_bytes`."""
+    parts, size = [source.layout.schema.empty_table()], 0
+    with target_connection(source.address, f"reading {source.place}") as connection:
+        found, texts = read_blocks(connection, source.place, stored_names(source.layout), (0, None))
+        _check_position(source, found)
+        for block in texts:
+            parts.append(parse_rows([block], source.layout))
+            size += parts[-1].nbytes
+            if size > limit_bytes:
+                return None
+    return pa.concat_tables(parts)
+
+
 def copy_blocks(task: ReadTask) -> None:
     """As long as the table is at the same position in each of them, the tasks see the same table: nobody else writes it."""
     source = task.source
     with target_connection(source.address, f"reading {source.place}") as connection:
         found, texts = read_blocks(connection, source.place, stored_names(source.layout), (task.first, task.last))
-        if source.position is not None and found != source.position:
-            raise SnapshotLostError(f"{source.place} is at {found} by now, and was to be read at {source.position}")
+        _check_position(source, found)
         with pq.ParquetWriter(task.path, source.layout.schema) as writer:
             for block in texts:
                 writer.write_table(parse_rows([block], source.layout))
+
+
+def _check_position(source: TableSource, found: Position | None) -> None:
+    if source.position is not None and found != source.position:
+        raise SnapshotLostError(f"{source.place} is at {found} by now, and was to be read at {source.position}")

@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from typing_extensions import override
 
 from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
@@ -53,7 +54,7 @@ from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.origin import Origin
 from penstock.sinks.postgres.epoch import EpochTask, apply_epoch
 from penstock.sinks.postgres.evolution import evolved_record, is_written_alike, plan_alteration
-from penstock.sinks.postgres.read import TableSource, read_table
+from penstock.sinks.postgres.read import TableSource, read_small, read_table
 from penstock.sinks.postgres.refusals import find_refused
 from penstock.sinks.postgres.rows import is_told_by_text, source_columns, target_columns
 from penstock.sinks.postgres.snapshot import ChunkLoader, FinishTask, chunk_name, finish
@@ -275,11 +276,18 @@ class PostgresSink(PostgresTargets, Sink):
         record = self.find_record(table)
         if record is None or self._spark is None or self._scratch is None:
             raise SinkError(f"{self.describe(table)} cannot be read: it is gone")
-        layout = Layout(source_columns(record.columns), record.key, Mode(record.mode))
         # A DataFrame that is made from another does not keep that alive, so the files stay for as long as this does.
         weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
-        source = TableSource(self._address, self._pipeline, self.place(table), layout, None if version is None else Position.of(version))
-        return read_table(self._spark, self._executors, source, self._scratch)
+        return read_table(self._spark, self._executors, self._readable(table, record, version), self._scratch)
+
+    @override
+    def read_small(self, table: TableName, version: int | None, limit_bytes: int) -> pa.Table | None:
+        record = self.find_record(table)
+        return None if record is None else read_small(self._readable(table, record, version), limit_bytes)
+
+    def _readable(self, table: TableName, record: AppliedRecord, version: int | None) -> TableSource:
+        layout = Layout(source_columns(record.columns), record.key, Mode(record.mode))
+        return TableSource(self._address, self._pipeline, self.place(table), layout, None if version is None else Position.of(version))
 
     # epochs -----------------------------------------------------------------------------------------------------------------------
 
