@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SinkError
+from penstock.postgres.types.arrays import distinct
 from penstock.sinks.delta.roaring import decode_positions, encode_positions
 from penstock.sinks.delta.vectors import DeletionVector, _z85_decode, load_vector, local_path, write_vectors, z85_encode
 
@@ -80,6 +81,22 @@ SETS = st.one_of(
 def test_any_set_of_rows_comes_back_in_order_each_row_once(rows: list[int] | range) -> None:
     positions = np.array(rows, np.int64)
     assert np.array_equal(decode_positions(encode_positions(positions)), np.unique(positions))
+
+
+@settings(max_examples=60, deadline=None)
+@given(SETS)
+def test_distinct_values_are_those_that_numpy_finds(rows: list[int] | range) -> None:
+    assert np.array_equal(distinct(np.array(rows, np.int64)), np.unique(np.array(rows, np.int64)))
+
+
+def test_row_numbers_that_ascend_are_neither_sorted_nor_hashed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ascending = np.arange(0, 300_000, 3)
+    assert distinct(ascending) is ascending
+    for name in ("sort", "unique"):
+        monkeypatch.setattr(np, name, lambda *_, **__: pytest.fail("row numbers that ascend need no sorting"))
+    vector = write_vectors(tmp_path, {"file": ascending})["file"]
+    assert vector.count == ascending.size
+    assert np.array_equal(load_vector(tmp_path, vector), ascending)
 
 
 @settings(max_examples=100, deadline=None)

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.errors import SinkError
 from penstock.position import Position
+from penstock.postgres.types.arrays import distinct
 from penstock.sinks.base import SnapshotFile
 from penstock.sinks.delta.bounds import load_bounds
 from penstock.sinks.delta.commit import EPOCH, added, commit, commit_info, marked, removed, transaction
@@ -93,7 +94,7 @@ class DeltaStep:
         for part in parts:
             for found in part.gone:
                 gone.setdefault(found.path, []).append(found.positions)
-        return {name: np.unique(np.concatenate(positions)) for name, positions in gone.items()}
+        return {name: distinct(np.concatenate(positions)) for name, positions in gone.items()}
 
     def _changed(self, parts: Sequence[EpochPart]) -> tuple[list[dict[str, Any]], set[Path]]:
         """What becomes of the files that are there, and what was written for that."""
@@ -119,7 +120,7 @@ class DeltaStep:
         """All rows of the file that are gone then."""
         vector = self.state.files[name].vector
         before = [] if vector is None else [load_vector(self.path, vector)]
-        return np.unique(np.concatenate([*before, *(each.positions for each in found)]))
+        return distinct(np.concatenate([*before, *(each.positions for each in found)]))
 
 
 def _remove(files: Iterable[Path]) -> None:

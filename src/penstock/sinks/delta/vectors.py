@@ -14,9 +14,8 @@ from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 from uuid import UUID, uuid4
 
-import numpy as np
-
 from penstock.errors import SinkError
+from penstock.postgres.types.arrays import distinct
 from penstock.sinks.delta.roaring import Positions, decode_positions, encode_positions
 from penstock.spool import storage
 
@@ -109,7 +108,7 @@ def write_vectors(root: Path, positions: Mapping[str, Positions]) -> dict[str, D
     at = 1
     for path, rows in positions.items():
         data = encode_positions(rows)
-        vectors[path] = DeletionVector("u", z85_encode(name.bytes), at, len(data), int(np.unique(rows).size))
+        vectors[path] = DeletionVector("u", z85_encode(name.bytes), at, len(data), distinct(rows).size)
         parts += (struct.pack(">I", len(data)), data, struct.pack(">I", zlib.crc32(data)))
         at += len(data) + 8
     if vectors:
