@@ -94,7 +94,7 @@ def test_row_numbers_that_ascend_are_neither_sorted_nor_hashed(monkeypatch: pyte
     assert distinct(ascending) is ascending
     for name in ("sort", "unique"):
         monkeypatch.setattr(np, name, lambda *_, **__: pytest.fail("row numbers that ascend need no sorting"))
-    vector = write_vectors(tmp_path, {"file": ascending})["file"]
+    vector = write_vectors(tmp_path, [("file", ascending)])["file"]
     assert vector.count == ascending.size
     assert np.array_equal(load_vector(tmp_path, vector), ascending)
 
@@ -128,7 +128,7 @@ def test_z85_is_that_of_its_specification() -> None:
 
 def test_a_file_of_vectors_holds_each_with_its_checksum(tmp_path: Path) -> None:
     rows = {"a": np.array([1, 5]), "b": np.arange(100_000), "c": np.array([9])}
-    vectors = write_vectors(tmp_path, rows)
+    vectors = write_vectors(tmp_path, rows.items())
     (file,) = tmp_path.iterdir()
     assert {path: load_vector(tmp_path, vector).tolist() for path, vector in vectors.items()} == {p: r.tolist() for p, r in rows.items()}
     assert len({vector.identity for vector in vectors.values()}) == 3
@@ -148,7 +148,7 @@ def test_a_file_of_vectors_holds_each_with_its_checksum(tmp_path: Path) -> None:
 
 
 def test_no_vectors_leave_no_file(tmp_path: Path) -> None:
-    assert write_vectors(tmp_path, {}) == {}
+    assert write_vectors(tmp_path, []) == {}
     assert not list(tmp_path.iterdir())
 
 
