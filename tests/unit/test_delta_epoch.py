@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from penstock.change import EXACT, EXACT_TYPE
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.base import ChangedRows
+from penstock.sinks.delta import deletions
 from penstock.sinks.delta import epoch as delta_epoch
 from penstock.sinks.delta import step as delta_step
 from penstock.sinks.delta.commit import added, commit, removed, transaction
@@ -22,6 +24,7 @@ from penstock.sinks.delta.definition import snapshot_place
 from penstock.sinks.delta.epoch import DeltaEpoch
 from penstock.sinks.delta.repair import DeltaRepair
 from penstock.sinks.delta.state import Unsupported
+from penstock.sinks.delta.task import EpochPart
 from penstock.sinks.executors import In, Out
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.row_files import write_batches
@@ -96,7 +99,7 @@ def test_K01_a_crash_leaves_files_that_are_no_part_of_the_table_and_the_repeated
         raise Dies
 
     with monkeypatch.context() as patch:
-        patch.setattr(delta_step, "write_vectors" if moment == "before the vectors" else "commit", dies)
+        patch.setattr(delta_step, "mark_files" if moment == "before the vectors" else "commit", dies)
         with pytest.raises(Dies):
             lake.epoch(slices).apply(InlineExecutors())
     if moment == "after the commit":
@@ -205,6 +208,45 @@ def test_large_epochs_are_shared_out_and_key_changes_with_values_left_behind_are
         lake.source.update((Value(key),), {"id": Value(key + 100)}, ["note"])
     lake.source.commit()
     assert len(lake.epoch(lake.slices()).plan(2)) == 1
+
+
+class Weighing(InlineExecutors):
+    """Keeps the size of what tasks give back to the driver, and which functions ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: list[str] = []
+        self.positions = 0
+
+    @override
+    def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
+        found = super().run(function, tasks)
+        self.ran.append(function.__name__)
+        self.positions += sum(each.positions.nbytes for part in found if isinstance(part, EpochPart) for each in part.deletions.found)
+        return found
+
+
+@pytest.mark.parametrize("bound", [0, 24])
+def test_positions_of_deleted_rows_that_exceed_the_bound_go_to_vectors_without_the_driver(
+    lake: Lake, bound: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_epoch, "REPORTED_BYTES", bound)
+    monkeypatch.setattr(delta_epoch, "_ROWS_A_TASK", 2)
+    monkeypatch.setattr(deletions, "_ROWS_A_TASK", 2)
+    for keys in ([1, 2, 6, 7, 20], [3, 8, 9, 21], [4]):
+        for key in keys:
+            if key < 20:
+                lake.source.delete((Value(key),))
+            else:
+                lake.source.insert({"id": Value(key), "note": Value("new")})
+        lake.source.commit()
+        executors = Weighing()
+        fills: dict[str, pa.Scalar] | None = {} if keys == [4] else None
+        assert replace(lake.epoch(lake.slices()), fills=fills).apply(executors)
+        assert executors.positions <= bound
+        assert "run_mark" in executors.ran or fills is not None or bound > 8 * len(keys)
+        assert lake.is_right
+        assert not list(lake.path.glob("*-deletes.parquet"))
 
 
 def test_an_epoch_without_changes_moves_the_position_alone(lake: Lake) -> None:

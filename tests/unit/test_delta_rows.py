@@ -131,7 +131,7 @@ def test_a_key_that_its_column_cannot_hold_is_met_by_its_text(tmp_path: Path) ->
 
 def test_a_row_that_is_gone_already_is_not_there(tmp_path: Path) -> None:
     rows = keyed(*((1, "x", None) for _ in range(5)))
-    vector = write_vectors(tmp_path, {"f0": np.array([0, 3])})["f0"]
+    vector = write_vectors(tmp_path, [("f0", np.array([0, 3]))])["f0"]
     table = table_of(tmp_path, rows, vector=vector)
     key = keyed((1, "x", None))
     assert places(find_rows(table, key, ("a", "b"))) == {"f0": [1, 2, 4]}

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import SinkError
+from penstock.postgres.types.arrays import distinct
 from penstock.sinks.delta.roaring import decode_positions, encode_positions
 from penstock.sinks.delta.vectors import DeletionVector, _z85_decode, load_vector, local_path, write_vectors, z85_encode
 
@@ -82,6 +83,22 @@ def test_any_set_of_rows_comes_back_in_order_each_row_once(rows: list[int] | ran
     assert np.array_equal(decode_positions(encode_positions(positions)), np.unique(positions))
 
 
+@settings(max_examples=60, deadline=None)
+@given(SETS)
+def test_distinct_values_are_those_that_numpy_finds(rows: list[int] | range) -> None:
+    assert np.array_equal(distinct(np.array(rows, np.int64)), np.unique(np.array(rows, np.int64)))
+
+
+def test_row_numbers_that_ascend_are_neither_sorted_nor_hashed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ascending = np.arange(0, 300_000, 3)
+    assert distinct(ascending) is ascending
+    for name in ("sort", "unique"):
+        monkeypatch.setattr(np, name, lambda *_, **__: pytest.fail("row numbers that ascend need no sorting"))
+    vector = write_vectors(tmp_path, [("file", ascending)])["file"]
+    assert vector.count == ascending.size
+    assert np.array_equal(load_vector(tmp_path, vector), ascending)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(0, 1 << 17), max_size=50), st.data())
 def test_damaged_bytes_are_refused_or_mean_a_set_and_never_crash(rows: list[int], data: st.DataObject) -> None:
@@ -111,7 +128,7 @@ def test_z85_is_that_of_its_specification() -> None:
 
 def test_a_file_of_vectors_holds_each_with_its_checksum(tmp_path: Path) -> None:
     rows = {"a": np.array([1, 5]), "b": np.arange(100_000), "c": np.array([9])}
-    vectors = write_vectors(tmp_path, rows)
+    vectors = write_vectors(tmp_path, rows.items())
     (file,) = tmp_path.iterdir()
     assert {path: load_vector(tmp_path, vector).tolist() for path, vector in vectors.items()} == {p: r.tolist() for p, r in rows.items()}
     assert len({vector.identity for vector in vectors.values()}) == 3
@@ -131,7 +148,7 @@ def test_a_file_of_vectors_holds_each_with_its_checksum(tmp_path: Path) -> None:
 
 
 def test_no_vectors_leave_no_file(tmp_path: Path) -> None:
-    assert write_vectors(tmp_path, {}) == {}
+    assert write_vectors(tmp_path, []) == {}
     assert not list(tmp_path.iterdir())
 
 

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from penstock.change import REPLACED, ChangeBatch, ChangeCounts, ChangeType, change_schema
 from penstock.errors import ProtocolError
 from penstock.postgres.change_table import Shape
-from penstock.postgres.types.arrays import Bools, as_arrow, as_bools
+from penstock.postgres.types.arrays import Bools, as_arrow, as_bools, distinct
 from penstock.postgres.types.column import DecodedColumn
 from penstock.postgres.types.records import split_records
 from penstock.postgres.types.resolver import TypeResolver
@@ -81,7 +81,7 @@ class NotedChanges:
 
     @property
     def shape_ids(self) -> list[int]:
-        return [int(each) for each in np.unique(np.abs(self.shapes))]
+        return [int(each) for each in distinct(np.abs(self.shapes))]
 
 
 def restored(columns: Sequence[pa.StringArray], find: Callable[[int, str], int | None]) -> list[pa.StringArray]:
@@ -109,7 +109,7 @@ def true_order(noted: NotedChanges, late: Ints, old_at: pa.StringArray, new_at: 
     """
     order = list(range(len(noted.codes)))
     places = old_at.to_pylist()
-    for position in np.unique(noted.positions[late]).tolist():
+    for position in distinct(noted.positions[late]).tolist():
         members = np.flatnonzero(noted.positions == position).tolist()
         fillings = _fillings(noted, members)
         found = {(*fillings[at], places[at]): at for at in members if places[at] is not None}

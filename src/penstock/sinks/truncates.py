@@ -10,7 +10,7 @@ import pyarrow as pa
 from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, ORDINAL, XID, ChangeType
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import Layout
-from penstock.sinks.lives import Rows, is_kind
+from penstock.sinks.lives import firsts_and_lasts, is_kind
 from penstock.sinks.values import Lookup, key_table, live_rows
 
 
@@ -26,18 +26,13 @@ def spelled_out(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.T
     pieces = []
     low = 0
     for place in places:
-        last = low + _lasts(codes[low:place])
+        last = low + firsts_and_lasts(codes[low:place])[1]
         keys = [key_table(changes, np.sort(last[~is_delete[last]]), layout.key)]
         if low == 0:
             keys.append(key_table(stored, untouched, layout.key))
         pieces += [changes.slice(low, place - low), _deletes(changes, place, keys)]
         low = place + 1
     return pa.concat_tables([*pieces, changes.slice(low)]), lambda _: stored
-
-
-def _lasts(codes: Rows) -> Rows:
-    _, from_end = np.unique(codes[::-1], return_index=True)
-    return len(codes) - 1 - from_end
 
 
 def _deletes(changes: pa.Table, place: int, keys: Sequence[pa.Table]) -> pa.Table:

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.errors import ValuesMissingError
-from penstock.postgres.types.arrays import Bools, Ragged, as_arrow
+from penstock.postgres.types.arrays import Bools, Ragged, as_arrow, distinct
 from penstock.sinks.keys import exact_texts, key_codes
 from penstock.sinks.layout import CURRENT, DELETED, Layout, Mode
 from penstock.sinks.lives import Lives, Rows, bools_of
@@ -127,7 +127,7 @@ class Values:
     def asked(self) -> Rows:
         """The changes whose keys are to be looked up, each key once: a life that began in the epoch has nothing in the target."""
         bases = self.bases[self.lacking]
-        return np.unique(bases[~self.lives.is_insert[bases]])
+        return distinct(bases[~self.lives.is_insert[bases]])
 
     def only(self, wanted: Bools) -> Values:
         partial = {name: sources[wanted] for name, sources in self.partial.items()}

@@ -105,7 +105,7 @@ class OpenPieces:
         for file in transaction.files:
             self._write(file)
             self._finish(file)
-        aborted = np.unique(np.array(transaction.aborted, np.int64))
+        aborted = np.sort(np.array(transaction.aborted, np.int64))
         if len(aborted):
             for file in transaction.files:
                 _prune(file, aborted)

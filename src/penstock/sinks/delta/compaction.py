@@ -103,7 +103,7 @@ def compact(shared: SharedTable, state: DeltaState, files: Sequence[DataFile], e
             gone = None if now is None or not _is_alike(state, now) else _gone_since(path, state, now, files, found.counts)
             if now is None or gone is None or (gone.size and (gone.size == found.file.rows or not can_delete(now))):
                 return False
-            vector = write_vectors(path, {found.file.name: gone})[found.file.name] if gone.size else None
+            vector = write_vectors(path, [(found.file.name, gone)])[found.file.name] if gone.size else None
             may_be_there = True
             actions = _actions([now.files[file.path] for file in files if file.path in now.files], found.file, vector)
             may_be_there = commit(path, now.version + 1, actions)

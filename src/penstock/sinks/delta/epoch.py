@@ -15,6 +15,7 @@ from typing_extensions import override
 from penstock.change import ChangeCounts
 from penstock.schema import TableSchema
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
+from penstock.sinks.delta.deletions import REPORTED_BYTES, of_file
 from penstock.sinks.delta.rewrite import RewriteTask, run_rewrite
 from penstock.sinks.delta.rows import TableFiles
 from penstock.sinks.delta.step import DeltaStep
@@ -64,7 +65,7 @@ class DeltaEpoch(DeltaStep):
         light = self.adds_only and are_light(self.slices)  # else it looks into the table, however large that is
         parts = executors.run(run_part, self.plan(executors.parallelism), light=light) if self.slices else []
         rewritten = None if self.fills is None else self._rewritten(parts, executors)
-        return self.commit(parts, adds_only=self.adds_only and not self.declared, rewritten=rewritten)
+        return self.commit(parts, executors, adds_only=self.adds_only and not self.declared, rewritten=rewritten)
 
     @override
     def table(self, *, scanned: bool) -> TableFiles:
@@ -74,10 +75,10 @@ class DeltaEpoch(DeltaStep):
         """By the file that is there, the one that takes its place; nothing, if all rows go."""
         if any(part.emptied for part in parts):
             return {}
-        table, gone = self.table(scanned=True), self.gone_rows(parts)
+        table, deletions = self.table(scanned=True), tuple(part.deletions for part in parts)
         place = SnapshotPlace(str(self.path), table.names, f"anew-{self.end.value:016X}")
         one = replace(table, files=())
-        tasks = [RewriteTask(one, file, gone.get(file.path), place, index) for index, file in enumerate(table.files)]
+        tasks = [RewriteTask(one, file, of_file(file.path, deletions), place, index) for index, file in enumerate(table.files)]
         files = executors.run(run_rewrite, tasks) if tasks else []
         return {task.file.path: file for task, file in zip(tasks, files, strict=True)}
 
@@ -86,7 +87,7 @@ class DeltaEpoch(DeltaStep):
         place = SnapshotPlace(str(self.path), table.names, f"epoch-{self.end.value:016X}")
         shares = self._shared(parallelism) if self.adds_only else self._parted()
         return [
-            EpochTask(tuple(share), part, self.layout, self.adds_only, table, place, index, self.views)
+            EpochTask(tuple(share), part, self.layout, self.adds_only, table, place, index, self.views, REPORTED_BYTES // len(shares))
             for index, (share, part) in enumerate(shares)
         ]
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from penstock.change import EXACT
 from penstock.sinks.base import ChangedRows, SnapshotPlace
 from penstock.sinks.collapse import match_column, match_text_column
+from penstock.sinks.delta.deletions import REPORTED_BYTES, report
 from penstock.sinks.delta.rows import TableFiles, find_rows
 from penstock.sinks.delta.step import DeltaStep
 from penstock.sinks.delta.task import EpochPart
@@ -40,13 +41,13 @@ class DeltaRepair(DeltaStep):
         """Work it out and commit it; see `commit`."""
         self.check(deletes=True)
         task = RepairTask(self.layout, self.changed, self.table(scanned=True), self.place)
-        return self.commit(executors.run(run_repair, [task]), adds_only=False)
+        return self.commit(executors.run(run_repair, [task]), executors, adds_only=False)
 
 
 def run_repair(task: RepairTask) -> EpochPart:
     """What an executor does."""
     gone = find_rows(task.table, _keys(task), task.layout.key)
-    return EpochPart(False, tuple(gone), write_batches(_rows(task), task.place, 0))
+    return EpochPart(False, report(gone, task.place, 0, REPORTED_BYTES), write_batches(_rows(task), task.place, 0))
 
 
 def _keys(task: RepairTask) -> pa.Table:

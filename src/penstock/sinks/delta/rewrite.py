@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
-from penstock.sinks.delta.roaring import Positions
+from penstock.sinks.delta.deletions import Deletions, positions_in
 from penstock.sinks.delta.rows import ScanFile, TableFiles, read_groups
 from penstock.sinks.row_files import write_batches
 
@@ -19,8 +19,8 @@ class RewriteTask:
 
     table: TableFiles
     file: ScanFile
-    gone: Positions | None
-    """Rows that go, besides those that are gone already."""
+    deletions: tuple[Deletions, ...]
+    """Rows that are deleted, besides those that a deletion vector has."""
     place: SnapshotPlace
     index: int
 
@@ -31,5 +31,6 @@ def run_rewrite(task: RewriteTask) -> SnapshotFile:
 
 
 def _batches(task: RewriteTask) -> Iterator[pa.RecordBatch]:
-    for rows in read_groups(task.table, task.file, task.gone):
+    gone = positions_in(task.table.root, task.file.path, task.deletions)
+    for rows in read_groups(task.table, task.file, gone):
         yield from rows.to_batches()

@@ -8,10 +8,12 @@ https://github.com/RoaringBitmap/RoaringFormatSpec
 from __future__ import annotations
 
 import struct
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from penstock.postgres.types.arrays import distinct
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 """Row numbers of one file, ascending, each once."""
@@ -23,24 +25,24 @@ _ARRAY_LIMIT = 4096
 _BITMAP_BYTES = 8192
 _OFFSETS_FROM = 4
 """With runs, so many containers have an offset each; fewer have none."""
-_LARGEST = 1 << 63
 
 
 def encode_positions(positions: Positions) -> bytes:
     """`positions`, which need not be in order, as bytes."""
-    values = np.unique(positions).astype(np.uint64)
-    if values.size and int(values[-1]) >= _LARGEST:
+    ascending = distinct(positions)
+    if ascending.size and ascending[0] < 0:
         raise ValueError("a row number is negative")
-    keys, starts = np.unique((values >> np.uint64(32)).astype(np.uint32), return_index=True)
+    keys, starts = _runs(ascending >> 32)
     parts = [struct.pack("<IQ", _MAGIC, keys.size)]
-    for key, bucket in zip(keys.tolist(), np.split(values, starts[1:]), strict=False):
+    for key, bucket in zip(keys.tolist(), np.split(ascending, starts[1:]), strict=False):
         parts += (struct.pack("<I", key), _encode_bucket(bucket.astype(np.uint32)))
     return b"".join(parts)
 
 
 def _encode_bucket(values: npt.NDArray[np.uint32]) -> bytes:
     """One bitmap of 32-bit numbers; `values` are in order."""
-    keys, starts, counts = np.unique((values >> 16).astype(np.uint16), return_index=True, return_counts=True)
+    keys, starts = _runs(values >> 16)
+    counts = np.diff(starts, append=values.size)
     containers = [_encode_container(low) for low in np.split((values & 0xFFFF).astype("<u2"), starts[1:])]
     descriptions = np.empty((keys.size, 2), "<u2")
     descriptions[:, 0], descriptions[:, 1] = keys, counts - 1
@@ -48,6 +50,12 @@ def _encode_bucket(values: npt.NDArray[np.uint32]) -> bytes:
     first = 8 + 8 * keys.size
     offsets = (first + np.cumsum(lengths) - lengths).astype("<u4")
     return b"".join((struct.pack("<II", _PLAIN_COOKIE, keys.size), descriptions.tobytes(), offsets.tobytes(), *containers))
+
+
+def _runs(ascending: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Positions]:
+    """Return each value once, and where its run begins."""
+    starts = np.flatnonzero(np.concatenate([[True], ascending[1:] != ascending[:-1]])[: ascending.size])
+    return ascending[starts], starts
 
 
 def _encode_container(low: npt.NDArray[np.uint16]) -> bytes:

@@ -1,6 +1,6 @@
 """One step of a Delta table from a version that we know to the next: what executors found and wrote, committed in one piece.
 
-Places of rows that go are put into one file of deletion vectors, and then all of it, with the position, into the next commit of the log.
+Positions of deleted rows are written as deletion vectors, and then all of it goes, with the position, into the next commit of the log.
 Until that commit nothing of it is part of the table: what a crash leaves behind are files that VACUUM takes away.
 """
 
@@ -11,21 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from penstock.errors import SinkError
 from penstock.position import Position
 from penstock.sinks.base import SnapshotFile
 from penstock.sinks.delta.bounds import load_bounds
 from penstock.sinks.delta.commit import EPOCH, added, commit, commit_info, marked, removed, transaction
+from penstock.sinks.delta.deletions import mark_files, remove_reports
 from penstock.sinks.delta.protocol import can_delete, check_writable
-from penstock.sinks.delta.roaring import Positions
-from penstock.sinks.delta.rows import FoundRows, ScanFile, TableFiles, read_within
+from penstock.sinks.delta.rows import ScanFile, TableFiles, read_within
 from penstock.sinks.delta.schema import file_schema, table_schema
 from penstock.sinks.delta.state import DeltaState, Unsupported, load_state, load_version
 from penstock.sinks.delta.task import EpochPart
-from penstock.sinks.delta.vectors import load_vector, vector_file, write_vectors
+from penstock.sinks.delta.vectors import vector_file
+from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Layout
 
 
@@ -60,17 +59,28 @@ class DeltaStep:
         scans = tuple(ScanFile(file.path, load_bounds(file.stats, fields), file.vector) for file in files)
         return TableFiles(str(self.path), own, names, key, scans)
 
-    def commit(self, parts: Sequence[EpochPart], *, adds_only: bool, rewritten: Mapping[str, SnapshotFile] | None = None) -> bool:
+    def commit(
+        self,
+        parts: Sequence[EpochPart],
+        executors: Executors,
+        *,
+        adds_only: bool,
+        rewritten: Mapping[str, SnapshotFile] | None = None,
+    ) -> bool:
         """Make the one commit that follows. False: somebody else made it meanwhile, and the table is to be looked at again.
 
         Then, and where it cannot be made at all, nothing is left behind. `rewritten` has, for every file that is there, the one that takes
         its place, without the rows that go.
         """
-        if rewritten is None:
-            changed, written = self._changed(parts)
-        else:
-            changed = [removed(file) for file in self.state.files.values()] + added(rewritten.values())
-            written = {self.path / file.name for file in rewritten.values()}
+        deletions = [part.deletions for part in parts]
+        try:
+            if rewritten is None:
+                changed, written = self._changed(parts, executors)
+            else:
+                changed = [removed(file) for file in self.state.files.values()] + added(rewritten.values())
+                written = {self.path / file.name for file in rewritten.values()}
+        finally:
+            remove_reports(self.path, deletions)
         actions = [
             commit_info(EPOCH, {"position": str(self.end)}, adds_only=adds_only),
             transaction(self.application, self.end),
@@ -88,39 +98,18 @@ class DeltaStep:
             _remove([*written, *(self.path / part.file.name for part in parts)])
         return is_ours
 
-    def gone_rows(self, parts: Sequence[EpochPart]) -> dict[str, Positions]:
-        """By file, the places of the rows that go."""
-        gone: dict[str, list[Positions]] = {}
-        for part in parts:
-            for found in part.gone:
-                gone.setdefault(found.path, []).append(found.positions)
-        return {name: np.unique(np.concatenate(positions)) for name, positions in gone.items()}
-
-    def _changed(self, parts: Sequence[EpochPart]) -> tuple[list[dict[str, Any]], set[Path]]:
-        """What becomes of the files that are there, and what was written for that."""
+    def _changed(self, parts: Sequence[EpochPart], executors: Executors) -> tuple[list[dict[str, Any]], set[Path]]:
+        """The actions for files that lose rows, and the files of vectors that were written for them."""
         files = self.state.files
         if any(part.emptied for part in parts):
             return [removed(file) for file in files.values()], set()
-        gone: dict[str, list[FoundRows]] = {}
-        for part in parts:
-            for found in part.gone:
-                gone.setdefault(found.path, []).append(found)
-        positions = {name: self._positions(name, found) for name, found in gone.items()}
-        whole = {name for name, rows in positions.items() if rows.size == gone[name][0].file_rows}
-        try:
-            vectors = write_vectors(self.path, {name: rows for name, rows in positions.items() if name not in whole})
-        except OSError as error:
-            raise SinkError(f"nothing could be written to {self.path}: {error.strerror}") from error
-        actions = [removed(files[name]) for name in whole]
-        for name, vector in vectors.items():
-            actions += marked(files[name], vector, gone[name][0].file_rows)
-        return actions, {vector_file(self.path, vector) for vector in vectors.values()}
-
-    def _positions(self, name: str, found: Sequence[FoundRows]) -> Positions:
-        """All rows of the file that are gone then."""
-        vector = self.state.files[name].vector
-        before = [] if vector is None else [load_vector(self.path, vector)]
-        return np.unique(np.concatenate([*before, *(each.positions for each in found)]))
+        scans = (ScanFile(file.path, (), file.vector) for file in files.values())
+        marks = mark_files(self.path, scans, [part.deletions for part in parts], executors)
+        actions: list[dict[str, Any]] = []
+        for mark in marks:
+            file = files[mark.path]
+            actions += [removed(file)] if mark.vector is None else marked(file, mark.vector, mark.file_rows)
+        return actions, {vector_file(self.path, mark.vector) for mark in marks if mark.vector is not None}
 
 
 def read_small(path: Path, version: int | None, limit_bytes: int) -> pa.Table | None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from penstock.schema import TableSchema
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
+from penstock.sinks.delta.deletions import REPORTED_BYTES, Deletions, report
 from penstock.sinks.delta.rows import FoundRows, TableFiles, find_counted, find_rows, read_all, read_rows
 from penstock.sinks.fold import COUNT, Outcome, fold
 from penstock.sinks.layout import CURRENT, Layout, Mode
@@ -33,6 +34,8 @@ class EpochTask:
     place: SnapshotPlace
     index: int
     views: Mapping[TableSchema, View] = field(default_factory=dict)
+    reported_bytes: int = REPORTED_BYTES
+    """Positions of deleted rows that the task may report to the driver."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,20 +43,21 @@ class EpochPart:
     """What came of a task."""
 
     emptied: bool
-    gone: tuple[FoundRows, ...]
+    deletions: Deletions
     file: SnapshotFile
 
 
 def run_part(task: EpochTask) -> EpochPart:
     """What an executor does."""
     if task.adds_only:
-        return EpochPart(False, (), _write(task, read_groups(task.slices, task.layout, task.views)))
+        return EpochPart(False, Deletions(), _write(task, read_groups(task.slices, task.layout, task.views)))
     lookup = partial(_look_up, task)
     found = read_slices(task.slices, task.layout, task.part, task.views)
     changes = spelled_by_source(found, task.layout, source_column(task.views.values()), lookup)
     outcome = fold(changes, task.layout, lookup)
-    gone = () if outcome.emptied else tuple(_gone(task, outcome))
-    return EpochPart(outcome.emptied, gone, _write(task, [outcome.rows]))
+    gone = [] if outcome.emptied else _gone(task, outcome)
+    deletions = report(gone, task.place, task.index, task.reported_bytes)
+    return EpochPart(outcome.emptied, deletions, _write(task, [outcome.rows]))
 
 
 def _look_up(task: EpochTask, keys: pa.Table | None) -> pa.Table:

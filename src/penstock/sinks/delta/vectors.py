@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 from uuid import UUID, uuid4
 
-import numpy as np
-
 from penstock.errors import SinkError
+from penstock.postgres.types.arrays import distinct
 from penstock.sinks.delta.roaring import Positions, decode_positions, encode_positions
 from penstock.spool import storage
 
@@ -101,15 +100,15 @@ def local_path(root: Path, uri: str) -> Path:
     return root / unquote(parts.path if parts.scheme else uri)
 
 
-def write_vectors(root: Path, positions: Mapping[str, Positions]) -> dict[str, DeletionVector]:
-    """Write one vector for each key of `positions`, all in one new file of the table at `root`, durably but for the directory."""
+def write_vectors(root: Path, positions: Iterable[tuple[str, Positions]]) -> dict[str, DeletionVector]:
+    """Write one vector for each path in `positions`, all in one new file of the table at `root`, durably but for the directory."""
     name = uuid4()
     parts = [bytes([_FORMAT_VERSION])]
     vectors: dict[str, DeletionVector] = {}
     at = 1
-    for path, rows in positions.items():
+    for path, rows in positions:
         data = encode_positions(rows)
-        vectors[path] = DeletionVector("u", z85_encode(name.bytes), at, len(data), int(np.unique(rows).size))
+        vectors[path] = DeletionVector("u", z85_encode(name.bytes), at, len(data), distinct(rows).size)
         parts += (struct.pack(">I", len(data)), data, struct.pack(">I", zlib.crc32(data)))
         at += len(data) + 8
     if vectors:

@@ -19,6 +19,7 @@ from penstock.postgres.applied import target_transaction
 from penstock.postgres.connection import Connection
 from penstock.postgres.target_ddl import alter_columns
 from penstock.postgres.target_tables import looks_late, try_rows, try_writing
+from penstock.postgres.types.arrays import distinct
 from penstock.sinks.fold import Outcome, fold
 from penstock.sinks.keys import Codes, key_codes
 from penstock.sinks.lives import ints_of, is_kind
@@ -81,7 +82,7 @@ def _tried_late(connection: Connection, task: EpochTask, outcome: Outcome, *, is
         own = Outcome(emptied=False, gone=_only(gone, gone_codes, chosen), rows=_only(rows, codes, chosen))
         return try_writing(connection, lambda: write_outcome(connection, task.place, task.layout, own))
 
-    waiting = np.unique(np.concatenate([codes, gone_codes]))
+    waiting = distinct(np.concatenate([codes, gone_codes]))
     while len(failed := dict(_failing(why_not, waiting))) not in (0, len(waiting)):
         waiting = np.array(sorted(failed), np.int64)
     # That a row goes is never refused.
