@@ -9,11 +9,10 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.capture.trigger_rows import CommitFacts, NotedChanges, build_batches, restored, table_schema
-from penstock.change import ChangeBatch
+from penstock.change import REPLACED, ChangeBatch
 from penstock.postgres.change_table import Field, Shape
 from penstock.postgres.types.resolver import TypeResolver
 from penstock.schema import TableName
-from penstock.spool.values import REPLACED
 
 INT, TEXT = 23, 25
 NAME = TableName("public", "t")
