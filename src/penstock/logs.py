@@ -48,8 +48,10 @@ def configure_logging(level: LogLevel, form: LogFormat) -> None:
         logger.removeHandler(handler)
     handler = StderrHandler()
     handler.setFormatter(JsonFormatter() if form is LogFormat.JSON else TextFormatter())
+    handler.setLevel(level.upper())
     logger.addHandler(handler)
-    logger.setLevel(level.upper())
+    if not logger.isEnabledFor(handler.level):
+        logger.setLevel(handler.level)
     os.environ |= {LEVEL_VARIABLE: level.value, FORMAT_VARIABLE: form.value}
 
 

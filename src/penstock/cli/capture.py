@@ -15,6 +15,7 @@ from penstock.cli.signals import on_signals
 from penstock.errors import SpoolLockedError
 from penstock.pipeline.capturing import forget_consumer, plan_capture
 from penstock.pipeline.config import load_config
+from penstock.pipeline.tables import await_tables
 from penstock.position import Position
 from penstock.spool.consumers import inspect_consumers
 from penstock.spool.status import CaptureStatus, load_status
@@ -27,9 +28,6 @@ _BEYOND = Position.of((1 << 64) - 1)
 
 def run_capture(path: Path, console: Console) -> int:
     """Capture until a signal ends it; gives back the exit code."""
-    config = load_config(path)
-    settings = plan_capture(config)
-    capture = open_capture(settings)
     ended_by: list[int] = []
     stopping = threading.Event()
 
@@ -39,6 +37,14 @@ def run_capture(path: Path, console: Console) -> int:
 
     on_signals(stop)
     lines = _Lines(console)
+    config = load_config(path)
+    if config.source.process == "separate" and config.source.capture != "trigger":
+        found = await_tables(lambda: load_config(path), lines.say, stopping.wait)
+        if found is None:
+            return 130 if signal.SIGINT in ended_by else 0
+        config = found
+    settings = plan_capture(config)
+    capture = open_capture(settings)
     lines.say(f"capturing slot {settings.slot} of {settings.address.describe()} into {settings.spool}")
     capture.start()
     locked_since = time.monotonic()

@@ -83,6 +83,13 @@ def test_killed_and_started_again_it_misses_nothing(shared: SharedSlot) -> None:
     assert found.counts.rows == 2
 
 
+def test_it_waits_while_no_pattern_matches_a_table_and_ends_when_it_is_stopped(shared: SharedSlot) -> None:
+    capture = shared.start(shared.config("one", ["later.*"]))
+    wait_for(lambda: "matches a pattern of tables: yet" in capture.log.read_text(), "a word about the wait", capture.log.read_text)
+    assert capture.stop() == 0
+    assert not shared.spool.exists()
+
+
 def test_a_second_capture_of_the_spool_ends_and_names_the_first(shared: SharedSlot, monkeypatch: pytest.MonkeyPatch) -> None:
     _table(shared, "a")
     path = shared.config("one", ["public.a"])
