@@ -182,7 +182,7 @@ class Pipeline:
         shutil.rmtree(self._shadow_root, ignore_errors=True)
         follower = Follower(self._rule, self._inspect)
         letters = self._letter_box()
-        shadows = Shadows(self._sink, self._observer, self._renewed, follower, letters)
+        shadows = Shadows(self._sink, self._observer, self._renewed, follower, letters, spool=self._config.spool)
         applier = EpochApplier(
             self._sink,
             EpochLog(self._root, self._config.pipeline),
