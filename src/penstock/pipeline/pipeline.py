@@ -368,6 +368,7 @@ class Pipeline:
                     self._capture.check_patience()
                 for each in (snapshots, *renewals):
                     each.check()
+                renewals[:] = [each for each in renewals if not each.is_over]  # with its sink, and the sessions of that
                 upkeep.check()
                 applier.settle()
                 roster.keep()
