@@ -93,6 +93,16 @@ bench-large: install ## Memory of a capture while one transaction brings 10 mill
 bench-captures: install ## Latency and load of the log, of polling and of triggers; eight minutes
 	$(BIN)/python -m benchmarks.captures $(BENCH_ARGS)
 
+# One sink and size alone: make bench-resync BENCH_ARGS='--sink iceberg --rows 20000000'.
+.PHONY: bench-resync
+bench-resync: install ## Longest epoch of a running pipeline while a table of 2 million rows is resynced; five minutes
+	$(BIN)/python -m benchmarks.resync $(BENCH_ARGS)
+
+# Fewer: make bench-memory BENCH_ARGS='--epochs 300 --tables 50'.
+.PHONY: bench-memory
+bench-memory: install ## Memory of a running pipeline over 1,000 epochs of 300 tables; hours
+	$(BIN)/python -m benchmarks.memory $(BENCH_ARGS)
+
 .PHONY: bench-idle
 bench-idle: install ## What a capture costs that has nothing to do; a minute
 	$(BIN)/python -m benchmarks.idle

@@ -34,6 +34,7 @@ class SinkHarness(ABC):
         self.writer = SpoolWriter(root / "spool", Position.of(self.source.fence))
         self.reader = SpoolReader(root / "spool")
         self._spooled = 0
+        self._root = root
         self.sink = self.open()
 
     @abstractmethod
@@ -55,6 +56,11 @@ class SinkHarness(ABC):
     @abstractmethod
     def unanswered(self) -> AbstractContextManager[None]:
         """Whoever applies an epoch meanwhile does it, and nobody learns of it."""
+
+    def row_files(self) -> dict[Path, int]:
+        """The files of rows and deletes that the targets have, each with its inode, which links to one file share."""
+        found = [path for path in self._root.rglob("*") if path.suffix in (".parquet", ".bin") and path.is_file()]
+        return {path: path.stat().st_ino for path in found if not {"spool", "_delta_log"} & set(path.relative_to(self._root).parts)}
 
     def item(self, key: int, note: str | None = "first", size: str | None = None) -> Row:
         return {"id": self.value(key), "note": Value(note), "size": Value(size) if size is not None else NULL}

@@ -251,6 +251,74 @@ class MirrorRules(SinkRules):
         main.drop_shadows()
         assert harness.rows() == rows
 
+    def test_a_swap_brings_what_its_shadow_got_before_and_after_it_was_prepared_and_writes_no_rows(self, harness: SinkHarness) -> None:
+        harness.copy()
+        source, main, before = harness.source, harness.sink, harness.rows()
+        shadow = harness.sink = main.shadow("c0ffee")
+        harness.copy()
+        source.update(harness.at(1), {"note": Value("before")})
+        source.delete(harness.at(2))
+        harness.follow()
+        main.prepare_replace(ITEMS, shadow)
+        assert harness.rows() == before
+        source.update(harness.at(1), {"note": Value("after")})
+        source.delete(harness.at(3))
+        source.insert(harness.item(2, "again"))
+        end = harness.follow()
+        written = harness.row_files()
+        main.replace(ITEMS, shadow, end)
+        assert {*harness.row_files().values()} == {*written.values()}, "only links were made"
+        assert harness.rows() == source.sorted_rows()
+        main.cancel_replace(ITEMS, shadow)
+        shadow.drop(ITEMS)
+        harness.sink = main
+        assert (harness.rows(), harness.target().applied) == (source.sorted_rows(), end)
+        source.update(harness.at(1), {"id": harness.value(50)}, ["note"])
+        source.delete(harness.at(4))
+        harness.follow()
+        assert harness.rows() == source.sorted_rows()
+
+    def test_K01_a_swap_that_is_prepared_and_never_made_leaves_the_table_as_it_was_and_nothing_beside_it(
+        self, harness: SinkHarness
+    ) -> None:
+        harness.copy()
+        before, files = harness.rows(), harness.row_files().keys()
+        for is_killed in (False, True):
+            main = harness.sink
+            shadow = harness.sink = main.shadow(f"copy{is_killed:d}")
+            harness.copy()
+            harness.source.update(harness.at(1), {"note": Value(f"changed {is_killed}")})
+            harness.follow()
+            main.prepare_replace(ITEMS, shadow)
+            if is_killed:
+                main.close()
+                main = harness.open()
+            else:
+                main.cancel_replace(ITEMS, shadow)
+                shadow.drop(ITEMS)
+            harness.sink = main
+            main.drop_shadows()
+            assert (harness.rows(), harness.row_files().keys()) == (before, files)
+
+    def test_a_small_table_is_read_without_spark_as_it_was_at_a_position(self, harness: SinkHarness) -> None:
+        harness.copy()
+        source, sink = harness.source, harness.sink
+        source.update(harness.at(1), {"note": Value(None)})
+        source.delete(harness.at(2))
+        ends = [harness.follow()]
+        source.update(harness.at(1), {"id": harness.value(40)})
+        source.insert(harness.item(2, "again"))
+        ends.append(harness.follow())
+        assert sink.version_at(ITEMS, ends[-1]) is not None
+        for end in ends:
+            version = sink.version_at(ITEMS, end)
+            if version is not None:  # Postgres has no versions but that of now
+                found = sink.read_small(ITEMS, version, 1 << 20)
+                assert found is not None
+                rows = [{name: Value(row[name]) for name in ("id", "note", "size")} for row in found.to_pylist()]
+                assert sorted(rows, key=repr) == sorted(source.states[end.value], key=repr)
+        assert sink.read_small(ITEMS, None, 10) is None, "it is larger than that"
+
 
 class LoadingRules:
     """For sinks that hand a chunk's rows to somebody who may refuse them. Files take any value."""

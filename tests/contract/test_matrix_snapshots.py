@@ -5,10 +5,10 @@ from __future__ import annotations
 from itertools import count
 
 import pytest
-from pyspark.sql import DataFrameWriter
 
 from penstock.position import Position
 from penstock.sinks.delta import sink as delta
+from penstock.sinks.delta import swap
 from penstock.sinks.iceberg import sink as iceberg
 from penstock.sinks.iceberg.catalog import IcebergCatalog
 from penstock.sinks.layout import Mode
@@ -23,8 +23,8 @@ _FILLING: dict[str, tuple[Seam, ...]] = {
     "iceberg": ((IcebergCatalog, "load"), (IcebergCatalog, "commit"), (iceberg.IcebergSink, "_remove_leftovers")),
 }
 _REPLACING: dict[str, tuple[Seam, ...]] = {
-    "delta": ((delta, "record_position"), (delta.DeltaSink, "_set_properties"), (DataFrameWriter, "save")),
-    "iceberg": ((IcebergCatalog, "load"), (iceberg, "put_in_place"), (IcebergCatalog, "save_position")),
+    "delta": ((swap, "link"), (swap, "commit"), (delta.DeltaSink, "_check_reached")),
+    "iceberg": ((IcebergCatalog, "load"), (iceberg, "link_files"), (IcebergCatalog, "swap")),
 }
 """Between which steps it can end where others do most of it; by kind of sink."""
 
@@ -53,7 +53,7 @@ def test_N03_a_process_that_dies_between_any_two_steps_leaves_a_copy_whole_or_st
     workshop.assert_exact()
 
 
-# Where it is already: only Delta has to be told first that this is no repetition.
+# Also where it is already.
 _SWAPS = [*((name, 5) for name in ("delta", "iceberg", "postgres")), ("delta", 0)]
 
 

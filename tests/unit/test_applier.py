@@ -36,6 +36,10 @@ class Ledger(Sink):
         self.taken: dict[TableName, list[tuple[int, int]]] = {}
         self.refuses = False
         self.slow: SlowTableError | None = None
+        self.replaced: list[TableName] = []
+        self.prepared: list[TableName] = []
+        self.cancelled: list[TableName] = []
+        self.refuses_preparing = False
 
     def target(self, schema: TableSchema, position: int) -> Target:
         self.applied[schema.name] = at(position)
@@ -82,6 +86,17 @@ class Ledger(Sink):
         if self.refuses:
             raise SinkRefusedError("no", hint="no")
         self.applied[table] = position
+        self.replaced.append(table)
+
+    @override
+    def prepare_replace(self, table: TableName, shadow: Sink) -> None:
+        if self.refuses_preparing:
+            raise SinkRefusedError("no", hint="no")
+        self.prepared.append(table)
+
+    @override
+    def cancel_replace(self, table: TableName, shadow: Sink) -> None:
+        self.cancelled.append(table)
 
     @override
     def shadow(self, copy: str) -> Sink:

@@ -59,7 +59,7 @@ class Pair:
         (self.root / "lake").mkdir()
         capture(self.root / "spool", 0, [[Commit(position, (ORDERS, *self._items(position)))] for position in range(100, 1001, 100)])
         self.follower = Follower(lambda _: SchemaRule(self.policy, is_mirror=self.is_mirror), self._inspect)
-        self.shadows = Shadows(self.sink, PipelineObserver(), lambda name, is_done: None, self.follower)
+        self.shadows = Shadows(self.sink, PipelineObserver(), lambda name, is_done: None, self.follower, spool=self.root / "spool")
         self.applier = EpochApplier(
             self.sink,
             EpochLog(self.root / "lake", "p"),
@@ -129,6 +129,61 @@ def test_a_table_that_cannot_follow_waits_for_its_copy_and_the_others_go_on(pair
     assert pair.sink.applied[ITEMS.name] == at(700)
     assert pair.released == 700
     assert pair.applier.is_level
+
+
+def _shadow_of(pair: Pair, schema: TableSchema, position: int) -> tuple[Ledger, Target]:
+    """A copy of the table that is exact at a position, and ready."""
+    shadow = Ledger()
+    pair.shadows.begin(schema.name, shadow, at(position))
+    pair.shadows.hold(schema.name, at(position))
+    shadow.applied[schema.name] = at(position)
+    origin = Origin.of(numbered(schema, *range(1, len(schema.columns) + 1)))
+    columns = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
+    return shadow, Target(schema.name, schema.oid, schema.key, columns, at(position), Mode.MIRROR, origin)
+
+
+def test_a_shadow_catches_up_and_is_prepared_beside_the_epochs_and_the_swap_applies_only_what_came_since(pair: Pair) -> None:
+    pair.start()
+    pair.applier.apply(at(200))
+    shadow, target = _shadow_of(pair, ORDERS, 200)
+    pair.applier.apply(at(700))
+    assert not shadow.taken
+    assert pair.shadows.holds == [at(200)], "what it has to catch up with is kept"
+    pair.shadows.enter(target)
+    assert shadow.taken[ORDERS.name] == [(200, 700)]
+    assert pair.shadows.holds == [at(700)]
+    assert pair.sink.prepared == [ORDERS.name]
+    assert pair.sink.applied[ORDERS.name] == at(700), "the table itself has gone on"
+    pair.applier.apply(at(900))
+    assert shadow.taken[ORDERS.name] == [(200, 700), (700, 900)]
+    assert pair.sink.replaced == [ORDERS.name]
+    assert pair.sink.cancelled == [ORDERS.name], "links that were not used go"
+    assert pair.shadows.holds == []
+
+
+def test_changes_of_another_shape_are_left_to_the_epoch_that_swaps(pair: Pair) -> None:
+    pair.start()
+    pair.applier.apply(at(200))
+    shadow, target = _shadow_of(pair, ITEMS, 200)
+    pair.applier.apply(at(700))
+    pair.shadows.enter(target)
+    assert not shadow.taken
+    assert pair.asked == 1, "only the epoch looked at the catalog"
+
+
+def test_a_shadow_that_cannot_be_prepared_is_left_to_the_epoch_and_one_that_was_given_up_is_not_prepared(pair: Pair) -> None:
+    pair.start()
+    pair.applier.apply(at(200))
+    _, target = _shadow_of(pair, ORDERS, 200)
+    pair.sink.refuses_preparing = True
+    pair.shadows.enter(target)
+    assert pair.shadows.is_waiting
+    pair.shadows.abandon(ORDERS.name)
+    pair.sink.refuses_preparing = False
+    pair.shadows.enter(target)
+    assert (pair.sink.prepared, pair.sink.cancelled) == ([], [ORDERS.name])
+    pair.applier.apply(at(300))
+    assert pair.sink.replaced == []
 
 
 def test_a_table_that_can_neither_follow_nor_be_copied_fails_with_both_reasons(pair: Pair) -> None:

@@ -394,6 +394,8 @@ class EpochApplier:
         recorded = replace(epoch, tables=dict(self.statuses))
         self._log.record(recorded)
         self.last = recorded
+        if self._shadows is not None:
+            self._shadows.advance(epoch.position)
         self._ledger.release()
         self._observer.epoch_recorded(EpochReport(epoch.number, epoch.position, rows, epoch.commit_time, seconds, dict(self.statuses)))
 

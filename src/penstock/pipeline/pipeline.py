@@ -195,7 +195,7 @@ class Pipeline:
         shutil.rmtree(self._shadow_root, ignore_errors=True)
         follower = Follower(self._rule, self._inspect)
         letters = self._letter_box()
-        shadows = Shadows(self._sink, self._observer, self._renewed, follower, letters)
+        shadows = Shadows(self._sink, self._observer, self._renewed, follower, letters, spool=self._config.spool)
         applier = EpochApplier(
             self._sink,
             EpochLog(self._root, self._config.pipeline),
@@ -381,6 +381,7 @@ class Pipeline:
                     self._capture.check_patience()
                 for each in (snapshots, *renewals):
                     each.check()
+                renewals[:] = [each for each in renewals if not each.is_over]  # with its sink, and the sessions of that
                 upkeep.check()
                 applier.settle()
                 roster.keep()

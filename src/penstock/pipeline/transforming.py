@@ -210,7 +210,15 @@ class TransformingSink(Sink, AskingSink):
 
     @override
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
-        self._sink.replace(table, shadow._sink if isinstance(shadow, TransformingSink) else shadow, position)  # noqa: SLF001 of this class
+        self._sink.replace(table, _inner(shadow), position)
+
+    @override
+    def prepare_replace(self, table: TableName, shadow: Sink) -> None:
+        self._sink.prepare_replace(table, _inner(shadow))
+
+    @override
+    def cancel_replace(self, table: TableName, shadow: Sink) -> None:
+        self._sink.cancel_replace(table, _inner(shadow))
 
     @override
     def shadow(self, copy: str) -> Sink:
@@ -316,3 +324,7 @@ class _TransformingWriter(RefusingWriter):
 
 def _plain(schema: TableSchema) -> View:
     return View({name: name for name in schema.column_names})
+
+
+def _inner(sink: Sink) -> Sink:
+    return sink._sink if isinstance(sink, TransformingSink) else sink  # noqa: SLF001 of this class

@@ -152,6 +152,19 @@ class Follower:
             raise _refused(rule, target, "its target cannot be altered in place")
         return replace(changes, views=evolution.views, evolution=evolution)
 
+    def follow_plain(self, target: Target, changes: TableChanges) -> TableChanges | None:
+        """The same for changes that show nothing new, without a look at the catalog; None if they may. For a shadow, in any thread."""
+        rule = self._rule_of(target.table)
+        is_told = target.table in self._suspects or _is_altered(target, changes) or not is_made_by(target, rule.transform)
+        if is_told or changes.counts.truncates or not all(self.is_followed(target, slice) for slice in changes.slices):
+            return None
+        if is_routed(target.source_oid):
+            return self._follow_members(rule, target, changes)
+        if rule.transform is not None or target.origin is None:
+            return changes
+        views = same_views(target.origin, target.key, changes.schemas)
+        return None if views is None else replace(changes, views=views)
+
     def _evolution(
         self,
         rule: SchemaRule,

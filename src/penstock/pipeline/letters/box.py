@@ -177,6 +177,10 @@ class LetterBox:
             self._post(posting)
         return changes
 
+    def is_clean(self, table: TableName, slices: Iterable[FileSlice]) -> bool:
+        """Whether neither a copy that is to take the table's place nor these changes to it have rows that may be refused."""
+        return not self._of_shadows.get(table) and not self._is_suspicious(table, slices)
+
     def applied(self, table: TableName) -> None:
         """The target has the epoch that was screened last."""
         posting = self._posted.get(table)

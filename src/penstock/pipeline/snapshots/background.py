@@ -65,6 +65,11 @@ class BackgroundSnapshots:
         if self._failure is not None:
             raise self._failure
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all that was started has ended, and nothing is left for `check` to raise."""
+        return self._failure is None and not any(thread.is_alive() for thread in self._threads)
+
     def stop(self) -> None:
         """End the threads in order; what is not finished goes on in the next run."""
         self._stopping.set()

@@ -1,14 +1,23 @@
-"""Resync: a table is copied anew into a shadow beside its target, and the two change places when the shadow is level.
+"""Resync: copy a table again into a shadow beside its target, and swap the two when the shadow is level.
 
-The target goes on meanwhile, so whoever reads it never sees it empty, half filled or going back in time. The shadow is a target like any
-other, under a root of its own. The epoch that finds it copied brings the shadow to the epoch's end, and then, instead of applying that
-epoch to the target, replaces what the target holds by what the shadow holds: one commit, with the same position.
+The target goes on meanwhile, so a reader never sees it empty, half filled or going back in time. The shadow is a target like any other,
+under a root of its own. An epoch brings the shadow to the epoch's end, and then, instead of applying that epoch to the target, replaces
+what the target holds by what the shadow holds: one commit, with the same position.
+
+All tables wait for that epoch. So the thread that copied the table first applies to the shadow what changed meanwhile, and has the sink
+prepare the swap, until the shadow is about a second behind. Changes that are not plain (another shape, a truncate, values that may be
+refused) it leaves to the epoch, as it does whatever goes wrong.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
 
 from penstock.change import ChangeCounts
 from penstock.errors import PenstockError, Recovery
@@ -23,6 +32,12 @@ from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import CopyAnew
 from penstock.spool.reader import SpoolReader
 
+_log = logging.getLogger(__name__)
+
+_ROUNDS = 10
+_LEVEL_SECONDS = 1.0
+"""A shadow that caught up in less than that is level enough: an epoch can do the rest."""
+
 
 class Shadows:
     """The tables that are being copied anew. Holds and arrivals come from the copying threads, `swap` from the epoch."""
@@ -34,8 +49,13 @@ class Shadows:
         on_done: Callable[[TableName, bool], None],
         follower: Follower | None = None,
         letters: LetterBox | None = None,
+        *,
+        spool: Path | None = None,
     ) -> None:
-        """`on_done` is told that a table is renewed, once that is recorded, or (False) that it will not be."""
+        """`on_done` is told that a table is renewed, once that is recorded, or (False) that it will not be.
+
+        `spool` has the changes that shadows catch up with; without it, that is left to the epochs.
+        """
         self._main = main
         self._follower = follower
         self._letters = letters
@@ -45,6 +65,10 @@ class Shadows:
         self._holds: dict[TableName, Position] = {}
         self._arrivals: deque[Target] = deque()
         self._ready: dict[TableName, Target] = {}
+        self._spool = spool
+        self._recorded = Position.ZERO
+        self._preparing = threading.Lock()
+        """Held while a swap is prepared or a shadow is dropped: nothing of it is left behind."""
 
     @property
     def holds(self) -> list[Position]:
@@ -71,13 +95,53 @@ class Shadows:
         """`sink` is for this one copy; nothing after `position` is released from now on."""
         self._sinks[name] = sink
         self._holds[name] = position
+        self.advance(position)
+
+    def advance(self, position: Position) -> None:
+        """An epoch that ends here is recorded: shadows may catch up to it."""
+        self._recorded = max(self._recorded, position)
 
     def hold(self, name: TableName, fence: Position) -> None:
         if name in self._sinks:
             self._holds[name] = fence
 
     def enter(self, target: Target) -> None:
+        """The shadow is copied. Runs in the thread that copied it, which brings it level before an epoch looks at it."""
+        sink = self._sinks.get(target.table)
+        try:
+            for _ in range(_ROUNDS if sink is not None else 0):
+                assert sink is not None
+                began = time.monotonic()
+                target, is_plain = self._catch_up(sink, target)
+                self._prepare(target.table, sink)
+                if not is_plain or time.monotonic() - began < _LEVEL_SECONDS:
+                    break
+        except (PenstockError, CopyAnew) as error:
+            _log.info("shadow is left to an epoch", extra={"table": str(target.table), "reason": type(error).__name__})
         self._arrivals.append(target)
+
+    def _catch_up(self, sink: Sink, target: Target) -> tuple[Target, bool]:
+        """Apply to a shadow what epochs have recorded; the shadow as it is then, and False if there are changes left for an epoch."""
+        end, name = self._recorded, target.table
+        assert target.applied is not None
+        if self._spool is None or target.applied >= end:
+            return target, True
+        routed = {} if self._follower is None else self._follower.routed
+        changes = gather(target, SpoolReader(self._spool).read(target.applied, end), routed)
+        if changes is not None and self._follower is not None:
+            changes = self._follower.follow_plain(target, changes)
+            if changes is None or (self._letters is not None and not self._letters.is_clean(name, changes.slices)):
+                return target, False
+        if changes is not None:
+            sink.apply(target, changes, end)
+            target = replace(target, applied=end)
+            self.hold(name, end)
+        return target, True
+
+    def _prepare(self, name: TableName, sink: Sink) -> None:
+        with self._preparing:
+            if self._sinks.get(name) is sink:
+                self._main.prepare_replace(name, sink)
 
     def fail(self, name: TableName, error: PenstockError) -> None:
         """The copy cannot be made. The target is as it was."""
@@ -148,5 +212,8 @@ class Shadows:
         return target
 
     def _end(self, name: TableName) -> None:
-        self._sinks.pop(name).drop(name)
+        with self._preparing:
+            sink = self._sinks.pop(name)
+            self._main.cancel_replace(name, sink)
+        sink.drop(name)
         self._holds.pop(name, None)

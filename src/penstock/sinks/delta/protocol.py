@@ -17,6 +17,14 @@ _WRITER_VERSIONS = range(1, 8)
 _SAFE = frozenset({"deletionVectors", "columnMapping", "timestampNtz", "vacuumProtocolCheck", "allowColumnDefaults", "domainMetadata"})
 _SAFE_UNUSED = frozenset({"appendOnly", "invariants", "checkConstraints", "generatedColumns", "changeDataFeed", "identityColumns"})
 _PROPERTIES = frozenset({"delta.appendOnly", "delta.enableChangeDataFeed", "delta.enableRowTracking"})
+_IMPLIED_READER = {2: ("columnMapping",)}
+_IMPLIED_WRITER = {
+    2: ("appendOnly", "invariants"),
+    3: ("checkConstraints",),
+    4: ("changeDataFeed", "generatedColumns"),
+    5: ("columnMapping",),
+    6: ("identityColumns",),
+}
 CONSTRAINT = "delta.constraints."
 _NOT_NULL = "NOT NULL"
 _COLUMN_METADATA = ("delta.invariants", "delta.generationExpression", "delta.identity.", _NOT_NULL)
@@ -41,6 +49,26 @@ def check_writable(state: DeltaState) -> None:
     for name in _metadata_names(state.metadata.fields):
         if name.startswith(_COLUMN_METADATA):
             raise Unsupported(f"it has a column with {name}")
+
+
+def joined_protocol(table: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a table asks for that takes in the files of another one: all that either of them does."""
+    features = {kind: [*dict.fromkeys((*_features(table, kind), *_features(other, kind)))] for kind in ("readerFeatures", "writerFeatures")}
+    if all(set(found) == set(_features(table, kind)) for kind, found in features.items()):
+        return table
+    if not set(features["writerFeatures"]) >= set(features["readerFeatures"]):
+        raise Unsupported("its protocol is not known")
+    return {"minReaderVersion": _READER_VERSIONS[-1], "minWriterVersion": _WRITER_VERSIONS[-1], **features}
+
+
+def _features(protocol: Mapping[str, Any], kind: str) -> list[str]:
+    """Those that a protocol lists, or, of the time before there were lists, implies by its versions."""
+    listed = protocol.get(kind)
+    if listed is not None:
+        return list(listed)
+    version = protocol["minReaderVersion" if kind == "readerFeatures" else "minWriterVersion"]
+    implied = _IMPLIED_READER if kind == "readerFeatures" else _IMPLIED_WRITER
+    return [feature for least, names in implied.items() if version >= least for feature in names]
 
 
 def can_delete(state: DeltaState) -> bool:

@@ -16,7 +16,8 @@ import logging
 import secrets
 import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,7 +45,6 @@ from penstock.sinks.delta.definition import (
     check_adoptable,
     definition,
     is_as_begun,
-    listed,
     ownership,
     snapshot_place,
     table_properties,
@@ -69,6 +69,8 @@ from penstock.sinks.delta.protocol import can_delete, check_writable
 from penstock.sinks.delta.refusals import find_refused
 from penstock.sinks.delta.sessions import DeltaSessions, failing, first_line
 from penstock.sinks.delta.state import DeltaState, Unsupported
+from penstock.sinks.delta.step import read_small
+from penstock.sinks.delta.swap import DeltaSwap, align_columns, link_files, remove_links, set_properties
 from penstock.sinks.delta.targets import DeltaTargets
 from penstock.sinks.delta.upkeep import DeltaUpkeep
 from penstock.sinks.delta.writer import ATTEMPTS, DeltaWriter
@@ -76,7 +78,6 @@ from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import SparkExecutors
 from penstock.sinks.fitting import check_changes
 from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.names import quoted
 from penstock.sinks.origin import Origin
 from penstock.sinks.slices import load_changes, slices_after
 from penstock.sinks.steps import slices_upto, step_ends
@@ -100,7 +101,17 @@ def mirrored(_: TableName) -> Mode:
 class DeltaSink(DeltaTargets, Sink):
     """`mode_of`: how each table is to be kept; a table that is there and is kept in another way is refused."""
 
-    def __init__(self, spark: SparkSession, root: Path, pipeline: str, mode_of: ModeOf = mirrored, upkeep: Upkeep | None = None) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        root: Path,
+        pipeline: str,
+        mode_of: ModeOf = mirrored,
+        upkeep: Upkeep | None = None,
+        *,
+        original: DeltaTargets | None = None,
+    ) -> None:
+        """`original`: the tables whose place those of this sink are to take, if it is for shadows."""
         super().__init__(root, pipeline)
         self._spark = spark
         self._mode_of = mode_of
@@ -110,6 +121,7 @@ class DeltaSink(DeltaTargets, Sink):
         self._turns: dict[TableName, threading.Lock] = {}
         self._sessions = DeltaSessions(spark)
         self._reached: dict[TableName, Position] = {}
+        self._original = original
         self._slow: dict[TableName, SlowTableError] = {}
 
     @override
@@ -138,6 +150,8 @@ class DeltaSink(DeltaTargets, Sink):
             self._spark.sql(f"{verb} TABLE {definition(path, layout, {**properties, COPY: secrets.token_hex(8)})}")
         for leftover in leftovers:
             leftover.unlink(missing_ok=True)
+        if self._original is not None:
+            align_columns(path, self._original.path(schema.name))
         place = snapshot_place(path, layout, fence)
         if place is None:
             raise SinkError(f"the Delta table at {path} vanished right after it was created")
@@ -192,8 +206,7 @@ class DeltaSink(DeltaTargets, Sink):
     def adopt(self, schema: TableSchema) -> bool:
         path, layout = self.path(schema.name), self._layout(schema)
         check_adoptable(path, layout)
-        properties = ownership(self._pipeline, layout, schema.oid)
-        self._set_properties(schema.name, self._spark, properties)
+        set_properties(path, self._spark, ownership(self._pipeline, layout, schema.oid))
         return True
 
     @override
@@ -209,25 +222,32 @@ class DeltaSink(DeltaTargets, Sink):
             raise TargetRewoundError(
                 f"{self.path(table)} is gone, so nothing can take its place", hint="restart the pipeline to copy the table anew"
             )
-        if mine.applied is not None and mine.applied >= position:
-            # Delta leaves out what it takes for a repetition; and a crash right here only means that the table is copied once more.
-            record_position(self.path(table), self._application(table), Position.ZERO)
-        try:
-            with self._turn(table):
-                self._overwrite(mine, found, shadow.path(table), position)
-        except PenstockError:
-            self._put_back(mine, position)
-            raise
+        with self._turn(table):
+            DeltaSwap(self.path(table), shadow.path(table), self._application(table), mine, found).make(self._transaction, position)
         self._remember(table, None)
         self._check_reached(table, position)
 
     @override
+    def prepare_replace(self, table: TableName, shadow: Sink) -> None:
+        if isinstance(shadow, DeltaSink):
+            with suppress(Unsupported):  # then Delta puts it in place
+                link_files(self.path(table), shadow.path(table))
+
+    @override
+    def cancel_replace(self, table: TableName, shadow: Sink) -> None:
+        if isinstance(shadow, DeltaSink):
+            remove_links(self.path(table), shadow.path(table))
+
+    @override
     def shadow(self, copy: str) -> Sink:
-        return DeltaSink(self._spark, self._root / SHADOWS / self._pipeline / copy, self._pipeline, self._mode_of)
+        return DeltaSink(self._spark, self._root / SHADOWS / self._pipeline / copy, self._pipeline, self._mode_of, original=self)
 
     @override
     def drop_shadows(self) -> None:
-        shutil.rmtree(self._root / SHADOWS / self._pipeline, ignore_errors=True)
+        shadows = self._root / SHADOWS / self._pipeline
+        for log in sorted(shadows.glob("*/*/*/_delta_log")):
+            remove_links(self._root / log.parent.relative_to(log.parents[2]), log.parent)
+        shutil.rmtree(shadows, ignore_errors=True)
 
     @override
     def version_at(self, table: TableName, position: Position) -> int | None:
@@ -240,37 +260,16 @@ class DeltaSink(DeltaTargets, Sink):
         return reader.load(str(self.path(table)))
 
     @override
+    def read_small(self, table: TableName, version: int | None, limit_bytes: int) -> pa.Table | None:
+        return read_small(self.path(table), version, limit_bytes)
+
+    @override
     def maintain(self, table: TableName) -> None:
         self._upkeep.keep(SharedTable(self.path(table), self._turn(table), lambda: self._look(table)[0]), self._application(table))
 
     def _turn(self, table: TableName) -> threading.Lock:
         """Whose it is commits to the table: an epoch, or, for some milliseconds between two of them, what is done for the table."""
         return self._turns.setdefault(table, threading.Lock())
-
-    def _overwrite(self, mine: Target, other: Target, place: Path, position: Position) -> None:
-        """Make the table what lies at `place`, with whatever columns and key that has."""
-        session, table = self._transaction(mine.table, position), mine.table
-        with failing(self.path(table), "replacing"):
-            rows = session.read.format("delta").load(str(place))
-            properties: dict[str, str] = {}
-            if replace(other, applied=None, copy=None) != replace(mine, applied=None, copy=None):
-                layout = Layout(other.schema, other.key, other.mode)
-                properties = table_properties(self._pipeline, layout, other.source_oid, other.origin)
-            self._set_properties(table, session, {**properties, COPY: other.copy or ""})
-            rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(self.path(table)))
-
-    def _put_back(self, mine: Target, position: Position) -> None:
-        """Whose it is comes first: a table that has the shadow's copy and is at the position counts as replaced."""
-        path, application = self.path(mine.table), self._application(mine.table)
-        now = load_applied(path, application)
-        if now != position:
-            self._set_properties(mine.table, self._spark, {COPY: mine.copy or ""})
-            if mine.applied is not None and now is None:
-                record_position(path, application, mine.applied)
-
-    def _set_properties(self, table: TableName, session: SparkSession, properties: Mapping[str, str]) -> None:
-        with failing(self.path(table), "describing"):
-            session.sql(f"ALTER TABLE delta.{quoted(str(self.path(table)))} SET TBLPROPERTIES ({listed(properties)})")
 
     def _check_empty(self, table: TableName) -> None:
         """A snapshot goes into a table that counts as no copy yet; added to one that does, every row would be there twice."""

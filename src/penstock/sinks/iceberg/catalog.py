@@ -110,6 +110,25 @@ def local_path(location: str) -> Path:
     return Path(location)
 
 
+@dataclass(frozen=True, slots=True)
+class FileGroup:
+    """Files as Java has them: the deletes reach the rows of all groups before this one."""
+
+    rows: Sequence[Any]
+    deletes: Sequence[Any] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowContent:
+    """What a table is to hold in the place of all that it does."""
+
+    groups: Sequence[FileGroup]
+    schema: Any = None
+    """Its columns from then on, as Java has them; None: they stay."""
+    last_column: int = 0
+    """The greatest number that was given to one of them."""
+
+
 class IcebergCatalog:
     """One catalog of one Spark session. Safe to use from several threads, each with tables of its own."""
 
@@ -193,16 +212,68 @@ class IcebergCatalog:
             if change.rewritten is not None:
                 # It says no position: it is the same rows. Nobody sees it without what follows.
                 self._overwrite(transaction, loaded, change.rewritten).commit()
-            update = self._update(transaction, loaded, change)
-            update.scanManifestsWith(self._at_once)
-            update.set(POSITION, str(position))
-            update.commit()
-            snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
-            properties = transaction.updateProperties()
-            for name, value in {**change.properties, **position_properties(position, snapshot)}.items():
-                properties.set(name, value)
-            properties.commit()
-            self._put(loaded, transaction.currentMetadata(), snapshot)
+            self._set_position(self._update(transaction, loaded, change), position)
+            self._finish(loaded, transaction, change.properties, position)
+
+    def swap(self, loaded: LoadedTable, shadow: ShadowContent, properties: Mapping[str, str], position: Position) -> None:
+        """Let files that are linked into the table's directory take the place of all that are there. `TableMovedError` as with `commit`.
+
+        Deletes reach only rows of earlier snapshots, so it takes as many snapshots as there are groups, in one commit of metadata. All of
+        them have the position: nobody is to take one of them for what the table was before.
+        """
+        with failing(f"committing to {loaded.location}"):
+            transaction = self.begin(loaded) if shadow.schema is None else self._begin_as(loaded, shadow)
+            for at, group in enumerate(shadow.groups):
+                update = transaction.newRowDelta() if at else self._overwrite(transaction, loaded, ())
+                for file in group.rows:
+                    (update.addRows if at else update.addFile)(file)
+                for file in group.deletes:
+                    update.addDeletes(file)
+                self._set_position(update, position)
+            self._finish(loaded, transaction, properties, position)
+
+    def _begin_as(self, loaded: LoadedTable, shadow: ShadowContent) -> Any:
+        """A transaction on the table that was loaded, with other columns."""
+        last = max(int(loaded.base.lastColumnId()), shadow.last_column)
+        start = self._iceberg.TableMetadata.buildFrom(loaded.base).setCurrentSchema(shadow.schema, last).build()
+        return self._iceberg.Transactions.replaceTableTransaction(loaded.location, loaded.java.operations(), start)
+
+    def set_columns(self, loaded: LoadedTable, schema: Any, last_column: int) -> None:
+        """Give a table without rows other columns, with the numbers that they have in `schema`."""
+        with failing(f"committing to {loaded.location}"):
+            made = self._iceberg.TableMetadata.buildFrom(loaded.base).setCurrentSchema(schema, last_column).build()
+            loaded.java.operations().commit(loaded.base, made)
+
+    def schema_document(self, java_schema: Any) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self._iceberg.SchemaParser.toJson(java_schema))
+        return found
+
+    def java_schema(self, fields: Sequence[Mapping[str, Any]]) -> Any:
+        return self._iceberg.SchemaParser.fromJson(json.dumps({"type": "struct", "fields": list(fields)}))
+
+    def moved_file(self, loaded: LoadedTable, file: Any) -> Any:
+        """A file of another table as one that is linked into the directory of this one, with the same statistics."""
+        spec, name = loaded.java.spec(), str(file.location()).rpartition("/")[2]
+        builder = self._iceberg.DataFiles.builder(spec).copy(file) if str(file.content()) == "DATA" else self._copied_deletes(spec, file)
+        return builder.withPath(f"{loaded.location}/data/{name}").build()
+
+    def _copied_deletes(self, spec: Any, file: Any) -> Any:
+        """Iceberg's own copy of deletes leaves out by which columns they name rows."""
+        columns = self._int_array([int(number) for number in file.equalityFieldIds()])
+        return self._iceberg.FileMetadata.deleteFileBuilder(spec).copy(file).ofEqualityDeletes(columns)
+
+    def _set_position(self, update: Any, position: Position) -> None:
+        update.scanManifestsWith(self._at_once)
+        update.set(POSITION, str(position))
+        update.commit()
+
+    def _finish(self, loaded: LoadedTable, transaction: Any, properties: Mapping[str, str], position: Position) -> None:
+        snapshot = transaction.currentMetadata().currentSnapshot().snapshotId()
+        update = transaction.updateProperties()
+        for name, value in {**properties, **position_properties(position, snapshot)}.items():
+            update.set(name, value)
+        update.commit()
+        self._put(loaded, transaction.currentMetadata(), snapshot)
 
     def _put(self, loaded: LoadedTable, metadata: Any, snapshot: int) -> None:
         """Let `metadata`, with that snapshot, take the place of what was loaded.
@@ -263,9 +334,11 @@ class IcebergCatalog:
         return builder.withPath(path).withFormat("PARQUET").withFileSizeInBytes(file.bytes).withMetrics(metrics).build()
 
     def _ints(self, loaded: LoadedTable, columns: Sequence[str]) -> Any:
+        return self._int_array(field_ids(loaded.schema, columns))
+
+    def _int_array(self, numbers: Sequence[int]) -> Any:
         gateway = self._spark.sparkContext._gateway  # noqa: SLF001
         assert gateway is not None
-        numbers = field_ids(loaded.schema, columns)
         array = gateway.new_array(gateway.jvm.int, len(numbers))
         for at, number in enumerate(numbers):
             array[at] = number

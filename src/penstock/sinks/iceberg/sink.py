@@ -10,12 +10,13 @@ costs more with each delete, until it is rewritten (`iceberg/maintenance.py`).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
 from typing import Any
 
+import pyarrow as pa
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +47,16 @@ from penstock.sinks.iceberg.evolution import evolve_table, past_of
 from penstock.sinks.iceberg.maintenance import Maintainer, Maintenance
 from penstock.sinks.iceberg.names import IS_DELETED, check_names
 from penstock.sinks.iceberg.reader import EpochTarget, LakeReader
-from penstock.sinks.iceberg.shadows import by_spark, commented, drop_below, put_in_place
+from penstock.sinks.iceberg.shadows import (
+    align_columns,
+    by_spark,
+    commented,
+    drop_below,
+    link_files,
+    plan_swap,
+    put_in_place,
+    remove_links,
+)
 from penstock.sinks.iceberg.state import COPY, find_applied, find_version, identity_properties, owned_target
 from penstock.sinks.iceberg.targets import identifier
 from penstock.sinks.layout import DELETED, Layout, Mode
@@ -68,8 +78,17 @@ class IcebergSink(Sink):
     """`mode_of`: how each table is to be kept; a table that is there and is kept in another way is refused."""
 
     def __init__(
-        self, spark: SparkSession, place: IcebergPlace, pipeline: str, executors: Executors | None = None, mode_of: ModeOf = mirrored
+        self,
+        spark: SparkSession,
+        place: IcebergPlace,
+        pipeline: str,
+        executors: Executors | None = None,
+        mode_of: ModeOf = mirrored,
+        *,
+        original: IcebergSink | None = None,
     ) -> None:
+        """`original`: the sink of the tables whose place those of this sink are to take, if it is for shadows."""
+        self._original = original
         self._spark = spark
         self._place = place
         self._pipeline = pipeline
@@ -119,6 +138,11 @@ class IcebergSink(Sink):
         rows = reader.table(name)
         return rows if self._mode_of(table) is not Mode.SOFT_DELETE else rows.withColumnRenamed(IS_DELETED, DELETED)
 
+    @override
+    def read_small(self, table: TableName, version: int | None, limit_bytes: int) -> pa.Table | None:
+        loaded = self._catalog.load(self.identifier(table))
+        return None if loaded is None or loaded.problem is not None else self._reader.read_small(loaded, version, limit_bytes)
+
     def _target(self, table: TableName, loaded: LoadedTable) -> Target:
         """What is another's is refused as such, whatever else is wrong with it."""
         applied = find_applied(loaded.ancestors(), loaded.properties)
@@ -153,10 +177,16 @@ class IcebergSink(Sink):
         # A replaced table has no current snapshot, and so no position.
         self._define(schema.name, definition(layout, table_properties(self._place, former, {**identity, COPY: secrets.token_hex(8)})))
         self._remember(schema.name, None)
+        self._align(schema.name)
         loaded = self._loaded(schema.name)
         loaded.directory.mkdir(parents=True, exist_ok=True)
         self._remove_leftovers(schema.name, loaded, ())
         return snapshot_place(loaded, layout, fence)
+
+    def _align(self, table: TableName) -> None:
+        original = None if self._original is None else self._catalog.load(self._original.identifier(table))
+        if original is not None:
+            align_columns(self._catalog, self._loaded(table), original)
 
     def _define(self, table: TableName, definition: str) -> None:
         levels = self.identifier(table)[:-1]
@@ -361,28 +391,69 @@ class IcebergSink(Sink):
                 f"{self.describe(table)} is gone, so nothing can take its place", hint="restart the pipeline to copy the table anew"
             )
         self._target(table, former)
-        rows = shadow.read(table)
-        rows = rows if found.mode is not Mode.SOFT_DELETE else rows.withColumnRenamed(DELETED, IS_DELETED)
         identity = identity_properties(self._pipeline, target_layout(found), found.source_oid, found.origin)
         properties = table_properties(self._place, former, {**identity, COPY: found.copy or ""})
-        with by_spark(f"replacing {self.describe(table)}"):
-            put_in_place(commented(rows, self._catalog.comments(former)), self.sql_name(table), properties, position)
+        with self._turn(table):
+            if not self._swap(table, shadow, properties, position):
+                self._rewrite(table, shadow, found, properties, position)
         after = self.load_target(table)
         if after is None or after.applied != position:
             raise SinkError(f"{self.describe(table)} is not at {position}, though Iceberg reported no error")
+
+    def _swap(self, table: TableName, shadow: IcebergSink, properties: Mapping[str, str], position: Position) -> bool:
+        """One commit of metadata. False: it takes more than that."""
+        for _ in range(_FILL_ATTEMPTS):
+            former, found = self._loaded(table), shadow._loaded(table)
+            link_files(found, former)
+            content = plan_swap(self._spark._jvm, self._catalog, found, former)  # noqa: SLF001
+            if content is None:
+                return False
+            with suppress(TableMovedError):
+                self._catalog.swap(former, content, properties, position)
+                return True
+        raise SinkError(f"others commit to {self.describe(table)} faster than a copy can be put in its place")
+
+    @override
+    def prepare_replace(self, table: TableName, shadow: Sink) -> None:
+        found = self._catalog.load(shadow.identifier(table)) if isinstance(shadow, IcebergSink) else None
+        if found is not None:
+            link_files(found, self._loaded(table))
+
+    @override
+    def cancel_replace(self, table: TableName, shadow: Sink) -> None:
+        if isinstance(shadow, IcebergSink):
+            self._remove_links(shadow.identifier(table), self.identifier(table))
+
+    def _remove_links(self, shadow: Sequence[str], table: Sequence[str]) -> None:
+        found, mine = self._catalog.load(shadow), self._catalog.load(table)
+        if found is not None and mine is not None:
+            remove_links(found, mine)
+
+    def _rewrite(self, table: TableName, shadow: IcebergSink, found: Target, properties: Mapping[str, str], position: Position) -> None:
+        """Have Spark write all rows again."""
+        rows = shadow.read(table)
+        rows = rows if found.mode is not Mode.SOFT_DELETE else rows.withColumnRenamed(DELETED, IS_DELETED)
+        comments = self._catalog.comments(self._loaded(table))
+        with by_spark(f"replacing {self.describe(table)}"):
+            put_in_place(commented(rows, comments), self.sql_name(table), properties, position)
         self._catalog.save_position(self._loaded(table), position)
 
     @override
     def shadow(self, copy: str) -> Sink:
         place = replace(self._place, namespace=(*self._shadows(), copy), maintenance=Maintenance(delete_files=0, expire_every=0))
-        return IcebergSink(self._spark, place, self._pipeline, self._executors, self._mode_of)
+        return IcebergSink(self._spark, place, self._pipeline, self._executors, self._mode_of, original=self)
 
     @override
     def drop_shadows(self) -> None:
         try:
-            drop_below(self._spark, (self._place.catalog, *self._shadows()))
+            drop_below(self._spark, (self._place.catalog, *self._shadows()), self._forget_links)
         except (PySparkException, Py4JJavaError) as error:
             raise SinkError(f"shadows of former runs cannot be dropped: {first_line(error)}") from error
+
+    def _forget_links(self, namespace: Sequence[str], table: str) -> None:
+        """Before a shadow is dropped that a former run left, `<shadows>.<copy>.<schema>.<table>`."""
+        below = tuple(namespace)[len(self._shadows()) + 2 :]
+        self._remove_links((*namespace[1:], table), (*self._place.namespace, *below, table))
 
     def _shadows(self) -> tuple[str, ...]:
         return (*self._place.namespace, SHADOWS, self._pipeline)

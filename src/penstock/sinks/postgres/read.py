@@ -73,6 +73,7 @@ def read_small(source: TableSource, limit_bytes: int) -> pa.Table | None:
             parts.append(parse_rows([block], source.layout))
             size += parts[-1].nbytes
             if size > limit_bytes:
+                connection.close()  # it is in the middle of a COPY
                 return None
     return pa.concat_tables(parts)
 

@@ -1,0 +1,65 @@
+"""Copies of tables beside the stream: when one of them is over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from penstock.errors import SinkRefusedError
+from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.snapshots.background import BackgroundSnapshots, Door
+from penstock.pipeline.snapshots.coordinator import SnapshotCoordinator
+from penstock.postgres.catalog import CatalogTable
+from penstock.schema import TableName
+from tests.waiting import wait_for
+
+TABLE = CatalogTable(1, TableName("public", "t"))
+
+
+class _Coordinator:
+    """Copies nothing: waits until it may, and then fails or says that there was no table."""
+
+    def __init__(self, failure: Exception | None) -> None:
+        self.executors = self
+        self.sink = self
+        self.may_end = threading.Event()
+        self._failure = failure
+
+    def enter(self) -> None: ...
+
+    def load_target(self, _: TableName) -> object:
+        return object()
+
+    def copy(self, tables: Sequence[CatalogTable], _hold: object, arrive: Callable[[TableName], None], _stopping: object) -> dict[Any, Any]:
+        assert self.may_end.wait(10)
+        if self._failure is not None:
+            raise self._failure
+        for table in tables:
+            arrive(table.name)
+        return {}
+
+
+class _Door:
+    def hold(self, *_: object) -> None: ...
+
+    def enter(self, _: object) -> None: ...
+
+
+@pytest.mark.parametrize("failure", [None, SinkRefusedError("no", hint="no")])
+def test_a_copy_is_over_when_its_thread_has_ended_and_has_nothing_to_raise(failure: Exception | None) -> None:
+    coordinator = _Coordinator(failure)
+    copies = BackgroundSnapshots(cast("SnapshotCoordinator", coordinator), cast("Door", _Door()), PipelineObserver())
+    copies.start([TABLE])
+    assert not copies.is_over
+    coordinator.may_end.set()
+    if failure is None:
+        wait_for(lambda: copies.is_over, "the copy to be over")
+        copies.check()
+    else:
+        wait_for(lambda: not any(thread.is_alive() for thread in copies._threads), "its thread to end")
+        assert not copies.is_over
+        with pytest.raises(SinkRefusedError):
+            copies.check()
