@@ -86,9 +86,9 @@ def write_outcome(connection: Connection, place: TableName, layout: Layout, outc
         else:
             names = layout.columns.names
             delete_counted(connection, place, names, text_blocks(outcome.gone, [*names, COUNT]))
-    if outcome.rows.num_rows:
-        names = stored_names(layout)
-        insert_rows(connection, place, names, text_blocks(in_key_order(outcome.rows, layout.identity), names))
+    names = stored_names(layout)
+    for rows in outcome.new.slices():
+        insert_rows(connection, place, names, text_blocks(in_key_order(rows, layout.identity), names))
 
 
 def lookup_in(connection: Connection, task: EpochTask) -> Lookup:
