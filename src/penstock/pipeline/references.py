@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from penstock.errors import SecretError
 from penstock.secret import FileSecret, Secret
@@ -15,6 +16,15 @@ class Model(BaseModel):
     """A part of the file. A key that is not declared is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+TrustedRoles = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[^,]+$")], ...],
+    Field(
+        description="roles, beside the pipeline's own and superusers, whose schemas, tables, functions and publications Penstock uses if "
+        "it finds them made"
+    ),
+]
 
 
 class EnvReference(Model):

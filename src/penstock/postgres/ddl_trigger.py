@@ -11,28 +11,34 @@ import psycopg
 
 from penstock.errors import LockWaitError, PrivilegeError
 from penstock.postgres.connection import Connection, source_errors
+from penstock.postgres.ownership import OwnSchema
 from penstock.postgres.queries import query
 
 PREFIX = "penstock.ddl"
 """Of the messages."""
 
+_OWN = OwnSchema("penstock_ddl", (), ("tell",))
 _TRIGGERS = 2
 _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '10s'"
 
 
 def install_statements() -> str:
-    """To be pasted by somebody who may; doing it twice is doing it once."""
+    """The statements for an administrator to run. Running them twice does no harm."""
     return f"{query('ddl_trigger', 'install').strip()};"
 
 
 def is_installed(connection: Connection) -> bool:
-    """Whether everything is there, and fires."""
+    """Whether both event triggers exist and are enabled."""
     row = connection.execute(query("ddl_trigger", "inspect")).fetchone()
     return row is not None and row[0] == _TRIGGERS
 
 
 def ensure_trigger(connection: Connection, *, keep: bool = True) -> None:
-    """Create what is missing. Raises `PrivilegeError`, with the statements, if this role may not. Without `keep` it is only tried."""
+    """Create what is missing. Raises `PrivilegeError`, with the statements, if this role may not. Without `keep` it is only tried.
+
+    Raises `UntrustedObjectError` if the function or its schema belongs to a role that is not trusted, also where everything is installed.
+    """
+    _OWN.check(connection)
     if is_installed(connection):
         return
     with source_errors("creating the event trigger"):
@@ -40,12 +46,13 @@ def ensure_trigger(connection: Connection, *, keep: bool = True) -> None:
             with connection.transaction(force_rollback=not keep):
                 connection.execute(_LOCK_TIMEOUT)
                 connection.execute(query("ddl_trigger", "install"))
+                _OWN.check(connection)
         except psycopg.errors.InsufficientPrivilege as error:
             raise PrivilegeError(
-                "this role may not create the event trigger that tells what becomes of columns", hint=install_statements()
+                "this role may not create the event trigger that reports column changes", hint=install_statements()
             ) from error
         except psycopg.errors.LockNotAvailable as error:
-            raise LockWaitError("the event trigger could not be created within 10 seconds: somebody holds a lock") from error
+            raise LockWaitError("the event trigger could not be created within 10 seconds: another session holds a lock") from error
 
 
 def drop_trigger(connection: Connection) -> None:

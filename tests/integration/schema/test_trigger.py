@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from penstock.change import ChangeCounts
-from penstock.errors import PrivilegeError
+from penstock.errors import PrivilegeError, UntrustedObjectError
 from penstock.postgres.attributes import inspect_shape
 from penstock.postgres.catalog import CatalogTable
-from penstock.postgres.connection import Connection, connect
+from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.ddl_trigger import PREFIX, drop_trigger, ensure_trigger, install_statements, is_installed
 from penstock.schema import TableName
 from penstock.sinks.alterations import Alteration, parse_alterations, tell_numbers
@@ -23,6 +23,7 @@ from penstock.sinks.lineage import Told
 from penstock.sinks.origin import Origin
 from penstock.spool.reader import SpoolReader
 from tests.fix_captured import Captured
+from tests.fix_postgres import Database
 from tests.fix_roles import Roles
 
 pytestmark = pytest.mark.versions(14, 18)
@@ -138,3 +139,29 @@ def test_the_trigger_is_made_once_and_goes_without_a_trace(captured: Captured, a
     with connect(roles.address(roles.create("altering"))) as connection, pytest.raises(PrivilegeError) as refused:
         ensure_trigger(connection)
     assert refused.value.hint == install_statements()
+
+
+def test_role_that_may_create_does_not_become_superuser_by_the_event_trigger(database: Database, roles: Roles) -> None:
+    """CREATE OR REPLACE leaves a function to its owner, who replaces it again; everybody's DDL runs it."""
+    intruder = roles.create("intruder")
+    database.execute(f"GRANT CREATE ON DATABASE {database.name} TO {intruder}; CREATE TABLE altered (id int PRIMARY KEY)")
+    function = "CREATE OR REPLACE FUNCTION penstock_ddl.tell() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN {} END $$"
+    escalate = function.format(f"EXECUTE 'ALTER ROLE {intruder} SUPERUSER'; EXCEPTION WHEN OTHERS THEN NULL;")
+    with connect(SourceAddress.parse(database.dsn)) as admin, connect(roles.address(intruder)) as session:
+        session.execute("CREATE SCHEMA penstock_ddl")
+        session.execute(function.format("").encode())
+        with pytest.raises(UntrustedObjectError, match=f"of role {intruder}"):
+            ensure_trigger(admin)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match=intruder):
+            admin.execute(install_statements().encode())
+        assert not is_installed(admin)
+        session.execute(escalate.encode())
+        database.execute("ALTER TABLE altered ADD a int")
+        assert database.query("SELECT rolsuper FROM pg_roles WHERE rolname = %s", intruder) == [(False,)]
+        session.execute("DROP SCHEMA penstock_ddl CASCADE")
+        ensure_trigger(admin)
+        assert is_installed(admin)
+        admin.execute(f"ALTER FUNCTION penstock_ddl.tell() OWNER TO {intruder}".encode())
+        with pytest.raises(UntrustedObjectError, match="function tell of role"):
+            ensure_trigger(admin)
+        drop_trigger(admin)

@@ -1,7 +1,9 @@
 -- The event trigger that puts into the log what becomes of columns, in the transaction and at the place where it happens.
 
 -- name: install
--- Whoever alters a table must never fail because of it. Temporary tables are nobody's business.
+-- An ALTER TABLE never fails because of the trigger. Temporary tables are left out.
+-- CREATE OR REPLACE keeps the owner of a function that exists, who could replace its body later: whoever runs DDL, a superuser too, would run
+-- that. So the event triggers are created only if schema and function belong to the current role, a superuser or a trusted role.
 CREATE SCHEMA IF NOT EXISTS penstock_ddl;
 CREATE OR REPLACE FUNCTION penstock_ddl.tell() RETURNS event_trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
@@ -27,7 +29,19 @@ EXCEPTION WHEN OTHERS THEN
 END
 $body$;
 DO $body$
+DECLARE
+  owner name;
 BEGIN
+  SELECT r.rolname INTO owner
+  FROM pg_catalog.pg_namespace n
+  JOIN pg_catalog.pg_proc p ON p.pronamespace = n.oid AND p.proname = 'tell'
+  JOIN pg_catalog.pg_roles r ON r.oid IN (n.nspowner, p.proowner)
+  WHERE n.nspname = 'penstock_ddl' AND NOT r.rolsuper AND r.rolname <> current_user
+    AND r.rolname <> ALL (pg_catalog.string_to_array(coalesce(pg_catalog.current_setting('penstock.trusted_roles', true), ''), ','));
+  IF FOUND THEN
+    RAISE insufficient_privilege USING MESSAGE = pg_catalog.format('schema penstock_ddl or its function belongs to role %s', owner),
+      HINT = 'Find out who made it, then DROP SCHEMA penstock_ddl CASCADE and run this again.';
+  END IF;
   IF NOT EXISTS (SELECT FROM pg_catalog.pg_event_trigger WHERE evtname = 'penstock_ddl_altered') THEN
     CREATE EVENT TRIGGER penstock_ddl_altered ON ddl_command_end WHEN TAG IN ('ALTER TABLE') EXECUTE FUNCTION penstock_ddl.tell();
   END IF;
@@ -41,7 +55,7 @@ $body$
 DROP SCHEMA IF EXISTS penstock_ddl CASCADE
 
 -- name: inspect
--- Whether each of the two is there and fires for everybody.
+-- How many of the two event triggers exist and fire in every session.
 SELECT count(*) FILTER (WHERE e.evtenabled IN ('O', 'A')), count(*)
 FROM pg_catalog.pg_event_trigger e
 JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
