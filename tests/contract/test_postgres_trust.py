@@ -95,7 +95,7 @@ def test_role_that_may_create_in_the_target_does_not_become_superuser_by_tables_
     with pytest.raises(UntrustedObjectError, match=f"of role {intruder.name}"):
         harness.copy()
     with pytest.raises(UntrustedObjectError, match="schema penstock"):
-        harness.sink.find_record(harness.table.name)
+        harness.open("other").find_record(harness.table.name)
     assert not intruder.is_superuser
 
 

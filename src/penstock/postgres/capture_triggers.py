@@ -97,7 +97,10 @@ def inspect_change_table(connection: Connection, schema: str) -> ChangeTableFact
     found = own.inspect(connection)
     arguments = {"schema": schema, "tables": [table.name for table in own.tables]}
     row: Any = connection.execute(query("change_table", "inspect"), arguments).fetchone()
-    return None if found is None or row is None else ChangeTableFacts(*row, found)
+    if found is None or row is None:
+        return None
+    is_ours, is_own, is_usable = row
+    return ChangeTableFacts(is_ours, is_own, is_usable, found)
 
 
 def has_change_table(connection: Connection, schema: str) -> bool:

@@ -11,13 +11,13 @@ import psycopg
 
 from penstock.errors import LockWaitError, PrivilegeError
 from penstock.postgres.connection import Connection, source_errors
-from penstock.postgres.ownership import OwnSchema
-from penstock.postgres.queries import query
+from penstock.postgres.ownership import OwnSchema, OwnTable, Trust
+from penstock.postgres.queries import identifier, query
 
 PREFIX = "penstock.ddl"
 """Of the messages."""
 
-_OWN = OwnSchema("penstock_ddl", (), ("tell",))
+_OWN = OwnSchema("penstock_ddl", (OwnTable("secret", {"one": "boolean", "key": "text"}),), ("tell",))
 _TRIGGERS = 2
 _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '10s'"
 
@@ -53,6 +53,23 @@ def ensure_trigger(connection: Connection, *, keep: bool = True) -> None:
             ) from error
         except psycopg.errors.LockNotAvailable as error:
             raise LockWaitError("the event trigger could not be created within 10 seconds: another session holds a lock") from error
+
+
+def load_key(connection: Connection) -> bytes | None:
+    """The key by which messages of the event trigger are told from forged ones. None if there is no event trigger that signs them."""
+    with source_errors("reading the key of the event trigger"):
+        found = _OWN.check(connection)
+        if found is None or not found.has("secret"):
+            return None
+        try:
+            row = connection.execute(query("ddl_trigger", "key")).fetchone()
+        except psycopg.errors.InsufficientPrivilege as error:
+            role = identifier(Trust.load(connection).role)
+            raise PrivilegeError(
+                "this role may not read the key that signs the messages of the event trigger, so they are ignored",
+                hint=f"GRANT USAGE ON SCHEMA penstock_ddl TO {role}; GRANT SELECT ON penstock_ddl.secret TO {role};",
+            ) from error
+    return None if row is None else str(row[0]).encode()
 
 
 def drop_trigger(connection: Connection) -> None:
