@@ -159,6 +159,7 @@ class LogicalMessage:
 
     prefix: str
     content: bytes
+    """Empty for a message that was dropped because it was too large, or because too many waited for their commit."""
     lsn: Lsn
     """Where the message itself stands in the log."""
     xid: int | None = None

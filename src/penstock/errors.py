@@ -153,6 +153,12 @@ class ServerUnfitError(PenstockError):
     recovery = Recovery.OPERATOR
 
 
+class UntrustedObjectError(PrivilegeError):
+    """A schema, table, function or publication that Penstock needs was made by a role that is not trusted, or has another definition."""
+
+    code = "PEN-1108"
+
+
 class LockWaitError(PenstockError):
     """Another session holds a lock that a change of the publication needs."""
 

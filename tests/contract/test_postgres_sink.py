@@ -86,12 +86,12 @@ class PostgresHarness(SinkHarness):
             """
             CREATE FUNCTION copy_public.die() RETURNS trigger LANGUAGE plpgsql AS
                 'BEGIN PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN NULL; END';
-            CREATE CONSTRAINT TRIGGER die AFTER UPDATE ON penstock.applied DEFERRABLE INITIALLY DEFERRED
+            CREATE CONSTRAINT TRIGGER die AFTER INSERT ON copy_public.items DEFERRABLE INITIALLY DEFERRED
                 FOR EACH ROW EXECUTE FUNCTION copy_public.die()
             """
         )
         yield
-        self.database.execute("DROP TRIGGER die ON penstock.applied; DROP FUNCTION copy_public.die()")
+        self.database.execute("DROP TRIGGER die ON copy_public.items; DROP FUNCTION copy_public.die()")
 
     @override
     @contextmanager
@@ -260,7 +260,7 @@ def test_nothing_is_left_in_the_schema_of_ours_but_the_record(harness: PostgresH
     harness.source.delete(harness.at(1))
     harness.follow()
     tables = harness.database.query("SELECT tablename FROM pg_tables WHERE schemaname = 'penstock' ORDER BY 1")
-    assert tables == [("applied",), ("chunks",)]
+    assert tables == [("applied",), ("chunks",), ("leases",)]
     assert harness.database.query("SELECT count(*) FROM penstock.chunks") == [(0,)]
 
 
@@ -288,7 +288,7 @@ def test_a_value_that_cannot_be_stored_is_not_told(harness: PostgresHarness) -> 
 def test_a_second_run_of_the_pipeline_is_kept_away_until_the_first_is_gone(harness: PostgresHarness) -> None:
     harness.copy()
     second = harness.open()
-    with pytest.raises(PipelineBusyError, match=r"process \d+ of the server"):
+    with pytest.raises(PipelineBusyError, match=r"process \d+ \(role postgres, penstock target\)"):
         second.drop_shadows()
     assert second.load_target(ITEMS) is not None  # anybody may look
     harness.sink.close()

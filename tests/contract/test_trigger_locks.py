@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import LiteralString
 
 import pytest
 
@@ -12,8 +11,8 @@ from penstock.capture.trigger import TriggerCapture
 from penstock.errors import LockWaitError
 from penstock.postgres import capture_triggers
 from penstock.postgres.capture_triggers import detach, remove
+from penstock.postgres.change_table import ChangeTable
 from penstock.postgres.connection import connect
-from penstock.postgres.queries import query
 from penstock.testing.capture_conformance import upsert
 from penstock.testing.streams import Background, check_same, take
 from tests.contract.trigger_harness import TriggerHarness
@@ -93,9 +92,9 @@ def test_vacuum_never_takes_the_change_table_from_those_who_write(trigger: Trigg
     assert "vacuum_truncate=false" in options[0][0]
 
 
-@pytest.mark.parametrize("lock", ["lock_reader", "hold_horizon"])
-def test_server_notices_in_a_minute_that_who_holds_a_lock_is_gone(trigger: TriggerHarness, lock: LiteralString) -> None:
+def test_server_notices_in_a_minute_that_the_holder_of_the_lease_is_gone(trigger: TriggerHarness) -> None:
+    trigger.capture().live().close()
     with connect(trigger.settings.address) as connection:
-        connection.execute(query("change_table", lock), {"schema": trigger.settings.name})
+        assert ChangeTable(connection, trigger.settings.name).take_lease() is None
         rows = connection.execute("SELECT source FROM pg_settings WHERE name ~ '^tcp_keepalives_'").fetchall()
     assert rows == [("session",)] * 3

@@ -7,7 +7,6 @@ import shutil
 import threading
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import Any
 
 import psycopg
 import pytest
@@ -18,7 +17,7 @@ from penstock.errors import ChangeTableMissingError, PrivilegeError, SystemChang
 from penstock.position import Position
 from penstock.postgres import change_table
 from penstock.postgres.capture_triggers import inspect_acts, is_same_act, trigger_names
-from penstock.postgres.connection import connect
+from penstock.postgres.connection import Connection, connect
 from penstock.postgres.slot import current_position
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
 from penstock.testing.streams import Background, check_same, seen, take, take_until, wait_for
@@ -211,15 +210,16 @@ def test_state_after_every_transaction_of_random_writers_is_the_source(trigger: 
 
 
 def test_what_commits_between_a_snapshot_and_its_position_comes_after_it(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    sequence_under = change_table.sequence_under
+    export = change_table._export
 
-    def commit_first(*arguments: Any) -> Position:
+    def commit_after(holder: Connection) -> str:
+        snapshot = export(holder)
         trigger.commit(upsert(trigger.table, 2, "after"))
-        return sequence_under(*arguments)
+        return snapshot
 
     with closing(trigger.capture().live()) as stream:
         trigger.commit(upsert(trigger.table, 1, "before"))
-        monkeypatch.setattr(change_table, "sequence_under", commit_first)
+        monkeypatch.setattr(change_table, "_export", commit_after)
         rows, fence = snapshot(trigger)
         positions = {str(seen(change)[2]): change.commit.position for change in take(stream, 3, trigger.deadline_seconds) if change.commit}
     assert rows == {1: "before"}

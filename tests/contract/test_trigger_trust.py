@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import replace
 
 import pytest
 
+from penstock.capture.polling import PollingCapture
+from penstock.capture.polling_settings import PollingSettings
 from penstock.errors import PrivilegeError
 from penstock.position import Position
 from penstock.postgres.capture_triggers import Installation
@@ -60,7 +63,72 @@ def test_tables_that_somebody_made_before_are_not_taken_over(trigger: TriggerHar
 def test_change_table_that_is_wholly_somebody_elses_is_not_used_by_a_superuser(trigger: TriggerHarness, stranger: str) -> None:
     with connect(trigger.settings.address.with_parameters({"user": stranger})) as session:
         Installation(trigger.settings.name, stranger, needs_table=True, tables=()).run(session)
-    check_refused(trigger, "everything, which belongs to")
+    check_refused(trigger, "somebody else has put there: schema")
+
+
+def test_change_table_of_another_role_is_used_only_by_a_capture_that_trusts_it(trigger: TriggerHarness, stranger: str) -> None:
+    """Also by a role that is no superuser: the owner could have a trigger of its own run with the rights of the reader."""
+    reader = f"{trigger.database.name}_reader"
+    trigger.database.execute(f"CREATE ROLE {reader} LOGIN")
+    trigger.database.execute(f"ALTER TABLE {trigger.table} OWNER TO {stranger}; ALTER TABLE {trigger.other} OWNER TO {stranger}")
+    with connect(trigger.settings.address.with_parameters({"user": stranger})) as session:
+        Installation(trigger.settings.name, reader, needs_table=True, tables=(trigger.table, trigger.other)).run(session)
+    trigger.database.execute(f"GRANT SELECT ON {trigger.table}, {trigger.other} TO {reader}")
+    trigger.settings = replace(trigger.settings, address=trigger.settings.address.with_parameters({"user": reader}))
+    check_refused(trigger, "somebody else has put there: schema")
+    trigger.settings = replace(trigger.settings, address=trigger.settings.address.trusting([stranger]))
+    with closing(trigger.capture().live()) as stream:
+        trigger.commit(upsert(trigger.table, 1, "x"))
+        check_same_set(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "x")], "by a role that is trusted")
+    trigger.database.execute(f"DROP OWNED BY {reader} CASCADE; DROP ROLE {reader}")
+
+
+def test_check_that_calls_a_function_of_another_role_does_not_make_it_superuser(trigger: TriggerHarness, stranger: str) -> None:
+    """Its change table is complete, and would be used if it were of a role that is trusted."""
+    name = trigger.settings.name
+    with connect(trigger.settings.address.with_parameters({"user": stranger})) as session:
+        Installation(name, stranger, needs_table=True, tables=()).run(session)
+    escalate = (
+        f"CREATE FUNCTION {name}.escalate(bigint) RETURNS boolean LANGUAGE plpgsql AS "
+        f"$$ BEGIN EXECUTE 'ALTER ROLE {stranger} SUPERUSER'; RETURN true; EXCEPTION WHEN OTHERS THEN RETURN true; END $$"
+    )
+    planted = f"ALTER TABLE {name}.horizon ADD CHECK ({name}.escalate(position))"
+    as_role(trigger, stranger, escalate, planted)
+    with suppress(PrivilegeError):
+        trigger.capture().live().close()
+    with suppress(PrivilegeError):
+        list(trigger.capture().snapshot([trigger.table]))
+    assert trigger.database.query("SELECT rolsuper FROM pg_roles WHERE rolname = %s", stranger) == [(False,)]
+
+
+def test_role_that_may_only_connect_does_not_hold_up_capture_by_triggers_or_polling(trigger: TriggerHarness, stranger: str) -> None:
+    """By the advisory locks that captures took before there were leases."""
+    name = trigger.settings.name
+    taken = "SELECT pg_advisory_lock(hashtextextended('penstock ' || what || %s, 0)) FROM unnest(%s::text[]) AS l (what)"
+    polling = PollingSettings(trigger.settings.address, "shop", trigger.settings.spool / "polled", (trigger.table,))
+    with connect(trigger.settings.address.with_parameters({"user": stranger})) as session:
+        session.execute(taken, [name, ["reads ", "sequences ", "sets up "]])
+        session.execute("SELECT pg_advisory_lock(8099000947049456491), pg_advisory_lock(8099000, hashtext('shop'))")
+
+        def capture_both() -> None:
+            with closing(trigger.capture().live()) as stream:
+                trigger.commit(upsert(trigger.table, 1, "x"))
+                check_same_set(take(stream, 1, 10), [upsert(trigger.table, 1, "x")], "by triggers")
+            list(trigger.capture().snapshot([trigger.table]))
+            with closing(PollingCapture(polling).live()) as stream:
+                trigger.commit(upsert(trigger.table, 2, "y"))
+                take(stream, 1, 10)
+            list(PollingCapture(polling).snapshot([trigger.table]))
+
+        Background(capture_both).result(40, "changes by both ways")
+
+
+def test_change_table_of_an_earlier_version_gets_its_leases(trigger: TriggerHarness) -> None:
+    trigger.capture().live().close()
+    trigger.database.execute(f"DROP TABLE {trigger.settings.name}.leases")
+    with closing(trigger.capture().live()) as stream:
+        trigger.commit(upsert(trigger.table, 1, "x"))
+        check_same_set(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "x")], "with leases")
 
 
 def test_schema_that_somebody_else_has_made_is_not_built_in(trigger: TriggerHarness, stranger: str) -> None:
@@ -74,6 +142,11 @@ def test_schema_that_somebody_else_has_made_is_not_built_in(trigger: TriggerHarn
         PLANTED,
         ("CREATE RULE planted AS ON INSERT TO {s}.{t} DO ALSO NOTIFY planted",),
         ("ALTER TABLE {s}.{t} OWNER TO {r}",),
+        ("ALTER TABLE {s}.{t} ADD CHECK (first > 0)",),
+        ("CREATE INDEX planted ON {s}.{t} ((first + 1))",),
+        ("ALTER TABLE {s}.{t} ENABLE ROW LEVEL SECURITY",),
+        ("ALTER TABLE {s}.{t} ALTER at SET DEFAULT now()",),
+        ("CREATE TABLE {s}.planted () INHERITS ({s}.{t})",),
         ("ALTER FUNCTION {s}.note() OWNER TO {r}",),
     ],
 )
@@ -93,14 +166,13 @@ def test_empty_schema_of_the_role_itself_is_built_in(trigger: TriggerHarness) ->
 
 def test_two_who_set_up_a_change_table_at_once_make_one(trigger: TriggerHarness) -> None:
     both = {trigger.table, trigger.other}
-    waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-    lock = "SELECT pg_advisory_xact_lock(hashtextextended('penstock sets up ' || %s, 0))"
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
     with trigger.database.connect() as first:
-        first.execute(lock, [trigger.settings.name])
+        first.execute(f"CREATE SCHEMA {trigger.settings.name}".encode())
         setting_up = [Background(lambda: trigger.capture().ensure_coverage(both, manage=True)) for _ in range(2)]
         look = lambda: trigger.database.query(waiting)  # noqa: E731
         wait_for(lambda: look() == [(2,)], "two who wait", look, trigger.deadline_seconds)
-        first.commit()
+        first.rollback()
     for each in setting_up:
         each.result(trigger.deadline_seconds, "the change table")
     assert trigger.capture().inspect_coverage(both).satisfied
@@ -117,7 +189,7 @@ def test_where_polling_goes_on_is_not_kept_in_what_somebody_else_has_made(trigge
             with pytest.raises(PrivilegeError, match="somebody else has put there"):
                 attempt()
         trigger.database.execute("DROP TABLE penstock.polling CASCADE")
-        with pytest.raises(PrivilegeError, match="belongs to"):
+        with pytest.raises(PrivilegeError, match="schema penstock of role"):
             resume.begin_mark(Position.of(1), "")
         trigger.database.execute("DROP SCHEMA penstock CASCADE")
         resume.begin_mark(Position.of(1), "")

@@ -67,7 +67,7 @@ def test_role_that_may_not_set_up_triggers_is_told_what_the_owner_of_the_tables_
     trigger: TriggerHarness, roles: Roles, owner: str, caplog: pytest.LogCaptureFixture, *, manage: bool
 ) -> None:
     plain = roles.create("plain")
-    settings = replace(trigger.settings, address=roles.address(plain))
+    settings = replace(trigger.settings, address=roles.address(plain).trusting([owner]))
     capture = TriggerCapture(settings).with_trigger_management({trigger.table, trigger.other}, manage)
     check_told(trigger, capture, ChangeTableMissingError, roles.address(owner), caplog)
     assert capture.inspect_coverage({trigger.table, trigger.other}).satisfied

@@ -78,7 +78,7 @@ def test_change_table_and_triggers_go(database: Database, tmp_path: Path) -> Non
     config = load_config(path)
     ensure_coverage(config.source.address(), config.slot, [ITEMS], manage=True)
     with connect(config.source.address()) as reader:
-        assert ChangeTable(reader, config.slot).try_lock()
+        assert ChangeTable(reader, config.slot).take_lease() is None
         with pytest.raises(SlotBusyError):
             plan_drop(config)
     plan = plan_drop(config)

@@ -18,7 +18,9 @@ from penstock.errors import (
     ServerUnfitError,
     StandbyError,
     UnsupportedTableError,
+    UntrustedObjectError,
 )
+from penstock.postgres.ownership import Trust, remedy
 from penstock.postgres.privileges import Role, Unreadable
 from penstock.postgres.publication import OPERATIONS, HeapIdentity, Listing, Publication, Relation
 from penstock.postgres.queries import identifier
@@ -56,6 +58,20 @@ def publication_blockers(name: str, publication: Publication | None, relations: 
     for relation in relations:
         if relation.listing is not None:
             yield from _listing_blockers(name, publication, relation, relation.listing)
+
+
+def ownership_blockers(publication: Publication | None, relations: Sequence[Relation], trust: Trust) -> Iterator[Blocker]:
+    """A publication whose owner could leave out changes of tables that are not its own."""
+    if publication is None or trust.covers_or_owns_database(publication.owner):
+        return
+    if all(relation.owner == publication.owner for relation in relations if relation.oid is not None):
+        return  # the owner of a table may do as it likes with the rows anyway
+    own = identifier(publication.name)
+    yield Blocker(
+        UntrustedObjectError.code,
+        f"publication {publication.name} belongs to role {publication.owner}, which does not own all the tables and could leave out rows",
+        f"ALTER PUBLICATION {own} OWNER TO {identifier(trust.role)}; or {remedy(publication.owner)}",
+    )
 
 
 def _listing_blockers(name: str, publication: Publication, relation: Relation, listing: Listing) -> Iterator[Blocker]:

@@ -83,7 +83,7 @@ class PollingCapture(ChangeCapture):
         with connect(settings.address, "penstock snapshot") as connection:
             found = find_tables(connection, tables)
             keep = CopiedTables(self.settings, found)
-            with hold_fence(connection, [table.name for table in found], keep) as moment:
+            with hold_fence(connection, [table.name for table in found], keep, settings.turn) as moment:
                 commit = Commit(moment.position)
                 for table in inspect_polled(connection, settings, found).checked():
                     for block in read_window(connection, table, EVERYTHING, EVERYTHING, moment):

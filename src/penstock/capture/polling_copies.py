@@ -65,4 +65,4 @@ class CopyExport:
     def __call__(
         self, address: SourceAddress, on_wait: OnWait, tables: Sequence[CatalogTable] = ()
     ) -> AbstractContextManager[ExportedSnapshot]:
-        return export_moment(address, on_wait, CopiedTables(self.settings, tables))
+        return export_moment(address, on_wait, CopiedTables(self.settings, tables), self.settings.turn)

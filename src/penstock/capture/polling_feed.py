@@ -32,7 +32,7 @@ from penstock.change import ChangeType, LogStep
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import Connection, connect, source_errors
-from penstock.postgres.moments import Moment, ensure_flushed, hold_moment, hold_name, inspect_system, let_go
+from penstock.postgres.moments import Moment, ensure_flushed, hold_moment, inspect_system
 from penstock.postgres.open_transactions import FirstOnes, OpenNow, SafeLooks, inspect_open
 from penstock.postgres.polled import PolledTable, RowBlock, Window, inspect_highest, read_keys_in_order, read_window
 from penstock.postgres.timeline import SystemIdentity
@@ -98,7 +98,7 @@ class PollingFeed(ChangeFeed):
         with connect(settings.address) as connection:
             system = inspect_system(connection)
             found = find_tables(connection, tables)
-            with hold_moment(connection, [table.name for table in found]) as moment:
+            with hold_moment(connection, [table.name for table in found], settings.turn) as moment:
                 polled = inspect_polled(connection, settings, found).checked()
                 states = {table.schema.oid: begin_table(connection, table, moment, keys) for table in polled}
             ensure_flushed(connection, moment.position)
@@ -124,7 +124,7 @@ class PollingSession(FeedSession):
             self._connection: Connection = self._stack.enter_context(connect(settings.address, "penstock polling"))
             with source_errors(f"asking {settings.address.describe()}"):
                 self._system = inspect_system(self._connection)
-                hold_name(self._connection, settings.name)
+                self._stack.enter_context(self._store.held(self._connection))
             is_same = _is_same_timeline(SystemIdentity.parse(state.system), self._system)
             self._states = dict(state.tables) if is_same else _read_anew(state.tables)
             self._reached = state.reached if is_same else Position.ZERO
@@ -148,7 +148,6 @@ class PollingSession(FeedSession):
 
     @override
     def close(self) -> None:
-        let_go(self._connection)
         self._stack.close()
 
     @override
@@ -166,7 +165,7 @@ class PollingSession(FeedSession):
             self._keys.keep_only({oid: state.keys for oid, state in self._states.items() if state.keys is not None})
             now = inspect_open(connection)
             safe = self._safe.look(now)
-            with hold_moment(connection, [table.name for table in found]) as moment:
+            with hold_moment(connection, [table.name for table in found], self._settings.turn) as moment:
                 check_not_rewound(self._reached, moment.position)
                 position = max(moment.position, Position.of(last.value + 1))
                 steps = LookSteps(position, moment.taken_at)

@@ -9,20 +9,23 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from typing_extensions import override
 
 from penstock.capture.feeds import Mark
-from penstock.errors import SpoolCorruptError
+from penstock.errors import SlotBusyError, SpoolCorruptError
 from penstock.position import Position
-from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.resume_table import ResumeTable
 from penstock.spool import storage
+from penstock.spool.lock import FileLock
 
 _MARK = "resume.json"
 _TABLES = "tables"
+_LOCK = "lock"
 
 
 class ResumeStore(ABC):
@@ -50,6 +53,10 @@ class ResumeStore(ABC):
     @abstractmethod
     def remove_tables(self, oids: Collection[int]) -> None:
         """These are not asked any more. One that is added again begins then."""
+
+    @abstractmethod
+    def held(self, connection: Connection) -> AbstractContextManager[object]:
+        """Be the only capture that uses this, for the length of a block and of the connection. `SlotBusyError` if there is another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,13 @@ class FileResume(ResumeStore):
     def remove_tables(self, oids: Collection[int]) -> None:
         for oid in oids:
             storage.remove_file(self.directory / _TABLES / str(oid))
+
+    @override
+    def held(self, connection: Connection) -> AbstractContextManager[object]:
+        hint = "stop the other capture, or give this one a directory of its own under polling.resume"
+        return FileLock(
+            self.directory / _LOCK, lambda holder: SlotBusyError(f"process {holder} polls by {self.directory / _MARK}", hint=hint)
+        )
 
     def _load(self, name: str) -> dict[str, str] | None:
         data = storage.read_bytes(self.directory / name)
@@ -138,3 +152,7 @@ class SourceResume(ResumeStore):
     def remove_tables(self, oids: Collection[int]) -> None:
         with connect(self.address) as connection:
             ResumeTable(connection, self.name).remove_tables(oids)
+
+    @override
+    def held(self, connection: Connection) -> AbstractContextManager[object]:
+        return ResumeTable(connection, self.name).held()

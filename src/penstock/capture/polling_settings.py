@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +16,10 @@ from penstock.location import absolute_path
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
+from penstock.spool.lock import MomentLock
+
+_TURN_SECONDS = 60.0
+"""A copy of tables keeps the lock while it stores their keys; then a look is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,16 @@ class PollingSettings:
     def keys(self) -> Path:
         """Where the keys are kept that tables had."""
         return self.spool / "keys"
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """The lock under which the processes of this capture take moments of the source, one at a time."""
+        lock = MomentLock(self.spool)
+        lock.wait(_TURN_SECONDS)
+        try:
+            yield
+        finally:
+            lock.release()
 
     @property
     def feed(self) -> FeedSettings:

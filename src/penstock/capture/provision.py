@@ -10,11 +10,12 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from penstock.capture.blockers import publication_blockers, relation_blockers, role_blockers
+from penstock.capture.blockers import ownership_blockers, publication_blockers, relation_blockers, role_blockers
 from penstock.contracts.provisioning import Blocker, CoverageReport
 from penstock.errors import LockWaitError, PenstockError, SourceError, find_error
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.health import log_wait
+from penstock.postgres.ownership import Trust
 from penstock.postgres.privileges import inspect_role
 from penstock.postgres.publication import Addition, inspect_publication, inspect_publisher, inspect_relations
 from penstock.postgres.slot import OnWait, Slot, check_server, check_slot, ensure_slot, inspect_server
@@ -110,7 +111,11 @@ def plan_coverage(connection: Connection, name: str, required: Collection[TableN
     hopeless = {table for blocker in unfit for table in blocker.tables}
     wanting = [relation for relation in missing if relation.name not in hopeless]
     addition = Addition.plan(connection, name, wanting, exists=publication is not None) if wanting else None
-    blockers = [*publication_blockers(name, publication, relations), *unfit]
+    blockers = [
+        *ownership_blockers(publication, relations, Trust.load(connection)),
+        *publication_blockers(name, publication, relations),
+        *unfit,
+    ]
     if addition is not None:
         publisher = inspect_publisher(connection, name, wanting)
         blockers += role_blockers(name, publication, wanting, inspect_role(connection), statement=addition.text, publisher=publisher)

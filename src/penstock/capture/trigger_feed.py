@@ -89,9 +89,10 @@ class TriggerSession(FeedSession):
         with self._stack:
             connection = self._stack.enter_context(connect(settings.address, READER))
             self._table = ChangeTable(connection, settings.name)
-            if not self._table.try_lock():
-                raise SlotBusyError(f"another process reads the change table {settings.name}")
             state = self._table.inspect()
+            holder = self._table.take_lease()
+            if holder is not None:
+                raise SlotBusyError(f"another process reads the change table {settings.name}: {holder}")
             check_reader(state, mark.position, settings.name)
             if not state.is_accepted:
                 self._table.accept()

@@ -170,7 +170,7 @@ def _ownership(schema: str, wanting: Sequence[TriggeredRelation], role: Role, in
     if foreign:
         reasons = [f"only {owner}, who owns {', '.join(map(str, names))}, may give it triggers" for owner, names in foreign.items()]
         tables = tuple(sorted(table for names in foreign.values() for table in names))
-        who, statements = "as their owner, or a superuser", " ".join(installation.texts)
+        who, statements = "as a superuser, or as their owner, which trusted_roles has to name then", " ".join(installation.texts)
         if not installation.needs_table:
             who = f"as a superuser; or the grants as role {role.name}, and the rest as their owner"
             statements = " ".join([*(attach_grant_text(schema, owner) for owner in foreign), statements])

@@ -30,8 +30,10 @@ from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.snapshots.shadows import Shadows
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
+from penstock.postgres.ddl_trigger import PREFIX
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
+from penstock.sinks.alterations import AlterationReader
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import CopyAnew
 from penstock.spool.range import SpoolRange
@@ -86,6 +88,7 @@ class EpochApplier:
         self._requests: deque[Callable[[], None]] = deque()
         self._turn = threading.Lock()
         self._ended_at = time.monotonic()
+        self.hints = AlterationReader(PREFIX)
         self.last = log.last()
 
     @property
@@ -291,7 +294,7 @@ class EpochApplier:
         renewed = self._shadows.swap(self._reader, end) if self._shadows is not None else {}
         self._renew(renewed)
         due = [name for name in self._ledger.live() if self._watch.is_ahead(name, end) or self._bringer.is_due(name)]
-        work = plan_work(self._ledger.targets, self.statuses, ranges, self._watch.routed, due)
+        work = plan_work(self._ledger.targets, self.statuses, ranges, self._watch.routed, due, hints=self.hints)
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="penstock-apply") as pool:
             failures = dict(zip([changes.table for changes in work], pool.map(lambda each: self._apply_one(each, end), work), strict=True))
         self._take_failures({name: error for name, error in failures.items() if isinstance(error, PenstockError)})

@@ -24,7 +24,7 @@ from penstock.pipeline.existing_policy import ExistingPolicy
 from penstock.pipeline.letters.policy import RefusedPolicy
 from penstock.pipeline.maintenance_config import MaintenanceConfig
 from penstock.pipeline.polling_config import PollingConfig
-from penstock.pipeline.references import EnvReference, FileReference, Model
+from penstock.pipeline.references import EnvReference, FileReference, Model, TrustedRoles
 from penstock.pipeline.routes import Route, check_routes
 from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
 from penstock.pipeline.sink_config import SinkConfig
@@ -86,6 +86,7 @@ class SourceConfig(Model):
         description="whether tables in `append` mode also get rows as they were before an update or a delete; of tables with REPLICA "
         "IDENTITY FULL, since no others have them in the log",
     )
+    trusted_roles: TrustedRoles = ()
     tls: TlsConfig | None = None
 
     @field_validator("capture", mode="before")
@@ -126,7 +127,7 @@ class SourceConfig(Model):
         return value
 
     def address(self) -> SourceAddress:
-        address = SourceAddress.parse(self.dsn, self.password.follow() if self.password else None)
+        address = SourceAddress.parse(self.dsn, self.password.follow() if self.password else None).trusting(self.trusted_roles)
         if self.tls is None:
             return address
         pairs = {"sslmode": self.tls.mode, "sslrootcert": self.tls.root_cert, "sslcert": self.tls.cert, "sslkey": self.tls.key}

@@ -106,8 +106,9 @@ def _change_table(connection: Connection, config: PipelineConfig, others: list[s
 
 def _is_unread(connection: Connection, schema: str) -> bool:
     """Raises if somebody reads it; otherwise nobody does until this session ends."""
-    if not ChangeTable(connection, schema).try_lock():
-        raise SlotBusyError(f"another process reads the change table {schema}", hint="stop it, and say it again")
+    holder = ChangeTable(connection, schema).take_lease()
+    if holder is not None:
+        raise SlotBusyError(f"another process reads the change table {schema}: {holder}", hint="stop it, and say it again")
     return True
 
 

@@ -9,9 +9,8 @@ from penstock.change import ChangeCounts
 from penstock.pipeline.routing import gather
 from penstock.pipeline.states import TableStatus
 from penstock.position import Position
-from penstock.postgres.ddl_trigger import PREFIX
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.alterations import parse_alterations
+from penstock.sinks.alterations import AlterationReader
 from penstock.sinks.base import TableChanges, Target
 from penstock.spool.range import SpoolRange
 
@@ -26,13 +25,15 @@ def plan_work(
     ranges: Mapping[Position, SpoolRange],
     routed: Mapping[int, TableSchema],
     due: Collection[TableName],
+    *,
+    hints: AlterationReader,
 ) -> list[TableChanges]:
     """What each table has to take in, read from where that table stands; the largest first.
 
     `routed` are tables into which others go, by their numbers. `due` are tables for which there is something to do in any case.
     """
     work = []
-    altered = {start: parse_alterations(each.messages, PREFIX) for start, each in ranges.items()}
+    altered = {start: hints.read(each.messages) for start, each in ranges.items()}
     for name, status in statuses.items():
         if not status.is_applied or status.applied is None:
             continue

@@ -59,7 +59,7 @@ from penstock.position import Position
 from penstock.postgres.attributes import CatalogShape, inspect_shape
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import connect
-from penstock.postgres.ddl_trigger import ensure_trigger
+from penstock.postgres.ddl_trigger import ensure_trigger, load_key
 from penstock.postgres.timeline import SystemIdentity
 from penstock.schema import TableName
 from penstock.sinks.base import SHADOWS, Sink
@@ -239,7 +239,7 @@ class Pipeline:
         for name in tables.returned:
             self._sink.disown(name)
         if config.source.event_trigger:
-            self._ensure_trigger()
+            self._ensure_trigger(applier)
         if tables.capturable:
             side.ensure(tables, self._sink.describe, is_alone=True, on_wait=self._tell_wait)
         take_over(tables, self._sink, config.state)
@@ -249,11 +249,12 @@ class Pipeline:
                 self._observer.table_failed(name, status)
         return tables
 
-    def _ensure_trigger(self) -> None:
-        """Without it everything goes on, and more is copied anew."""
+    def _ensure_trigger(self, applier: EpochApplier) -> None:
+        """Without it the pipeline runs as well, and resyncs tables more often."""
         try:
             with connect(self._address) as connection:
                 ensure_trigger(connection)
+                applier.hints.key = load_key(connection)
         except PrivilegeError as error:
             self._observer.interrupted(f"{error.message}; penstock check prints it", 0.0)
 

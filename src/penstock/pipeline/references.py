@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from penstock.errors import SecretError
 from penstock.location import parse_location
@@ -25,6 +25,15 @@ class Model(BaseModel):
         annotation = cls.model_fields[str(info.field_name)].annotation
         holds_path = Path in (annotation, *get_args(annotation))
         return parse_location(value) if holds_path and isinstance(value, str | Path) else value
+
+
+TrustedRoles = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[^,]+$")], ...],
+    Field(
+        description="roles, beside the pipeline's own and superusers, whose schemas, tables, functions and publications Penstock uses if "
+        "it finds them made"
+    ),
+]
 
 
 class EnvReference(Model):

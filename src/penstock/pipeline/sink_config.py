@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.pipeline.references import EnvReference, FileReference, Model
+from penstock.pipeline.references import EnvReference, FileReference, Model, TrustedRoles
 from penstock.postgres.connection import SourceAddress
 from penstock.sinks.layout import Mode
 
@@ -34,6 +34,7 @@ class PostgresConfig(Model):
     )
     schema_prefix: str = Field("", description="put before the name of the source's schema")
     schemas: dict[str, str] = Field(default_factory=dict, description="for some of the source's schemas, the one that their tables go to")
+    trusted_roles: TrustedRoles = ()
     state: Path = Field(
         Path("target"), description="a directory, on a disk that the executors reach, for the record of epochs and of unfinished snapshots"
     )
@@ -50,7 +51,7 @@ class PostgresConfig(Model):
         return self.state
 
     def address(self) -> SourceAddress:
-        return SourceAddress.parse(self.dsn, self.password.follow() if self.password else None)
+        return SourceAddress.parse(self.dsn, self.password.follow() if self.password else None).trusting(self.trusted_roles)
 
     def resolved(self, base: Path) -> PostgresConfig:
         update: dict[str, object] = {"state": base / self.state}

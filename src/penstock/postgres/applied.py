@@ -7,19 +7,40 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+
+import psycopg
 
 from penstock.errors import SinkError
 from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress, connect
+from penstock.postgres.lease import LEASES, lease_statement
+from penstock.postgres.ownership import OwnSchema, OwnTable, lock_tables
 from penstock.postgres.queries import query
 from penstock.postgres.target_errors import target_errors
 from penstock.schema import TableName
 
 OWN_SCHEMA = "penstock"
 
+_APPLIED = OwnTable(
+    "applied",
+    {
+        **dict.fromkeys(("schema", "table", "pipeline", "source_schema", "source_table", "mode", "staging", "origin", "copy"), "text"),
+        "source_oid": "bigint",
+        "columns": "jsonb",
+        "key": "jsonb",
+        "position": "pg_lsn",
+        "relation": "regclass",
+    },
+    added=frozenset({"relation", "origin", "copy"}),
+)
+_CHUNKS = OwnTable("chunks", {"staging": "text", "number": "integer", "fence": "pg_lsn", "rows": "bigint"})
+_OWN = OwnSchema(OWN_SCHEMA, (_APPLIED, _CHUNKS, LEASES))
+_MADE = (psycopg.errors.DuplicateSchema, psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation)
+
+_ATTEMPTS = 3
 _PATIENCE = "SET LOCAL lock_timeout = '60s'"
 
 
@@ -63,34 +84,38 @@ def target_connection(address: SourceAddress, doing: str) -> Iterator[Connection
 
 @contextmanager
 def target_transaction(address: SourceAddress, doing: str) -> Iterator[Connection]:
-    """A transaction on a connection of its own. If its end is not learned, the position tells which it was."""
+    """A transaction on a connection of its own. If its end is not learned, the position tells which it was.
+
+    The tables of the schema `penstock` are locked and checked first (`penstock.postgres.ownership`).
+    """
     with target_connection(address, doing) as connection, connection.transaction():
         connection.execute(_PATIENCE)
+        _OWN.lock(connection)
+        _OWN.check(connection)
         yield connection
 
 
 def is_prepared(connection: Connection) -> bool:
-    return bool(_one(connection, "is_prepared")[0])
+    """Whether the tables of the schema `penstock` exist. Raises `UntrustedObjectError` if they must not be used."""
+    found = _OWN.check(connection)
+    return found is not None and found.has(_APPLIED.name, _CHUNKS.name)
 
 
 def ensure_prepared(connection: Connection) -> None:
-    """Make the tables of the schema `penstock`, or bring those of an earlier version up to date. First thing in a transaction.
+    """Create the tables of the schema `penstock`, or upgrade those of an earlier version. First in a transaction.
 
-    Only if need be: asking for one that is there needs a privilege too.
+    Nothing is executed if everything exists: CREATE … IF NOT EXISTS needs the right to create too. What was found is checked after that as
+    well: another role may have created the schema in between.
     """
-    if not _is_current(connection):
-        take_turns(connection)
-        if not _is_current(connection):
+    for _ in range(_ATTEMPTS):
+        found = _OWN.check(connection)
+        if found is not None and not found.missing:
+            return
+        with suppress(*_MADE), connection.transaction():  # of two sessions that create them at once, one fails
             connection.execute(query("target", "prepare"))
-
-
-def _is_current(connection: Connection) -> bool:
-    return is_prepared(connection) and bool(_one(connection, "is_current")[0])
-
-
-def take_turns(connection: Connection) -> None:
-    """Whoever makes schemas, which several tables share, waits here until the other's transaction has ended; two at once would collide."""
-    connection.execute(query("target", "take_turns"))
+            connection.execute(lease_statement("create", OWN_SCHEMA))
+        _OWN.lock(connection)
+    raise SinkError(f"schema {OWN_SCHEMA} is being changed by another session, again and again")
 
 
 def load_record(connection: Connection, place: TableName) -> tuple[AppliedRecord | None, bool]:
@@ -122,8 +147,16 @@ def is_there(connection: Connection, place: TableName) -> bool:
 
 
 def lock_position(connection: Connection, place: TableName, pipeline: str) -> Position | None:
-    """How far the table is, which stays so until the transaction ends. None too if it is not this pipeline's."""
-    row: Any = connection.execute(query("target", "lock"), _names(place) | {"pipeline": pipeline}).fetchone()
+    """The position of the table, locked until the transaction ends. None too if it is not this pipeline's.
+
+    The table itself is locked after its row, and compared with the row again after that: whoever owns its schema could have put another
+    table in its place.
+    """
+    arguments = _names(place) | {"pipeline": pipeline}
+    if connection.execute(query("target", "lock"), arguments).fetchone() is None:
+        return None
+    lock_tables(connection, [place])
+    row: Any = connection.execute(query("target", "lock"), arguments).fetchone()
     return None if row is None or row[0] is None else Position.parse(row[0])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, LiteralString
@@ -17,19 +18,20 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from penstock.errors import LockWaitError, PrivilegeError
+from penstock.errors import ChangeTableMissingError, LockWaitError, PrivilegeError
 from penstock.position import Position
-from penstock.postgres.change_table import ChangeTable, statement
+from penstock.postgres.change_table import ChangeTable, own_schema, statement
 from penstock.postgres.connection import Connection, source_errors
-from penstock.postgres.publication import LOCK_SECONDS
+from penstock.postgres.lease import LEASES, LOCK_SECONDS, lease_statement
+from penstock.postgres.ownership import FoundSchema
 from penstock.postgres.queries import identifier, query
 from penstock.schema import TableName
 
 _log = logging.getLogger(__name__)
 
+_MADE = (psycopg.errors.DuplicateSchema, psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation)
 _PAUSE_SECONDS = 0.1
 _GLIMPSE_SECONDS = 0.1
-_TABLES = ("changes", "commits", "horizon", "resume", "shapes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +40,30 @@ class ChangeTableFacts:
 
     is_ours: bool
     """Whether this role may add to it."""
-    owner: str
     is_own: bool
     """Whether this role itself is the owner."""
-    is_whole: bool
     is_usable: bool
-    """Whether this role may read and write what is in it."""
-    is_begun: bool
-    """Whether there is anything by the names that a change table needs."""
-    strange: tuple[str, ...]
-    """What is not its owner's, or would have code of others run when the change table is used."""
+    """Whether this role may read and write the tables."""
+    found: FoundSchema
+
+    @property
+    def owner(self) -> str:
+        return self.found.owner
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing but the table of leases, which the reader creates where an earlier version did not."""
+        return self.found.missing <= {LEASES.name}
 
     def refusal(self, schema: str) -> PrivilegeError | None:
-        """Why nothing of it may be used, if that is so."""
-        anew = f"DROP SCHEMA {identifier(schema)} CASCADE; then start the capture, which makes its own; or choose another name for it"
-        if self.strange:
-            what = f"schema {schema} has what somebody else has put there: {', '.join(self.strange)}"
-            return PrivilegeError(f"{what}; used, it could run with the rights of whoever uses it", hint=f"see who did; {anew}")
-        if self.is_begun and not self.is_whole:
-            return PrivilegeError(f"schema {schema} has a part of a change table, or something else by such names", hint=anew)
+        """The reason why the change table must not be used, if there is one."""
+        if self.found.strange:
+            return own_schema(schema).refusal(self.found)
+        if not self.is_whole and (self.found.tables or self.found.functions):
+            return PrivilegeError(
+                f"schema {schema} has a part of a change table, or other objects of the same names",
+                hint=f"DROP SCHEMA {identifier(schema)} CASCADE; then start the capture, which creates it; or choose another name for it",
+            )
         return None
 
 
@@ -86,11 +93,14 @@ def trigger_names(schema: str) -> tuple[str, str]:
 
 
 def inspect_change_table(connection: Connection, schema: str) -> ChangeTableFacts | None:
-    row: Any = connection.execute(query("change_table", "inspect"), {"schema": schema, "tables": list(_TABLES)}).fetchone()
-    if row is None:
+    own = own_schema(schema)
+    found = own.inspect(connection)
+    arguments = {"schema": schema, "tables": [table.name for table in own.tables]}
+    row: Any = connection.execute(query("change_table", "inspect"), arguments).fetchone()
+    if found is None or row is None:
         return None
-    is_ours, owner, is_own, is_whole, is_usable, is_begun, strange = row
-    return ChangeTableFacts(is_ours, owner, is_own, is_whole, is_usable, is_begun, tuple(strange))
+    is_ours, is_own, is_usable = row
+    return ChangeTableFacts(is_ours, is_own, is_usable, found)
 
 
 def has_change_table(connection: Connection, schema: str) -> bool:
@@ -167,28 +177,28 @@ class Installation:
                 patience.insist(connection, partial(self._attach, connection, table))
 
     def _make(self, connection: Connection) -> None:
-        self._take_turns(connection)
         if not has_change_table(connection, self.schema):
-            for each in self._making():
-                connection.execute(each)
+            # Of two sessions that create it at once, one waits for the other and fails.
+            with suppress(*_MADE), connection.transaction():
+                for each in self._making():
+                    connection.execute(each)
+            if not has_change_table(connection, self.schema):
+                raise ChangeTableMissingError(f"the change table {self.schema} is being removed by another session", hint="try again")
 
     def _attach(self, connection: Connection, table: TableName) -> None:
-        self._take_turns(connection)
+        # Readers need not wait, unless there is a trigger to be replaced.
+        _take(connection, table, "SHARE ROW EXCLUSIVE")
         row: Any = connection.execute(query("change_table", "has_triggers"), _wanted(self.schema, [table])).fetchone()
-        # Readers are in nobody's way, unless there is a trigger to be replaced.
-        _take(connection, table, "ACCESS EXCLUSIVE" if row[0] else "SHARE ROW EXCLUSIVE")
+        if row[0]:
+            _take(connection, table, "ACCESS EXCLUSIVE")
         connection.execute(_of_table("attach", self.schema, table))
-
-    def _take_turns(self, connection: Connection) -> None:
-        """Of two who set up the same thing at once."""
-        connection.execute(query("change_table", "lock_setup"), {"schema": self.schema})
 
     def _making(self) -> list[sql.Composed]:
         if not self.needs_table:
             return []
         schema = [statement("create_schema", self.schema)] if self.needs_schema else []
         install, grant = statement("install", self.schema), statement("grant", self.schema, role=sql.Identifier(self.role))
-        return [sql.SQL(";\n").join([*schema, install, grant])]
+        return [sql.SQL(";\n").join([*schema, install, lease_statement("create", self.schema), grant])]
 
     def _attaching(self) -> list[sql.Composed]:
         return [_of_table("attach", self.schema, table) for table in self.tables]

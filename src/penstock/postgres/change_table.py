@@ -8,7 +8,7 @@ those of the log itself: a snapshot, a lag in bytes and a server that was set ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,11 +23,62 @@ from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress, connect, passing_bytes, source_errors
 from penstock.postgres.copying import read_texts
 from penstock.postgres.exported import ExportedSnapshot
+from penstock.postgres.lease import LEASES, Lease, waiting_for
+from penstock.postgres.ownership import OwnSchema, OwnTable
 from penstock.postgres.queries import query
 from penstock.schema import TableName
 
 READER = "penstock trigger"
 """The name of the session that reads."""
+
+_TABLES = (
+    OwnTable(
+        "shapes",
+        {
+            **dict.fromkeys(("relation", "root", "index"), "oid"),
+            **dict.fromkeys(("space", "name"), "text"),
+            **dict.fromkeys(("names", "key", "columns"), "text[]"),
+            "id": "bigint",
+            "numbers": "smallint[]",
+            "types": "oid[]",
+            "modifiers": "integer[]",
+            "generated": "boolean[]",
+        },
+    ),
+    OwnTable(
+        "changes",
+        {
+            **dict.fromkeys(("seq", "shape"), "bigint"),
+            **dict.fromkeys(("root", "node"), "oid"),
+            **dict.fromkeys(("old_at", "new_at"), "tid"),
+            **dict.fromkeys(("old", "new"), "text"),
+            "xid": "xid8",
+            "op": '"char"',
+            "altered": "smallint[]",
+        },
+    ),
+    OwnTable(
+        "commits",
+        {
+            **dict.fromkeys(("position", "first", "last", "changes", "bytes"), "bigint"),
+            "xid": "xid8",
+            "at": "timestamp with time zone",
+        },
+    ),
+    OwnTable(
+        "horizon",
+        {
+            **dict.fromkeys(("position", "inherited"), "bigint"),
+            **dict.fromkeys(("system_identifier", "timeline"), "text"),
+            "one": "boolean",
+            "snapshot": "pg_snapshot",
+        },
+        defaults={"one": "true"},
+        checks=("CHECK (one)",),
+    ),
+    OwnTable("resume", {"one": "boolean", "position": "bigint"}, defaults={"one": "true"}, checks=("CHECK (one)",)),
+    LEASES,
+)
 
 _COLUMNS = 10
 _MISSING = frozenset({"3F000", "42P01"})  # the schema, or a table in it
@@ -98,13 +149,15 @@ class ChangeTable:
         self._schema = schema
         self._removed = 0
 
-    def try_lock(self) -> bool:
-        """Become the one reader, for as long as the connection is there; False if another one is."""
-        row: Any = self._execute("lock_reader", {"schema": self._schema}).fetchone()
-        return bool(row[0])
+    def take_lease(self) -> str | None:
+        """Become the only reader until the connection ends. If there is one already, gives a description of it instead of None."""
+        lease = Lease(self._connection, self._schema, "reader")
+        lease.ensure_table()
+        return lease.take()
 
     def inspect(self) -> TableState:
-        """Raises if there is nothing to be read, or nothing that could be trusted."""
+        """Raises if there is no change table, or one that must not be trusted: of another server, or with objects of other roles."""
+        own_schema(self._schema).check(self._connection)
         row: Any = self._execute("state").fetchone()
         if row is None:
             raise _missing(self._schema)
@@ -124,8 +177,7 @@ class ChangeTable:
 
     def accept(self) -> None:
         """Go on with a server that was promoted. Only for who has checked, by `check_reader`, that it has all that was ever given out."""
-        with self._connection.transaction():
-            self._execute("lock_horizon", {"schema": self._schema})
+        with self._horizon():
             self._execute("accept")
 
     def sequence(self) -> Position:
@@ -133,9 +185,15 @@ class ChangeTable:
 
         Raises `UncheckedTimelineError`, which passes, on a server that was promoted, until its reader accepts that.
         """
-        with self._connection.transaction():
-            self._execute("lock_horizon", {"schema": self._schema})
+        with self._horizon():
             return self._sequence()
+
+    def sequence_under(self, export: Callable[[], str]) -> tuple[str, Position]:
+        """Put into order what a snapshot shows, and nothing else; `export` takes the snapshot once no other session does the same."""
+        with self._horizon("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"):
+            snapshot = export()
+            self._connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+            return snapshot, self._sequence()
 
     def commits(self, after: Position, limit: int) -> list[OrderedCommit]:
         rows: list[Any] = self._execute("commits", {"after": after.value, "limit": limit}).fetchall()
@@ -178,6 +236,15 @@ class ChangeTable:
             self._removed = last
         return True
 
+    @contextmanager
+    def _horizon(self, *first: LiteralString) -> Iterator[None]:
+        """A transaction that is the only one to put changes into order. Neither statement that begins it takes a snapshot."""
+        with waiting_for(self._connection, [TableName(self._schema, "horizon")], f"putting changes of {self._schema} into order"):
+            for each in first:
+                self._connection.execute(each)
+            self._execute("lock_horizon")
+            yield
+
     def _sequence(self) -> Position:
         """In a transaction, whose commit is durable, whatever is usual for the role: the order is given out at once."""
         self._execute("insist")
@@ -208,6 +275,11 @@ class ChangeTable:
             raise
 
 
+def own_schema(name: str) -> OwnSchema:
+    """The schema of a change table."""
+    return OwnSchema(name, _TABLES, ("note",))
+
+
 def statement(name: LiteralString, schema: str, **parts: sql.Composable) -> sql.Composed:
     """A named statement for the capture whose schema this is."""
     return sql.SQL(query("change_table", name)).format(schema=sql.Identifier(schema), **parts)
@@ -236,26 +308,18 @@ def check_reader(state: TableState, held: Position, schema: str) -> None:
 def export_fence(address: SourceAddress, schema: str) -> Iterator[ExportedSnapshot]:
     """Hold a snapshot open for the length of the block, with the position at which it is exact. Waits for nobody's transaction.
 
-    Who reads the change table meanwhile goes on as soon as that position is known.
+    The reader of the change table goes on as soon as that position is known.
     """
-    parameters = {"schema": schema}
-    with connect(address, "penstock holder") as holder:
-        holder.execute(query("change_table", "hold_horizon"), parameters)
-        with holder.transaction():
-            holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            row: Any = holder.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
-            with connect(address) as connection, source_errors("putting changes into order"):
-                fence = sequence_under(connection, schema, row[0])
-            holder.execute(query("change_table", "release_horizon"), parameters)
-            yield ExportedSnapshot(row[0], fence)
+    with connect(address, "penstock holder") as holder, holder.transaction():
+        holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        with connect(address) as connection, source_errors("putting changes into order"):
+            snapshot, fence = ChangeTable(connection, schema).sequence_under(lambda: _export(holder))
+        yield ExportedSnapshot(snapshot, fence)
 
 
-def sequence_under(connection: Connection, schema: str, snapshot: str) -> Position:
-    """What is put into order is what the snapshot shows, and nothing else."""
-    with connection.transaction():
-        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
-        return ChangeTable(connection, schema)._sequence()  # noqa: SLF001 - the lock is held by whoever took the snapshot
+def _export(holder: Connection) -> str:
+    row: Any = holder.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
+    return str(row[0])
 
 
 def _shape(row: Any) -> Shape:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import select
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import LiteralString, TypeAlias
@@ -54,6 +54,10 @@ PINNED_SETTINGS = {
 MINIMUM_VERSION = 140_000
 """The first with TID range scans: an older server reads the whole table for each chunk of a snapshot."""
 
+TRUSTED_ROLES = "trusted_roles"
+"""The key of the configuration under which roles are named whose objects may be used (`penstock.postgres.ownership`)."""
+_TRUST_SETTING = f"penstock.{TRUSTED_ROLES}"
+
 # By the first version that knows them: an older one would refuse a connection that names them.
 _NEWER_SETTINGS = {140_000: b"SET idle_session_timeout = 0", 170_000: b"SET transaction_timeout = 0"}
 
@@ -98,6 +102,15 @@ class SourceAddress:
         """The same place, with further libpq parameters."""
         return SourceAddress(make_conninfo(self.dsn, **parameters), self.password)
 
+    def trusting(self, roles: Collection[str]) -> SourceAddress:
+        """The same place, where objects of these roles may be used too. A setting of each session says so, and travels with the DSN."""
+        if not roles:
+            return self
+        escaped = re.sub(r"([\\\s])", r"\\\1", ",".join(roles))
+        own = conninfo_to_dict(self.dsn).get("options")
+        setting = f"-c {_TRUST_SETTING}={escaped}"
+        return self.with_parameters({"options": f"{own} {setting}" if own else setting})
+
     def describe(self) -> str:
         """For people: user, host and database, nothing secret."""
         parameters = conninfo_to_dict(self.dsn)
@@ -110,8 +123,10 @@ class SourceAddress:
         parameters = conninfo_to_dict(self.dsn)
         pinned = " ".join(f"-c {name}={value}" for name, value in PINNED_SETTINGS.items())
         own = parameters.get("options")
+        # Set in any case: the owner of a database could give the setting a default there.
+        nobody = f"-c {_TRUST_SETTING}="
         extra: dict[str, str | int | None] = {
-            "options": f"{own} {pinned}" if own else pinned,
+            "options": f"{nobody} {own} {pinned}" if own else f"{nobody} {pinned}",
             "client_encoding": "UTF8",
             "application_name": application,
             "connect_timeout": str(parameters.get("connect_timeout") or 10),

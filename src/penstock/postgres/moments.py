@@ -2,8 +2,8 @@
 
 The place is where the log was when the snapshot had been taken. It needs neither `wal_level = logical` nor a slot nor a right to replicate,
 only goes up, and means the same to whoever asks later, whatever else is lost. By itself it says nothing about a commit that is in the
-log and not yet visible; so moments are not compared with commits, only with each other. Everybody who takes one holds a lock of the
-database while he does, and what comes later has the later place: an earlier moment sees no more than a later one.
+log and not yet visible; so moments are not compared with commits, only with each other. The processes of one capture take moments in
+turn, under a lock outside of the database (`Turn`): the later moment has the later place, and sees all that the earlier one saw.
 
 A server that crashes forgets the end of its log that had not reached the disk: commits that were visible, and numbers of transactions,
 which it gives out again. So nothing that a moment shows is relied on before the log up to it is on disk (`ensure_flushed`).
@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
 
-import psycopg
 from psycopg import sql
 
-from penstock.errors import LockWaitError, SlotBusyError, StandbyError
+from penstock.errors import LockWaitError, StandbyError
 from penstock.position import Position
 from penstock.postgres.chunks import reading
 from penstock.postgres.connection import Connection, SourceAddress, connect
@@ -53,63 +52,75 @@ Keep: TypeAlias = Callable[[Connection, Moment], None]
 """Keeps what there is at a moment, in its transaction."""
 
 
+Turn: TypeAlias = Callable[[], AbstractContextManager[object]]
+"""Takes the lock under which the processes of one capture take moments, one at a time. Without comparisons none is needed."""
+
+
 @contextmanager
-def hold_moment(connection: Connection, tables: Sequence[TableName] = ()) -> Iterator[Moment]:
+def hold_moment(connection: Connection, tables: Sequence[TableName] = (), turn: Turn = nullcontext) -> Iterator[Moment]:
     """Read under one moment for the length of the block, in one read-only transaction of `connection`.
 
     `tables` are locked against being altered, emptied or rewritten, before the snapshot is taken: a table that is emptied after a snapshot
-    looks empty to it too. Whoever reads and writes them is not kept waiting. `LockWaitError` if somebody has one of them to himself.
+    looks empty to it too. Readers and writers of the tables need not wait. `LockWaitError` if another session has locked one of them.
     """
-    with _begun(connection, tables):
+    with ExitStack() as held, _begun(connection, tables, turn, held):
         moment = _inspect_moment(connection)
-        connection.execute(query("polling", "unlock_moment"))
+        held.close()
         yield moment
 
 
 @contextmanager
-def hold_fence(connection: Connection, tables: Sequence[TableName] = (), keep: Keep | None = None) -> Iterator[Moment]:
+def hold_fence(
+    connection: Connection, tables: Sequence[TableName] = (), keep: Keep | None = None, turn: Turn = nullcontext
+) -> Iterator[Moment]:
     """As `hold_moment`, for copying: every other moment has an earlier place or a later one, and none is taken while `keep` runs."""
-    connection.execute(lock_patience())
-    connection.execute(query("polling", "lock_moment"))
-    flush_log(connection)
-    with _begun(connection, tables):
-        moment = _inspect_moment(connection)
-        if keep is not None:
-            keep(connection, moment)
-        # From within, and not on disk: enough for whoever comes next to have a later place, also if nobody else writes anything.
-        nudge(connection)
-        for _ in range(2):
-            connection.execute(query("polling", "unlock_moment"))
-        yield moment
+    with ExitStack() as held:
+        held.enter_context(turn())
+        flush_log(connection)
+        with _begun(connection, tables, nullcontext, ExitStack()):
+            moment = _inspect_moment(connection)
+            if keep is not None:
+                keep(connection, moment)
+            # From within, and not on disk: enough for the next moment to have a later place, also if no session writes anything.
+            nudge(connection)
+            held.close()
+            yield moment
 
 
 @contextmanager
-def export_moment(address: SourceAddress, _on_wait: OnWait = log_wait, keep: Keep | None = None) -> Iterator[ExportedSnapshot]:
-    """As `export_snapshot`, without a slot: the fence is a moment. Nothing is waited for, so nobody is told."""
-    with connect(address, "penstock snapshot") as connection, connect(address) as other, hold_fence(connection, keep=keep) as moment:
+def export_moment(
+    address: SourceAddress, _on_wait: OnWait = log_wait, keep: Keep | None = None, turn: Turn = nullcontext
+) -> Iterator[ExportedSnapshot]:
+    """As `export_snapshot`, without a slot: the fence is a moment. No transaction is waited for, so `_on_wait` is not called."""
+    with (
+        connect(address, "penstock snapshot") as connection,
+        connect(address) as other,
+        hold_fence(connection, keep=keep, turn=turn) as moment,
+    ):
         row: Any = connection.execute("SELECT pg_catalog.pg_export_snapshot()").fetchone()
         ensure_flushed(other, moment.position)
         yield ExportedSnapshot(row[0], moment.position)
 
 
 @contextmanager
-def _begun(connection: Connection, tables: Sequence[TableName] = ()) -> Iterator[None]:
-    """A transaction under the lock of moments, which is to be let go within it, once the snapshot is taken."""
+def _begun(connection: Connection, tables: Sequence[TableName], turn: Turn, held: ExitStack) -> Iterator[None]:
+    """A transaction that is begun under the lock of moments, which is put into `held`: to be released once the snapshot is taken."""
     connection.execute(lock_patience())
     try:
-        _begin(connection, tables, time.monotonic() + _PATIENCE_SECONDS)
+        _begin(connection, tables, turn, held)
         yield
         connection.execute("COMMIT")
     except BaseException:
-        # Perhaps in the middle of a COPY; and there is nothing to commit. The lock goes with the connection.
+        # Perhaps in the middle of a COPY; and there is nothing to commit.
         connection.close()
         raise
 
 
-def _begin(connection: Connection, tables: Sequence[TableName], deadline: float) -> None:
-    """Have all tables at once or none: who waits for one while he holds another may end somebody's ALTER as a deadlock."""
+def _begin(connection: Connection, tables: Sequence[TableName], turn: Turn, held: ExitStack) -> None:
+    """Lock all tables at once or none: waiting for one while holding another may end another session's ALTER as a deadlock."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
-        connection.execute(query("polling", "lock_moment"))
+        held.enter_context(turn())
         connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
             for table in tables:
@@ -120,7 +131,7 @@ def _begin(connection: Connection, tables: Sequence[TableName], deadline: float)
             if time.monotonic() > deadline:
                 raise
             connection.execute("ROLLBACK")
-            connection.execute(query("polling", "unlock_moment"))
+            held.close()
             time.sleep(_PAUSE_SECONDS)
         else:
             return
@@ -154,20 +165,6 @@ def inspect_system(connection: Connection) -> SystemIdentity:
             hint="point source.dsn at the primary; of several hosts, target_session_attrs=read-write in the dsn finds it",
         )
     return SystemIdentity(identifier, int(timeline, 16))
-
-
-def hold_name(connection: Connection, name: str) -> None:
-    """Be the only one who polls under this name, until the connection ends or `let_go` is called."""
-    row: Any = connection.execute(query("polling", "hold_name"), {"name": name}).fetchone()
-    if not row[0]:
-        raise SlotBusyError(f"another process polls under the name {name}")
-
-
-def let_go(connection: Connection) -> None:
-    """Before a connection is closed, whatever state it is in: what comes next need not wait until the server has noticed."""
-    if not connection.closed:
-        with suppress(psycopg.Error):
-            connection.execute(query("polling", "let_go"))
 
 
 def _inspect_moment(connection: Connection) -> Moment:

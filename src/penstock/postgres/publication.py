@@ -15,10 +15,9 @@ from psycopg import sql
 
 from penstock.errors import LockWaitError
 from penstock.postgres.connection import Connection, source_errors
+from penstock.postgres.lease import LOCK_SECONDS, lock_wait_of
 from penstock.postgres.queries import query
 from penstock.schema import TableName
-
-LOCK_SECONDS = 10.0
 
 _SCHEMAS_VERSION = 150_000
 _GENERATED_VERSION = 180_000
@@ -226,14 +225,7 @@ class Addition:
         return True
 
     def _lock_wait(self, connection: Connection, doing: str) -> LockWaitError:
-        rows: list[Any] = connection.execute(query("publication", "lock_holders"), {"oids": list(self.oids)}).fetchall()
-        # Of other roles' sessions one may not see the state.
-        people = [(pid, ", ".join(filter(None, (application or user, state)))) for pid, user, application, state in rows]
-        who = " and ".join(f"process {pid} ({person})" if person else f"process {pid}" for pid, person in people) or "another session"
-        return LockWaitError(
-            f"{doing}: {who} has held a lock on a table for more than {LOCK_SECONDS:.0f} seconds",
-            hint=" ".join(f"SELECT pg_terminate_backend({pid});" for pid, *_ in rows) or None,
-        )
+        return lock_wait_of(connection, self.oids, doing, LOCK_SECONDS)
 
 
 def drop_table(connection: Connection, publication: str, table: TableName) -> bool:

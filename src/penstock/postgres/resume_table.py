@@ -8,13 +8,21 @@ from typing import Any, LiteralString
 
 import psycopg
 
-from penstock.errors import PrivilegeError
+from penstock.errors import PrivilegeError, SlotBusyError
 from penstock.position import Position
 from penstock.postgres.connection import Connection
-from penstock.postgres.queries import identifier, query
+from penstock.postgres.lease import Lease
+from penstock.postgres.ownership import OwnSchema, OwnTable
+from penstock.postgres.queries import query
 
 _SCHEMA = "penstock"
-_TABLES = 2
+_POLLING = OwnTable(
+    "polling",
+    {"name": "text", "position": "pg_lsn", "state": "text", "confirmed_at": "timestamp with time zone"},
+    defaults={"confirmed_at": "now()"},
+)
+_POLLED = OwnTable("polled_tables", {"name": "text", "oid": "oid", "state": "text"})
+_OWN = OwnSchema(_SCHEMA, (_POLLING, _POLLED))
 _MADE = (psycopg.errors.DuplicateSchema, psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation)
 _REFUSED = (psycopg.errors.InsufficientPrivilege, psycopg.errors.ReadOnlySqlTransaction)
 
@@ -51,40 +59,36 @@ class ResumeTable:
     def remove_tables(self, oids: Collection[int]) -> None:
         self._execute("remove_polled", oids=list(oids))
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Be the only capture that polls under this name, for the length of the block. `SlotBusyError` if there is one already."""
+        self._ensure()
+        lease = Lease(self._connection, _SCHEMA, f"polling/{self._name}")
+        lease.ensure_table()
+        holder = lease.take()
+        if holder is not None:
+            raise SlotBusyError(f"another process polls under the name {self._name}: {holder}")
+        try:
+            yield
+        finally:
+            lease.release()
+
     @property
     def _is_there(self) -> bool:
-        """Raises if there is something in it that must not be used."""
-        row = self._inspect()
-        if row is None:
-            return False
-        _, tables, strange, _ = row
-        if strange:
-            raise PrivilegeError(
-                f"schema {_SCHEMA} has what somebody else has put there: {', '.join(strange)}; used, it could run with the rights of "
-                "whoever uses it",
-                hint="see who did; drop it, and start again; or keep where polling goes on in a file instead",
-            )
-        return bool(tables == _TABLES)
+        """Raises `UntrustedObjectError` if the tables must not be used."""
+        found = _OWN.check(self._connection)
+        return found is not None and not found.missing
 
     def _ensure(self) -> None:
         if self._is_there:
             return
-        # Made here, or not at all: what somebody else had made before could run with our rights. Two of us may do so at the same time.
+        # Checked again after that: another role may have created the schema in between. Two captures may create the tables at once.
         with _refusing(), suppress(*_MADE), self._connection.transaction():
-            row = self._inspect()
-            if row is None:
+            if _OWN.check(self._connection) is None:
                 self._connection.execute(query("polling", "create_resume_schema"))
-            elif not row[0]:
-                raise PrivilegeError(
-                    f"schema {_SCHEMA} belongs to {row[-1]}, who would have tables of this role in his power",
-                    hint=f"as {identifier(row[-1])}: {_statements('create_resume')}",
-                )
             self._connection.execute(query("polling", "create_resume"))
         if not self._is_there:
             raise PrivilegeError(f"schema {_SCHEMA} has only a part of the tables of a polling capture", hint="drop it, and start again")
-
-    def _inspect(self) -> Any:
-        return self._execute("inspect_resume", schema=_SCHEMA).fetchone()
 
     def _execute(self, statement: str, **arguments: object) -> psycopg.Cursor[tuple[object, ...]]:
         with _refusing():

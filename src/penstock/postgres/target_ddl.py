@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 from psycopg import sql
 
 from penstock.postgres.applied import (
@@ -21,10 +23,10 @@ from penstock.postgres.applied import (
     ensure_prepared,
     is_prepared,
     is_there,
-    take_turns,
     target_transaction,
 )
 from penstock.postgres.connection import Connection, SourceAddress
+from penstock.postgres.ownership import check_target_schema, check_target_table
 from penstock.postgres.queries import query
 from penstock.schema import TableName
 
@@ -70,10 +72,12 @@ def probe_target(address: SourceAddress) -> None:
 
 
 def ensure_schema(connection: Connection, schema: str) -> None:
+    """Create a schema, unless it exists. One of a role that is not trusted is not used."""
     if not _has_schema(connection, schema):
-        take_turns(connection)
-        if not _has_schema(connection, schema):
+        # Of two sessions that create it at once, one waits for the other and fails.
+        with suppress(psycopg.errors.DuplicateSchema, psycopg.errors.UniqueViolation), connection.transaction():
             connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    check_target_schema(connection, schema)
 
 
 def _has_schema(connection: Connection, schema: str) -> bool:
@@ -130,6 +134,7 @@ def empty_table(connection: Connection, place: TableName) -> None:
 def put_in_place(connection: Connection, filled: TableName, place: TableName, key: Sequence[str]) -> None:
     """Make the table at `place` what `filled` is; `filled` itself is gone then."""
     columns = _columns(connection, filled)
+    check_target_table(connection, place)
     if _columns(connection, place) == columns and set(_primary_key(connection, place)[0]) == set(key):
         _make_equal(connection, place, filled, list(columns), key)
         drop_table(connection, filled)

@@ -1,18 +1,17 @@
-"""One run of a pipeline at a time: a lock that the target's server keeps for as long as a session of the run is there."""
+"""One run of a pipeline at a time: a lease in the target, which lasts as long as a session of the run."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
+from contextlib import ExitStack, contextmanager
 
 import psycopg
 
 from penstock.errors import PipelineBusyError
-from penstock.postgres.applied import target_connection
+from penstock.postgres.applied import OWN_SCHEMA, ensure_prepared, target_connection
 from penstock.postgres.connection import Connection, SourceAddress
-from penstock.postgres.queries import query
+from penstock.postgres.lease import Lease
 from penstock.postgres.target_errors import target_errors
 
 
@@ -57,19 +56,19 @@ class TargetLock:
     def _take(self) -> None:
         doing = f"locking the tables of pipeline {self._pipeline!r} in {self._address.describe()}"
         connection = self._held.enter_context(target_connection(self._address, doing))
-        arguments = {"pipeline": self._pipeline}
-        row: Any = connection.execute(query("target", "try_lock"), arguments).fetchone()
-        if not row[0]:
-            holder: Any = connection.execute(query("target", "lock_holder"), arguments).fetchone()
+        with connection.transaction():
+            ensure_prepared(connection)
+        holder = self._lease(connection).take()
+        if holder is not None:
             self._close()
-            pid = f", process {holder[0]} of the server" if holder is not None else ""
-            raise PipelineBusyError(f"another run of pipeline {self._pipeline!r} writes to {self._address.describe()}{pid}")
+            raise PipelineBusyError(f"another run of pipeline {self._pipeline!r} writes to {self._address.describe()}: {holder}")
         self._connection = connection
+
+    def _lease(self, connection: Connection) -> Lease:
+        return Lease(connection, OWN_SCHEMA, f"pipeline/{self._pipeline}")
 
     def _close(self) -> None:
         if self._connection is not None:
-            # The server takes its time to notice that a session has ended; whoever comes next need not wait for that.
-            with suppress(psycopg.Error):
-                self._connection.execute(query("target", "unlock"))
+            self._lease(self._connection).release()
         self._connection = None
         self._held.close()

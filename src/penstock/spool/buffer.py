@@ -6,6 +6,7 @@ so each run is in order, and the runs of a table follow each other.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -15,6 +16,13 @@ from penstock.errors import SpoolError
 from penstock.position import Position
 from penstock.schema import TableSchema
 from penstock.spool.changefile import check_batch
+
+_log = logging.getLogger(__name__)
+
+MAX_LOOSE_BYTES = 64 << 20
+"""Of the messages outside of transactions that wait for a segment."""
+_MESSAGE_BYTES = 256
+"""The memory that a message takes beside its content."""
 
 
 @dataclass(slots=True)
@@ -42,6 +50,7 @@ class TransactionBuffer:
         self.messages: list[LogicalMessage] = []
         """Of the transactions."""
         self.loose: list[LogicalMessage] = list(loose)
+        self._loose_bytes = sum(len(message.content) + _MESSAGE_BYTES for message in self.loose)
         self._latest: dict[tuple[int, bool], Run] = {}
 
     def add(self, step: Transactions) -> None:
@@ -61,10 +70,19 @@ class TransactionBuffer:
         self.transactions += step.count
 
     def add_loose(self, message: LogicalMessage) -> None:
-        """Take a message outside of transactions. One from before `start` is in a segment already."""
-        if message.lsn >= self.start.lsn:
+        """Take a message outside of transactions. One from before `start` is in a segment already.
+
+        Any role may emit such messages, as many as it likes. Those beyond the limit are dropped.
+        """
+        if message.lsn < self.start.lsn:
+            return
+        size = len(message.content) + _MESSAGE_BYTES
+        self._loose_bytes += size
+        if self._loose_bytes <= MAX_LOOSE_BYTES:
             self.loose.append(message)
             self.bytes += len(message.content)
+        elif self._loose_bytes - size <= MAX_LOOSE_BYTES:
+            _log.warning("logical messages dropped", extra={"limit_bytes": MAX_LOOSE_BYTES})
 
     def messages_before(self, end: Position) -> tuple[LogicalMessage, ...]:
         """What a segment that ends there holds, in the order of the log."""

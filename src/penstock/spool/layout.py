@@ -5,6 +5,7 @@ capture.json            who captures
 capture-status.json     how it is doing
 history.jsonl           which shape each table had from which position on; outlives the segments
 lock                    held by the one writer
+moments.lock            held while a capture by polling takes a moment of the source
 segments/<end>/         manifest.json and Parquet files; a directory without manifest.json is not a segment
 open/<xid>/             pieces of transactions still open
 consumers/<name>.json   how far each reader has released
@@ -60,6 +61,10 @@ class SpoolLayout:
     @property
     def lock(self) -> Path:
         return self.root / "lock"
+
+    @property
+    def moment_lock(self) -> Path:
+        return self.root / "moments.lock"
 
     @property
     def records(self) -> Path:

@@ -16,7 +16,7 @@ from typing import Self
 
 from typing_extensions import override
 
-from penstock.errors import ConsumerBusyError, PenstockError, SpoolLockedError
+from penstock.errors import ConsumerBusyError, LockWaitError, PenstockError, SpoolLockedError
 from penstock.spool import storage
 from penstock.spool.layout import SpoolLayout
 
@@ -64,6 +64,17 @@ class FileLock:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor
 
+    def wait(self, patience_seconds: float) -> None:
+        """Take it; a holder that is just ending is waited for. Nothing happens if it is held already."""
+        deadline = time.monotonic() + patience_seconds
+        while self._descriptor is None:
+            try:
+                self.acquire()
+            except PenstockError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(_WAIT_SECONDS)
+
     def release(self) -> None:
         """Let go; nothing happens if it is not held. The file stays, since removing it would let two in."""
         if self._descriptor is not None:
@@ -110,13 +121,9 @@ class ConsumerLock(FileLock):
         super()._take(descriptor)
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def wait(self, patience_seconds: float) -> None:
-        """Take it; a reader that is just ending is waited for. Nothing happens if it is held already."""
-        deadline = time.monotonic() + patience_seconds
-        while self._descriptor is None:
-            try:
-                self.acquire()
-            except ConsumerBusyError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_WAIT_SECONDS)
+
+class MomentLock(FileLock):
+    """Hold it while a capture by polling takes a moment of the source: the later moment must have the later position."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(SpoolLayout(root).moment_lock, lambda holder: LockWaitError(f"process {holder} takes a moment of the source"))

@@ -10,8 +10,9 @@ files that hold rows of it are written anew without them.
 
 from __future__ import annotations
 
+import logging
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,8 @@ from penstock.spool import storage
 from penstock.spool.changefile import ChangeFile, check_batch
 from penstock.spool.layout import SpoolLayout
 from penstock.spool.pruning import prune
+
+_log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 64 << 20
 """Of the logical messages of all open transactions: they wait in memory, and go into a manifest."""
@@ -53,6 +56,8 @@ class _Transaction:
     latest: dict[tuple[int, bool], PieceFile] = field(default_factory=dict)
     """By the table's OID, and whether it is an old row: where its next row goes."""
     messages: list[LogicalMessage] = field(default_factory=list)
+    dropped: dict[str, LogicalMessage] = field(default_factory=dict)
+    """By prefix, an empty message in the place of all that were dropped."""
     aborted: array[int] = field(default_factory=lambda: array("I"))
     """The xids of the parts that were rolled back."""
 
@@ -88,7 +93,7 @@ class OpenPieces:
                 check_batch(batch)
                 self._file(piece.xid, transaction, batch).waiting.append(batch)
                 self._waiting_bytes += _size(batch)
-        self._add_messages(transaction, piece.messages)
+        self._add_messages(piece.xid, transaction, piece.messages)
         if self._waiting_bytes > self._buffer_bytes:
             self._write_all()
 
@@ -113,7 +118,7 @@ class OpenPieces:
         self._forget(xid)
         return CommittedPieces(
             tuple(file for file in transaction.files if file.rows),
-            tuple(message for message in transaction.messages if message.xid not in rolled_back),
+            (*(message for message in transaction.messages if message.xid not in rolled_back), *transaction.dropped.values()),
         )
 
     def discard(self, xid: int) -> None:
@@ -136,14 +141,18 @@ class OpenPieces:
         if transaction is not None:
             self._message_bytes -= sum(map(_message_size, transaction.messages))
 
-    def _add_messages(self, transaction: _Transaction, messages: tuple[LogicalMessage, ...]) -> None:
-        transaction.messages += messages
-        self._message_bytes += sum(map(_message_size, messages))
-        if self._message_bytes > MAX_MESSAGE_BYTES:
-            raise SpoolError(
-                f"the logical messages of transactions that are still open have more than {MAX_MESSAGE_BYTES >> 20} MiB",
-                hint="ask for a prefix under which fewer messages are sent",
-            )
+    def _add_messages(self, xid: int, transaction: _Transaction, messages: tuple[LogicalMessage, ...]) -> None:
+        """Any role may emit messages, as many as it likes. Those beyond the limit are dropped; an empty one is kept in their place."""
+        for message in messages:
+            size = _message_size(message)
+            if self._message_bytes + size <= MAX_MESSAGE_BYTES:
+                transaction.messages.append(message)
+                self._message_bytes += size
+            else:
+                if not transaction.dropped:
+                    _log.warning("logical messages dropped", extra={"xid": xid, "limit_bytes": MAX_MESSAGE_BYTES})
+                # Of the whole transaction: savepoints may be as many as messages.
+                transaction.dropped.setdefault(message.prefix, replace(message, content=b"", xid=xid))
 
     def _file(self, xid: int, transaction: _Transaction, batch: ChangeBatch) -> PieceFile:
         table, which = batch.table, (batch.table.oid, batch.is_old)

@@ -370,3 +370,22 @@ def test_C04_an_administrator_of_a_managed_service_needs_the_tables_of_others_to
         assert ensure_coverage(address, "pub", {ORDERS}, manage=True).manageable
     finally:
         shop.execute(f"DROP OWNED BY {service}; DROP ROLE {service}")
+
+
+def test_publication_of_a_role_that_could_leave_out_rows_of_others_is_not_used(
+    shop: Database, address: SourceAddress, roles: Roles
+) -> None:
+    """The owner of the database may have made it, or that of all the tables, who may do with them as it likes."""
+    maker = roles.create("maker")
+    shop.execute(f"GRANT CREATE ON DATABASE {shop.name} TO {maker}; CREATE PUBLICATION pub FOR TABLE orders, items")
+    shop.execute(f"ALTER PUBLICATION pub OWNER TO {maker}; ALTER TABLE orders OWNER TO {maker}")
+    report = ensure_coverage(address, "pub", {ORDERS, ITEMS}, manage=True)
+    assert codes(report) == ["PEN-1108"]
+    assert f"belongs to role {maker}" in report.blockers[0].what
+    assert inspect_coverage(address, "pub", {ORDERS}).satisfied
+    assert inspect_coverage(address.trusting([maker]), "pub", {ORDERS, ITEMS}).satisfied
+    shop.execute(f"ALTER DATABASE {shop.name} OWNER TO {maker}")
+    assert inspect_coverage(address, "pub", {ORDERS, ITEMS}).satisfied
+    shop.execute(f"ALTER DATABASE {shop.name} OWNER TO postgres")
+    shop.execute(report.blockers[0].remedy.partition(" or ")[0])
+    assert inspect_coverage(address, "pub", {ORDERS, ITEMS}).satisfied

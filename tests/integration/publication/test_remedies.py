@@ -121,7 +121,7 @@ def test_P01_the_holder_of_a_lock_is_named_without_what_may_not_be_seen(
     shop.execute(f"ALTER TABLE orders OWNER TO {owner}; GRANT CREATE ON DATABASE {shop.name} TO {owner}")
     with shop.connect() as holder:
         holder.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
-        with pytest.raises(LockWaitError, match=rf"process {holder.info.backend_pid} \(postgres\) has held"):
+        with pytest.raises(LockWaitError, match=rf"process {holder.info.backend_pid} \(role postgres\) has held"):
             ensure_coverage(roles.address(owner), "pub", {ORDERS}, manage=True)
 
 

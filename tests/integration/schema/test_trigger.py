@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,19 +11,20 @@ import pyarrow as pa
 import pytest
 
 from penstock.change import ChangeCounts
-from penstock.errors import PrivilegeError
+from penstock.errors import PrivilegeError, UntrustedObjectError
 from penstock.postgres.attributes import inspect_shape
 from penstock.postgres.catalog import CatalogTable
-from penstock.postgres.connection import Connection, connect
-from penstock.postgres.ddl_trigger import PREFIX, drop_trigger, ensure_trigger, install_statements, is_installed
+from penstock.postgres.connection import Connection, SourceAddress, connect
+from penstock.postgres.ddl_trigger import PREFIX, drop_trigger, ensure_trigger, install_statements, is_installed, load_key
 from penstock.schema import TableName
-from penstock.sinks.alterations import Alteration, parse_alterations, tell_numbers
+from penstock.sinks.alterations import Alteration, AlterationReader, tell_numbers
 from penstock.sinks.base import TableChanges
 from penstock.sinks.evolution import CopyAnew, Evolution, plan_evolution
 from penstock.sinks.lineage import Told
 from penstock.sinks.origin import Origin
 from penstock.spool.reader import SpoolReader
 from tests.fix_captured import Captured
+from tests.fix_postgres import Database
 from tests.fix_roles import Roles
 
 pytestmark = pytest.mark.versions(14, 18)
@@ -37,13 +39,20 @@ def admin(captured: Captured) -> Iterator[Connection]:
 
 
 def alterations(captured: Captured, table: str) -> list[Alteration]:
+    oid = captured.oid(table)
+    return [each for each in every_alteration(captured) if each.oid == oid]
+
+
+def every_alteration(captured: Captured) -> list[Alteration]:
+    """Those of all tables, and those that were dropped."""
     captured.drain()
     reader = SpoolReader(captured.spool)
     start, end = reader.start, reader.end
     assert start is not None
     assert end is not None
-    oid = captured.oid(table)
-    return [each for each in parse_alterations(reader.read(start, end).messages, PREFIX) if each.oid == oid]
+    with connect(captured.settings.address) as connection:
+        key = load_key(connection)
+    return AlterationReader(PREFIX, key).read(reader.read(start, end).messages)
 
 
 class Followed:
@@ -117,11 +126,39 @@ def test_S02_a_column_that_goes_with_its_type_is_told_too(captured: Captured, ad
 
 def test_nobody_who_alters_a_table_fails_because_of_the_trigger(captured: Captured, admin: Connection) -> None:
     captured.execute("CREATE ROLE altering", "GRANT CREATE, USAGE ON SCHEMA public TO altering")
-    revoke = "REVOKE EXECUTE ON FUNCTION pg_catalog.pg_logical_emit_message(bool, text, text{}) FROM PUBLIC"
-    captured.execute(revoke.format(", bool" if admin.info.server_version >= 170_000 else ""))
     with captured.transaction():
+        captured.execute("ALTER TABLE penstock_ddl.secret RENAME TO hidden")
         captured.execute("SET LOCAL ROLE altering", "CREATE TABLE public.theirs (id int)", "ALTER TABLE public.theirs ADD a int")
     assert captured.query("SELECT a FROM theirs") == []
+    captured.execute("ALTER TABLE penstock_ddl.hidden RENAME TO secret")
+
+
+def test_messages_that_any_role_can_emit_neither_end_the_capture_nor_count(captured: Captured, admin: Connection) -> None:
+    captured.execute("CREATE TABLE poisoned (id int PRIMARY KEY, a text)", "CREATE ROLE talking")
+    oid = captured.oid("poisoned")
+    forged = json.dumps({"oid": oid, "columns": [[1, "id"], [7, "a"]]})
+    for content in ('{"oid":1e999}', "[" * 100_000, "", forged, f"{'0' * 64} {forged}", "x" * (2 << 20)):
+        with captured.transaction():
+            captured.execute("SET LOCAL ROLE talking")
+            captured.query("SELECT pg_logical_emit_message(true, 'penstock.ddl', %s)", content)
+            captured.query("SELECT pg_logical_emit_message(false, 'penstock.ddl', %s)", content)
+    captured.execute("ALTER TABLE poisoned ADD b int")
+    captured.query("SELECT count(pg_logical_emit_message(true, 'penstock.ddl', repeat('x', 1000000))) FROM generate_series(1, 70)")
+    captured.execute("INSERT INTO poisoned VALUES (1, 'one', 1)")
+    assert [row["id"] for row in captured.rows("poisoned")] == [1]
+    found = [each for each in every_alteration(captured) if each.concerns(oid)]
+    assert [dict(each.columns) for each in found if each.oid == oid] == [{1: "id", 2: "a", 3: "b"}]
+    assert [each.oid for each in found] == [None, None, oid, None], "an empty message, one too large, and one for what was dropped of many"
+
+
+def test_role_without_the_key_is_told_how_to_get_it(captured: Captured, admin: Connection, roles: Roles) -> None:
+    reader = roles.create("reader")
+    with connect(captured.settings.address.with_parameters({"user": reader})) as connection:
+        with pytest.raises(PrivilegeError) as refused:
+            load_key(connection)
+        admin.execute((refused.value.hint or "").encode())
+        assert load_key(connection) == load_key(admin)
+    admin.execute(f"DROP OWNED BY {reader}".encode())
 
 
 def test_the_trigger_is_made_once_and_goes_without_a_trace(captured: Captured, admin: Connection, roles: Roles) -> None:
@@ -138,3 +175,29 @@ def test_the_trigger_is_made_once_and_goes_without_a_trace(captured: Captured, a
     with connect(roles.address(roles.create("altering"))) as connection, pytest.raises(PrivilegeError) as refused:
         ensure_trigger(connection)
     assert refused.value.hint == install_statements()
+
+
+def test_role_that_may_create_does_not_become_superuser_by_the_event_trigger(database: Database, roles: Roles) -> None:
+    """CREATE OR REPLACE leaves a function to its owner, who replaces it again; everybody's DDL runs it."""
+    intruder = roles.create("intruder")
+    database.execute(f"GRANT CREATE ON DATABASE {database.name} TO {intruder}; CREATE TABLE altered (id int PRIMARY KEY)")
+    function = "CREATE OR REPLACE FUNCTION penstock_ddl.tell() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN {} END $$"
+    escalate = function.format(f"EXECUTE 'ALTER ROLE {intruder} SUPERUSER'; EXCEPTION WHEN OTHERS THEN NULL;")
+    with connect(SourceAddress.parse(database.dsn)) as admin, connect(roles.address(intruder)) as session:
+        session.execute("CREATE SCHEMA penstock_ddl")
+        session.execute(function.format("").encode())
+        with pytest.raises(UntrustedObjectError, match=f"of role {intruder}"):
+            ensure_trigger(admin)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match=intruder):
+            admin.execute(install_statements().encode())
+        assert not is_installed(admin)
+        session.execute(escalate.encode())
+        database.execute("ALTER TABLE altered ADD a int")
+        assert database.query("SELECT rolsuper FROM pg_roles WHERE rolname = %s", intruder) == [(False,)]
+        session.execute("DROP SCHEMA penstock_ddl CASCADE")
+        ensure_trigger(admin)
+        assert is_installed(admin)
+        admin.execute(f"ALTER FUNCTION penstock_ddl.tell() OWNER TO {intruder}".encode())
+        with pytest.raises(UntrustedObjectError, match="function tell of role"):
+            ensure_trigger(admin)
+        drop_trigger(admin)

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.change import LogicalMessage, PiecesAborted, Quiet, TransactionPiece, Transactions
-from penstock.errors import SpoolError
 from penstock.position import Lsn
-from penstock.spool import SpoolReader, SpoolWriter, pieces
+from penstock.spool import SpoolReader, SpoolWriter, buffer, pieces
 from tests.unit.spool.builders import ORDERS, Commit, at, committed, piece, time_of, transactions
 
 
@@ -85,13 +84,35 @@ def test_X07_messages_of_pieces_count_at_the_commit_without_those_rolled_back(tm
     assert sealed.messages == (loose(3), of_transaction(20, 2, xid=7))
 
 
-def test_X07_more_messages_than_memory_may_hold_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_X07_messages_beyond_what_memory_may_hold_are_dropped_and_an_empty_one_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(pieces, "MAX_MESSAGE_BYTES", 2_000)
     writer = SpoolWriter(tmp_path, at(0))
     large = replace(of_transaction(1, 2), content=b"x" * 900, position=None)
     writer.append(TransactionPiece(7, (), (large,)))
     writer.append(PiecesAborted(7, 7))
     writer.append(TransactionPiece(8, (), (large,)))
-    with pytest.raises(SpoolError, match="logical messages") as caught:
-        writer.append(TransactionPiece(9, (), (large,)))
-    assert caught.value.hint
+    writer.append(TransactionPiece(9, (), (large,) * 3))
+    writer.append(committed(9, 20))
+    writer.append(committed(8, 30))
+    writer.seal()
+    assert [(each.content, each.xid, each.position) for each in read(tmp_path, 0, 20)] == [(b"", 9, at(20))]
+    assert [each.content for each in read(tmp_path, 20, 30)] == [large.content]
+    assert [record.message for record in caplog.records] == ["logical messages dropped"]
+
+
+def test_X07_messages_outside_of_transactions_beyond_what_memory_may_hold_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer, "MAX_LOOSE_BYTES", 2_000)
+    writer = SpoolWriter(tmp_path, at(0))
+    for place in range(3, 9):
+        writer.append(replace(loose(place), content=b"x" * 700))
+    writer.append(transactions(Commit(10)))
+    writer.seal()
+    assert [each.lsn for each in read(tmp_path, 0, 10)] == [Lsn(3), Lsn(4)]
+    writer.append(loose(12))
+    writer.append(transactions(Commit(20)))
+    writer.seal()
+    assert read(tmp_path, 10, 20) == (loose(12),)

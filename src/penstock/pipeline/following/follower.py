@@ -233,7 +233,7 @@ class Follower:
     def _planned(rule: SchemaRule, target: Target, changes: TableChanges, shape: CatalogShape, *, ends: bool) -> Evolution:
         origin = target.origin
         assert origin is not None
-        mine = [each for each in changes.alterations if each.oid == target.source_oid]
+        mine = [each for each in changes.alterations if each.concerns(target.source_oid)]
         names = {number: column.name for number, column in origin.columns.items()}
         told = tell_numbers(changes.slices, mine, names) if mine else ()
         try:
@@ -272,7 +272,7 @@ def _check_same(rule: SchemaRule, target: Target, versions: Sequence[TableSchema
 
 def _is_altered(target: Target, changes: TableChanges) -> bool:
     """Whether it was told that the table has other columns than the target, though changes may look as if."""
-    told = [each for each in changes.alterations if each.oid == target.source_oid]
+    told = [each for each in changes.alterations if each.concerns(target.source_oid)]
     return target.origin is not None and any(not target.origin.columns.keys() <= each.columns.keys() for each in told)
 
 

@@ -4,8 +4,8 @@
 CREATE SCHEMA {schema}
 
 -- name: install
--- Whoever changes a table writes a row here, in his own transaction, under no rights of his own. All of it is made here, or nothing: what
--- somebody else had made before could run with the rights of whoever uses it.
+-- A session that changes a table writes a row here, in its own transaction, without rights of its own. All objects are created here, or
+-- none: an object that another role had created before could run code with the rights of the roles that use it.
 -- `changes.seq` goes up in the order in which triggers fire: of two changes of one row the later one has the greater number, since the row is
 -- locked until the first of them has committed.
 CREATE TABLE {schema}.shapes (
@@ -195,40 +195,13 @@ WHERE t.tgparentid = 0 ORDER BY 1, 2
 DROP SCHEMA IF EXISTS {schema} CASCADE
 
 -- name: inspect
--- Whether the schema is there, is this role's to add to, holds everything, and may be used; and what in it is not its owner's, or would run
--- something else when it is used. A superuser trusts himself and other superusers.
-SELECT pg_catalog.pg_has_role(n.nspowner, 'USAGE'), pg_catalog.pg_get_userbyid(n.nspowner), n.nspowner = me.oid,
-  (SELECT count(*) FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relkind = 'r' AND c.relname = ANY (%(tables)s)) = pg_catalog.cardinality(%(tables)s::text[])
-    AND EXISTS (SELECT 1 FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid AND p.proname = 'note'),
+-- Whether this role may act for the owner of the schema, is the owner itself, and may read and write the tables.
+SELECT pg_catalog.pg_has_role(n.nspowner, 'USAGE'), n.nspowner = (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = current_user),
   pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND NOT EXISTS (
     SELECT 1 FROM pg_catalog.pg_class c, pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS w (privilege)
     WHERE c.relnamespace = n.oid AND c.relkind = 'r' AND c.relname = ANY (%(tables)s) AND NOT pg_catalog.has_table_privilege(c.oid, w.privilege)
-  ),
-  EXISTS (SELECT 1 FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname = ANY (%(tables)s))
-    OR EXISTS (SELECT 1 FROM pg_catalog.pg_proc p WHERE p.pronamespace = n.oid AND p.proname = 'note'),
-  ARRAY(
-    SELECT pg_catalog.format('%%I of %%I', c.relname, pg_catalog.pg_get_userbyid(c.relowner)) FROM pg_catalog.pg_class c
-    WHERE c.relnamespace = n.oid AND c.relname = ANY (%(tables)s) AND c.relowner <> n.nspowner
-    UNION ALL
-    SELECT pg_catalog.format('function %%I of %%I', p.proname, pg_catalog.pg_get_userbyid(p.proowner)) FROM pg_catalog.pg_proc p
-    WHERE p.pronamespace = n.oid AND p.proname = 'note' AND p.proowner <> n.nspowner
-    UNION ALL
-    SELECT pg_catalog.format('trigger %%I on %%I', t.tgname, c.relname) FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid
-    WHERE c.relnamespace = n.oid AND c.relname = ANY (%(tables)s) AND NOT t.tgisinternal
-    UNION ALL
-    SELECT pg_catalog.format('rule %%I on %%I', r.rulename, c.relname) FROM pg_catalog.pg_rewrite r JOIN pg_catalog.pg_class c ON c.oid = r.ev_class
-    WHERE c.relnamespace = n.oid AND c.relname = ANY (%(tables)s)
-    UNION ALL
-    SELECT pg_catalog.format('policy %%I on %%I', y.polname, c.relname) FROM pg_catalog.pg_policy y JOIN pg_catalog.pg_class c ON c.oid = y.polrelid
-    WHERE c.relnamespace = n.oid AND c.relname = ANY (%(tables)s)
-    UNION ALL
-    SELECT pg_catalog.format('everything, which belongs to %%I', owner.rolname)
-    WHERE me.rolsuper AND NOT owner.rolsuper
-    ORDER BY 1
   )
 FROM pg_catalog.pg_namespace n
-JOIN pg_catalog.pg_roles me ON me.rolname = current_user
-JOIN pg_catalog.pg_roles owner ON owner.oid = n.nspowner
 WHERE n.nspname = %(schema)s
 
 -- name: relations
@@ -275,34 +248,14 @@ JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname
 JOIN pg_catalog.pg_trigger t ON t.tgrelid = c.oid AND t.tgname IN (%(rows)s, %(truncates)s) AND t.tgenabled = 'A'
 GROUP BY r.nspname, r.relname, c.oid
 
--- name: lock_reader
--- One reader at a time, for as long as its session is there, of which a server that lost its client is rid in a minute.
-SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('penstock reads ' || %(schema)s, 0)),
-       pg_catalog.set_config('tcp_keepalives_idle', '30', false),
-       pg_catalog.set_config('tcp_keepalives_interval', '10', false),
-       pg_catalog.set_config('tcp_keepalives_count', '3', false)
-
 -- name: insist
 -- What has been put into order is given out: a crash of the server must not undo it, nor what it puts into order, which is before it in the
 -- log. So this transaction's commit is durable, also for a role whose commits need not be.
 SELECT pg_catalog.set_config('synchronous_commit', 'local', true) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'
 
 -- name: lock_horizon
--- Until the end of the transaction. Taken before the snapshot that the next statement sees.
-SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('penstock sequences ' || %(schema)s, 0))
-
--- name: lock_setup
--- Apart from the other one: who waits for a busy table must not hold up the changes of all others.
-SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('penstock sets up ' || %(schema)s, 0))
-
--- name: hold_horizon
-SELECT pg_catalog.pg_advisory_lock(pg_catalog.hashtextextended('penstock sequences ' || %(schema)s, 0)),
-       pg_catalog.set_config('tcp_keepalives_idle', '30', false),
-       pg_catalog.set_config('tcp_keepalives_interval', '10', false),
-       pg_catalog.set_config('tcp_keepalives_count', '3', false)
-
--- name: release_horizon
-SELECT pg_catalog.pg_advisory_unlock(pg_catalog.hashtextextended('penstock sequences ' || %(schema)s, 0))
+-- Until the end of the transaction. It takes no snapshot: that of the next statement is later.
+LOCK TABLE {schema}.horizon IN SHARE UPDATE EXCLUSIVE MODE
 
 -- name: state
 -- How far changes have been put into order, how far they are confirmed, and what the server is.

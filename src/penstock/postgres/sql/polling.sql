@@ -25,22 +25,6 @@ SELECT s.system_identifier::text,
             THEN pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8) END
 FROM pg_catalog.pg_control_system() s
 
--- name: hold_name
--- For the length of the session, of which a server that lost its client is rid in a minute.
-SELECT pg_catalog.pg_try_advisory_lock(8099000, pg_catalog.hashtext(%(name)s)),
-       pg_catalog.set_config('tcp_keepalives_idle', '30', false),
-       pg_catalog.set_config('tcp_keepalives_interval', '10', false),
-       pg_catalog.set_config('tcp_keepalives_count', '3', false)
-
--- name: let_go
-SELECT pg_catalog.pg_advisory_unlock_all()
-
--- name: lock_moment
-SELECT pg_catalog.pg_advisory_lock(8099000947049456491)
-
--- name: unlock_moment
-SELECT pg_catalog.pg_advisory_unlock(8099000947049456491)
-
 -- name: open_transactions
 -- Every transaction has such a lock on itself from its first moment, before it has an id; everybody may see that, whatever his rights. A
 -- session that ends between the two looks is kept: one too many does no harm.
@@ -83,31 +67,6 @@ CREATE TABLE penstock.polled_tables (
     state text NOT NULL,
     PRIMARY KEY (name, oid)
 );
-
--- name: inspect_resume
--- Of the schema, if there is one: whether it is this role's own, how many of the tables it has, and what in it is not its owner's, or would run
--- something else when it is used. A superuser trusts himself and other superusers.
-SELECT n.nspowner = me.oid, (SELECT count(*) FROM pg_catalog.pg_class c WHERE c.relnamespace = n.oid AND c.relname IN ('polling', 'polled_tables')),
-  ARRAY(
-    SELECT pg_catalog.format('%%I of %%I', c.relname, pg_catalog.pg_get_userbyid(c.relowner)) FROM pg_catalog.pg_class c
-    WHERE c.relnamespace = n.oid AND c.relname IN ('polling', 'polled_tables')
-      AND (c.relkind <> 'r' OR c.relowner <> n.nspowner OR (me.rolsuper AND NOT owner.rolsuper))
-    UNION ALL
-    SELECT pg_catalog.format('trigger %%I on %%I', t.tgname, c.relname) FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid
-    WHERE c.relnamespace = n.oid AND c.relname IN ('polling', 'polled_tables') AND NOT t.tgisinternal
-    UNION ALL
-    SELECT pg_catalog.format('rule %%I on %%I', r.rulename, c.relname) FROM pg_catalog.pg_rewrite r JOIN pg_catalog.pg_class c ON c.oid = r.ev_class
-    WHERE c.relnamespace = n.oid AND c.relname IN ('polling', 'polled_tables')
-    UNION ALL
-    SELECT pg_catalog.format('policy %%I on %%I', y.polname, c.relname) FROM pg_catalog.pg_policy y JOIN pg_catalog.pg_class c ON c.oid = y.polrelid
-    WHERE c.relnamespace = n.oid AND c.relname IN ('polling', 'polled_tables')
-    ORDER BY 1
-  ),
-  owner.rolname::text
-FROM pg_catalog.pg_namespace n
-JOIN pg_catalog.pg_roles me ON me.rolname = current_user
-JOIN pg_catalog.pg_roles owner ON owner.oid = n.nspowner
-WHERE n.nspname = %(schema)s
 
 -- name: load_resume
 SELECT position::text, state FROM penstock.polling WHERE name = %(name)s

@@ -137,13 +137,3 @@ WHERE (r.oid IN (SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = ANY 
   )
 ORDER BY r.rolsuper, r.rolname
 LIMIT 1
-
--- name: lock_holders
-SELECT DISTINCT a.pid, a.usename::text, a.application_name, a.state
-FROM pg_catalog.pg_locks l
-JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
-WHERE l.granted AND l.pid <> pg_catalog.pg_backend_pid()
-  AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
-  AND l.relation = ANY (%(oids)s::oid[])
-  AND l.mode IN ('ShareUpdateExclusiveLock', 'ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
-ORDER BY a.pid

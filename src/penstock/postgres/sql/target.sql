@@ -1,13 +1,5 @@
 -- A Postgres database as a target: what Penstock keeps in the schema `penstock` there, and what it does to the tables.
 
--- name: is_prepared
-SELECT pg_catalog.to_regclass('penstock.applied') IS NOT NULL AND pg_catalog.to_regclass('penstock.chunks') IS NOT NULL
-
--- name: is_current
--- Whether nothing is missing of what this version keeps.
-SELECT count(*) = 3 FROM pg_catalog.pg_attribute
-WHERE attrelid = pg_catalog.to_regclass('penstock.applied') AND attname IN ('relation', 'origin', 'copy') AND NOT attisdropped
-
 -- name: prepare
 -- One row for each table: whose it is, what it was made from, and how far it is. A null position: it counts as no copy.
 -- `staging` names the table beside it into which a snapshot that is not finished goes; the last one, until the first epoch after it.
@@ -37,9 +29,6 @@ CREATE TABLE IF NOT EXISTS penstock.chunks (
     "rows" bigint NOT NULL,
     PRIMARY KEY (staging, number)
 )
-
--- name: take_turns
-SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('penstock', 0))
 
 -- name: has_schema
 SELECT EXISTS (SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %(schema)s)
@@ -183,18 +172,6 @@ JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid
 JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %(schema)s AND c.relname = %(table)s AND i.indisprimary
-
--- name: try_lock
--- Held for as long as the session is there; one for each pipeline.
-SELECT pg_catalog.pg_try_advisory_lock(pg_catalog.hashtextextended('penstock/' || %(pipeline)s, 0))
-
--- name: unlock
-SELECT pg_catalog.pg_advisory_unlock_all()
-
--- name: lock_holder
-SELECT l.pid FROM pg_catalog.pg_locks l
-WHERE l.locktype = 'advisory' AND l.granted AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())
-  AND (l.classid::bigint << 32 | l.objid::bigint) = pg_catalog.hashtextextended('penstock/' || %(pipeline)s, 0)
 
 -- name: keys_table
 -- A table for this transaction alone, with the types that the columns have in the table that they are looked up in.

@@ -44,6 +44,7 @@ from penstock.postgres.applied import (
     target_transaction,
 )
 from penstock.postgres.connection import Connection, SourceAddress
+from penstock.postgres.ownership import check_target_table
 from penstock.postgres.target_ddl import create_table, difference, drop_table, put_in_place, staging_table
 from penstock.postgres.target_lock import TargetLock
 from penstock.schema import TableName, TableSchema
@@ -193,6 +194,7 @@ class PostgresSink(PostgresTargets, Sink):
         place, layout, columns = self.place(schema.name), self._layout(schema), target_columns(schema)
         with target_transaction(self._address, f"adopting {self.describe(schema.name)}") as connection:
             ensure_prepared(connection)
+            check_target_table(connection, place)
             reason = (
                 difference(connection, place, columns, layout.identity) if layout.mode is Mode.MIRROR else f"{layout.mode} adds columns"
             )

@@ -1,0 +1,193 @@
+"""Objects of a Postgres target that another role made first are not used: their code would run with the rights of Penstock's role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from penstock.errors import PipelineBusyError, UntrustedObjectError
+from penstock.postgres.lease import Lease
+from penstock.postgres.target_lock import TargetLock
+from penstock.testing.streams import Background
+from tests.contract.test_postgres_sink import PostgresHarness
+from tests.fix_postgres import Database
+
+ESCALATE = """
+    CREATE FUNCTION {s}.escalate() RETURNS trigger LANGUAGE plpgsql AS
+        $$ BEGIN EXECUTE 'ALTER ROLE {r} SUPERUSER'; RETURN NEW; EXCEPTION WHEN OTHERS THEN RETURN NEW; END $$;
+    CREATE FUNCTION {s}.escalate(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
+        $$ BEGIN EXECUTE 'ALTER ROLE {r} SUPERUSER'; RETURN $1; EXCEPTION WHEN OTHERS THEN RETURN $1; END $$;
+"""
+APPLIED = """
+    CREATE TABLE penstock.applied (
+        "schema" text NOT NULL, "table" text NOT NULL, pipeline text NOT NULL, source_schema text NOT NULL, source_table text NOT NULL,
+        source_oid bigint NOT NULL, "columns" jsonb NOT NULL, "key" jsonb NOT NULL, mode text NOT NULL, "position" pg_lsn, staging text,
+        relation regclass, origin text, copy text, PRIMARY KEY ("schema", "table")
+    );
+    CREATE TABLE penstock.chunks (staging text, number integer, fence pg_lsn, "rows" bigint, PRIMARY KEY (staging, number));
+    CREATE TABLE penstock.leases (name text PRIMARY KEY, pid integer, role oid, started timestamptz);
+"""
+ITEMS = "CREATE TABLE copy_public.items (size numeric, id bigint PRIMARY KEY, note text)"
+TRIGGER = "CREATE TRIGGER escalate BEFORE INSERT OR UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION {}.escalate()"
+
+
+class Intruder:
+    """A role that may create objects in the target, and nothing else."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.name = f"intruder_{database.name}"
+        database.execute(f"CREATE ROLE {self.name} LOGIN; GRANT CREATE ON DATABASE {database.name} TO {self.name}")
+
+    def execute(self, *statements: str) -> None:
+        with psycopg.connect(self._database.dsn.replace("postgres@", f"{self.name}@"), autocommit=True) as session:
+            for each in statements:
+                session.execute(each.encode())
+
+    def plant(self, schema: str) -> None:
+        """Functions that make this role a superuser if a superuser runs them."""
+        self.execute(f"CREATE SCHEMA {schema}", ESCALATE.format(s=schema, r=self.name))
+
+    @property
+    def is_superuser(self) -> bool:
+        return self._database.query("SELECT rolsuper FROM pg_roles WHERE rolname = %s", self.name) == [(True,)]
+
+    def drop(self) -> None:
+        self._database.execute(f"DROP OWNED BY {self.name} CASCADE; DROP ROLE {self.name}")
+
+
+@pytest.fixture
+def harness(shared_database: Database, tmp_path: Path) -> Iterator[PostgresHarness]:
+    shared_database.execute("DROP SCHEMA IF EXISTS penstock, copy_public, planted CASCADE")
+    made = PostgresHarness(tmp_path, shared_database)
+    yield made
+    made.sink.close()
+
+
+@pytest.fixture
+def intruder(harness: PostgresHarness) -> Iterator[Intruder]:
+    made = Intruder(harness.database)
+    yield made
+    made.drop()
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        (TRIGGER.format("penstock.applied", "penstock"),),
+        (TRIGGER.format("penstock.leases", "penstock"),),
+        ("ALTER TABLE penstock.applied ADD CHECK (penstock.escalate(pipeline) IS NOT NULL)",),
+        ("ALTER TABLE penstock.leases ALTER role SET DEFAULT length(penstock.escalate('1'))::oid",),
+        ("CREATE INDEX planted ON penstock.applied (penstock.escalate(pipeline))",),
+        ("CREATE RULE planted AS ON INSERT TO penstock.applied DO ALSO SELECT penstock.escalate('')",),
+        (),
+    ],
+    ids=["trigger", "trigger-on-leases", "check", "default", "index", "rule", "owner-alone"],
+)
+def test_role_that_may_create_in_the_target_does_not_become_superuser_by_tables_made_beforehand(
+    harness: PostgresHarness, intruder: Intruder, planted: tuple[str, ...]
+) -> None:
+    intruder.plant("penstock")
+    intruder.execute(*APPLIED.split(";")[:-1], *planted)
+    with pytest.raises(UntrustedObjectError, match=f"of role {intruder.name}"):
+        harness.copy()
+    with pytest.raises(UntrustedObjectError, match="schema penstock"):
+        harness.open("other").find_record(harness.table.name)
+    assert not intruder.is_superuser
+
+
+def test_view_in_the_place_of_a_table_of_the_target_is_not_read(harness: PostgresHarness, intruder: Intruder) -> None:
+    intruder.plant("planted")
+    harness.copy()
+    harness.sink.close()
+    harness.database.execute(f"DROP TABLE penstock.applied; GRANT CREATE, USAGE ON SCHEMA penstock TO {intruder.name}")
+    intruder.execute("CREATE VIEW penstock.applied AS SELECT planted.escalate('x') AS schema, ''::text AS table")
+    with pytest.raises(UntrustedObjectError, match="not an ordinary table"):
+        harness.open().find_record(harness.table.name)
+    assert not intruder.is_superuser
+
+
+def test_adopted_table_runs_no_code_of_a_role_that_is_not_trusted(harness: PostgresHarness, intruder: Intruder) -> None:
+    intruder.plant("copy_public")
+    intruder.execute(ITEMS, TRIGGER.format("copy_public.items", "copy_public"))
+    with pytest.raises(UntrustedObjectError, match=f"belongs to role {intruder.name}"):
+        harness.sink.adopt(harness.table)
+    harness.database.execute("ALTER SCHEMA copy_public OWNER TO postgres; ALTER TABLE copy_public.items OWNER TO postgres")
+    with pytest.raises(UntrustedObjectError, match=r"trigger escalate, which uses function copy_public.escalate\(\)"):
+        harness.sink.adopt(harness.table)
+    harness.database.execute("DROP TRIGGER escalate ON copy_public.items")
+    harness.database.execute("ALTER TABLE copy_public.items ADD CHECK (copy_public.escalate(note) IS NOT NULL)")
+    with pytest.raises(UntrustedObjectError, match=r"which uses function copy_public.escalate\(text\)"):
+        harness.sink.adopt(harness.table)
+    harness.database.execute("ALTER TABLE copy_public.items DROP CONSTRAINT items_note_check")
+    assert harness.sink.adopt(harness.table) is False
+    assert not intruder.is_superuser
+
+
+def test_tables_are_not_put_into_a_schema_whose_owner_could_exchange_them(harness: PostgresHarness, intruder: Intruder) -> None:
+    intruder.execute("CREATE SCHEMA copy_public")
+    with pytest.raises(UntrustedObjectError, match="schema copy_public belongs to role") as refused:
+        harness.copy()
+    assert "trusted_roles" in (refused.value.hint or "")
+    assert harness.database.query("SELECT 1 FROM pg_tables WHERE schemaname = 'copy_public'") == []
+
+
+def test_objects_of_a_trusted_role_are_used(harness: PostgresHarness, intruder: Intruder) -> None:
+    intruder.execute("CREATE SCHEMA penstock", *APPLIED.split(";")[:-1], "CREATE SCHEMA copy_public")
+    harness.address = harness.address.trusting(["somebody else", intruder.name])
+    harness.sink = harness.open()
+    harness.copy()
+    assert harness.rows() == harness.source.sorted_rows()
+
+
+def test_tables_of_an_earlier_version_are_upgraded(harness: PostgresHarness) -> None:
+    harness.database.execute("CREATE SCHEMA penstock; " + APPLIED)
+    harness.database.execute("DROP TABLE penstock.leases; ALTER TABLE penstock.applied DROP relation, DROP origin, DROP copy")
+    harness.copy()
+    assert harness.rows() == harness.source.sorted_rows()
+
+
+def test_default_of_the_database_does_not_make_a_role_trusted(harness: PostgresHarness, intruder: Intruder) -> None:
+    intruder.execute("CREATE SCHEMA penstock")
+    harness.database.execute(f"ALTER DATABASE {harness.database.name} SET penstock.trusted_roles = '{intruder.name}'")
+    with pytest.raises(UntrustedObjectError):
+        harness.copy()
+    harness.database.execute(f"ALTER DATABASE {harness.database.name} RESET penstock.trusted_roles")
+
+
+def test_role_that_may_only_connect_does_not_hold_up_the_target(harness: PostgresHarness, intruder: Intruder) -> None:
+    """By the advisory locks that runs took before there were leases."""
+    with psycopg.connect(harness.database.dsn.replace("postgres@", f"{intruder.name}@")) as session:
+        session.execute("SELECT pg_advisory_lock(hashtextextended(name, 0)) FROM (VALUES ('penstock'), ('penstock/shop')) AS l (name)")
+        Background(harness.copy).result(20, "a copy")
+    assert harness.rows() == harness.source.sorted_rows()
+
+
+def test_lease_is_free_once_its_session_has_ended_however_that_was(harness: PostgresHarness) -> None:
+    first, second = (TargetLock(harness.address, "shop") for _ in range(2))
+    first.ensure()
+    with pytest.raises(PipelineBusyError, match=r"process \d+ \(role postgres, penstock target\)"):
+        second.ensure()
+    with pytest.raises(PipelineBusyError):
+        second.ensure()
+    ((pid,),) = harness.database.query("SELECT pid FROM penstock.leases")
+    harness.database.execute("SELECT pg_terminate_backend(%s, 5000)", pid)
+    second.ensure()
+    with pytest.raises(PipelineBusyError):
+        first.ensure()
+    second.close()
+    first.ensure()
+    first.close()
+
+
+def test_lease_names_the_session_that_keeps_it_from_being_taken(harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.postgres.lease.LOCK_SECONDS", 0.2)
+    TargetLock(harness.address, "shop").ensure()
+    with harness.database.connect() as other, harness.database.connect(autocommit=True) as session:
+        other.execute("LOCK TABLE penstock.leases IN SHARE UPDATE EXCLUSIVE MODE")
+        with pytest.raises(Exception, match=f"process {other.info.backend_pid} .role postgres") as held:
+            Lease(session, "penstock", "pipeline/other").take()
+    assert getattr(held.value, "code", None) == "PEN-1107"
