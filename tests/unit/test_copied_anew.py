@@ -186,12 +186,12 @@ def test_S02_a_shape_like_the_targets_is_not_trusted_once_the_catalog_has_other_
 
 
 def test_S05_a_catalog_that_does_not_show_the_transaction_yet_is_asked_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.apply._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.pipeline.error_policy.FIRST_SECONDS", 0.0)
     pair.start()
     pair.xids = frozenset({7})
-    with pytest.raises(Exception, match="does not show yet"):
-        pair.applier.apply(at(300))
-    assert pair.asked == 3
+    pair.applier.apply(at(300))
+    status = pair.applier.statuses[ITEMS.name]
+    assert (status.state, "does not show yet" in (status.reason or "")) == (TableState.RETRYING, True)
     assert pair.anew == {}
     pair.xids = frozenset()
     pair.applier.apply(at(300))

@@ -28,7 +28,7 @@ def print_status(status: PipelineStatus, console: Console) -> None:
     for heading in ("table", "state", "applied", ""):
         table.add_column(heading, overflow="fold")
     for table_name, each in sorted(status.epoch.tables.items()):
-        colour = "red" if each.state is TableState.FAILED else "green"
+        colour = {TableState.FAILED: "red", TableState.RETRYING: "yellow"}.get(each.state, "green")
         why = f"{each.reason}; fix: {each.remedy}" if each.reason else ""
         table.add_row(escape(str(table_name)), f"[{colour}]{each.state.value}[/]", str(each.applied or "-"), escape(why))
     console.print(table)
@@ -60,6 +60,7 @@ def _facts(status: PipelineStatus) -> list[tuple[str, str]]:
     facts.append(("spool", f"{_bytes(status.spool_bytes)} in {status.spool_segments} segments"))
     facts += [("consumer", f"{each.name}, released {each.released}, {each.age_seconds:.0f} s ago") for each in status.consumers]
     facts += [("warning", each) for each in status.warnings]
+    facts += [("retrying", each.describe()) for each in status.retries]
     return facts
 
 

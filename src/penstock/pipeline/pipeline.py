@@ -8,7 +8,6 @@ where, the targets say.
 from __future__ import annotations
 
 import logging
-import random
 import shutil
 import threading
 import time
@@ -32,14 +31,14 @@ from penstock.pipeline.existing import await_copies, take_over
 from penstock.pipeline.following.follower import Follower
 from penstock.pipeline.following.gone import keep_gone
 from penstock.pipeline.following.sightings import Look
-from penstock.pipeline.letters.box import LetterBox
-from penstock.pipeline.letters.policy import RefusedPolicy
-from penstock.pipeline.letters.store import LetterStore
+from penstock.pipeline.letters.box import LetterBox, open_letter_box
 from penstock.pipeline.membership import load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import change_orders, load_orders, with_orders
+from penstock.pipeline.retries import PIPELINE, RetryLog
 from penstock.pipeline.roster import Roster
 from penstock.pipeline.schema_policy import SchemaRule
+from penstock.pipeline.shared_health import SharedHealth, is_spark_alive, spark_lost
 from penstock.pipeline.sides import begins_at, check_fit, side_of
 from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.snapshots.background import BackgroundSnapshots, Door
@@ -49,7 +48,6 @@ from penstock.pipeline.snapshots.executors import SparkSnapshotExecutors
 from penstock.pipeline.snapshots.progress import load_all_progress
 from penstock.pipeline.snapshots.shadows import Shadows
 from penstock.pipeline.snapshots.state import SnapshotStore
-from penstock.pipeline.spark_queries import SparkQueries
 from penstock.pipeline.standing import over_holes
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, check_selected, inspect_pipeline, pause_ordered, select_tables
@@ -61,9 +59,9 @@ from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import connect
 from penstock.postgres.ddl_trigger import ensure_trigger
 from penstock.postgres.timeline import SystemIdentity
+from penstock.retry import Backoff
 from penstock.schema import TableName
 from penstock.sinks.base import SHADOWS, Sink
-from penstock.sinks.executors import SparkExecutors
 from penstock.sinks.layout import Mode
 from penstock.spark.control import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
@@ -74,9 +72,10 @@ _log = logging.getLogger(__name__)
 
 _LOCK_SECONDS = 60.0
 _POLL_SECONDS = 0.1
-_FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _ONCE_QUIET_SECONDS = 0.2
+_SETTLED_SECONDS = 5.0
+"""A run that lasts so long after an interruption is no longer interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +116,7 @@ class Pipeline:
         self._acts: dict[TableName, Mapping[TableName, str]] = {}
         self._capture = CaptureCompanion(config)
         self._trouble: str | None = None
+        self._retries = RetryLog(config.state)
 
     def _mode_of(self, table: TableName) -> Mode:
         """As the configuration has it now."""
@@ -141,13 +141,24 @@ class Pipeline:
 
     def run(self, *, once: bool = False) -> RunResult:
         """Mirror until stopped. With `once`: until everything that had committed at the start is in the targets."""
+        try:
+            return self._run(once=once)
+        except Exception as error:
+            if isinstance(error, PenstockError) or is_spark_alive(self._spark):
+                raise
+            raise spark_lost() from error
+        finally:
+            self._retries.clear_all()
+
+    def _run(self, *, once: bool) -> RunResult:
+        """Start again after errors that pass. What follows an error of one table is decided elsewhere (`error_policy`)."""
         reader = SpoolLayout(self._config.spool).consumer_lock(self._config.pipeline)
         with (
             jvm_lock(self._spark, self._config.lock, _LOCK_SECONDS),
             jvm_lock(self._spark, reader, _LOCK_SECONDS),
             closing(self._sink),
         ):
-            pause = _FIRST_PAUSE_SECONDS
+            backoff = Backoff(longest_seconds=_LONGEST_PAUSE_SECONDS)
             goal: Position | None = None
             while True:
                 started = time.monotonic()
@@ -160,11 +171,12 @@ class Pipeline:
                     if not self._may_pass(error) or self._stopping.is_set() or never_connected:
                         raise
                     if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:
-                        pause = _FIRST_PAUSE_SECONDS
+                        backoff.reset()
+                    pause = backoff.fail()
+                    self._retries.note(PIPELINE, error, backoff.failures, pause)
                     self._observer.interrupted(str(error), pause)
                     _log.warning("pipeline interrupted", extra={"code": error.code, "pause_seconds": pause})
-                    self._stopping.wait(pause * random.uniform(0.5, 1.5))
-                    pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                    self._stopping.wait(pause)
 
     def _may_pass(self, error: PenstockError) -> bool:
         """A capture of its own that has failed is waited for: it is started again, or not, by somebody else."""
@@ -181,8 +193,8 @@ class Pipeline:
         self._sink.drop_shadows()
         shutil.rmtree(self._shadow_root, ignore_errors=True)
         follower = Follower(self._rule, self._inspect)
-        letters = self._letter_box()
-        shadows = Shadows(self._sink, self._observer, self._renewed, follower, letters)
+        letters = open_letter_box(self._spark, lambda: self._config, self._mode_of)
+        shadows = Shadows(self._sink, self._observer, self._renewed, follower, letters, retries=self._retries)
         applier = EpochApplier(
             self._sink,
             EpochLog(self._root, self._config.pipeline),
@@ -195,6 +207,7 @@ class Pipeline:
             follower=follower,
             letters=letters,
             on_anew=self._order_anew,
+            check_shared=SharedHealth(self._spark, self._root, self._address).check,
         )
         tables = self._prepare(applier, system)
         if once and goal is None:
@@ -272,30 +285,6 @@ class Pipeline:
         _log.warning("table is copied anew", extra={"table": str(name), "reason": reason})
         change_orders(self._config.state, lambda orders: orders.renew([name]))
 
-    def _letter_box(self) -> LetterBox:
-        def policy(name: TableName) -> RefusedPolicy:
-            return self._config.refused_policy(name)
-
-        def transform(name: TableName) -> Transform | None:
-            return self._config.transform_of(name)
-
-        def replayed(name: TableName) -> None:
-            change_orders(self._config.state, lambda orders: orders.replayed(name))
-
-        store = LetterStore(self._root, self._config.pipeline)
-        refuse_inexact = self._config.type_policy.refuses_inexact
-        executors = SparkExecutors(self._spark)
-        return LetterBox(
-            store,
-            executors,
-            policy_of=policy,
-            mode_of=self._mode_of,
-            refuse_inexact=refuse_inexact,
-            on_replayed=replayed,
-            transform_of=transform,
-            queries=SparkQueries(self._spark),
-        )
-
     def _rule(self, name: TableName) -> SchemaRule:
         """By the configuration as it is by then."""
         return self._config.schema_rule(name)
@@ -329,6 +318,7 @@ class Pipeline:
             max_hold_seconds=self._config.max_snapshot_hold_seconds,
             on_wait=self._tell_wait,
             letters=letters,
+            retries=self._retries,
         )
         return BackgroundSnapshots(coordinator, door, self._observer)
 
@@ -358,16 +348,20 @@ class Pipeline:
                 self._config.maintenance.limit_seconds,
                 Jobs(self._spark),
                 forgetting(self._config, letters.store),
+                retries=self._retries,
+                give_up=applier.give_up,
             )
             ending.callback(upkeep.stop)
             upkeep.start()
-            copying = True
+            copying, settled_at = True, time.monotonic() + _SETTLED_SECONDS
             while not self._stopping.is_set() and not (_is_reached(goal, applier, shadows) and roster.is_settled):
                 self._tell_trouble()
                 if goal is not None:
                     self._capture.check_patience()
                 for each in (snapshots, *renewals):
                     each.check()
+                if time.monotonic() >= settled_at:
+                    self._retries.clear(PIPELINE)
                 upkeep.check()
                 applier.settle()
                 roster.keep()

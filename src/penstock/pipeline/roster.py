@@ -136,7 +136,7 @@ class Roster:
         oids = self.applier.oids
         for name, table in selection.tables.items():
             status = self.applier.statuses.get(name)
-            if status is None or name in orders.resync or not (status.is_applied or status.state is TableState.PAUSED):
+            if status is None or name in orders.resync or not (status.is_followed or status.state is TableState.PAUSED):
                 continue
             source = next((source.name for source in table.sources if source.name in left), None)
             if source is not None and oids.get(name) == table.oid:
@@ -145,7 +145,7 @@ class Roster:
     def _moved(self, connection: Connection, selection: Selection, orders: TableOrders) -> dict[TableName, str]:
         """Tables whose parts took rows along, or brought some, and that are to be copied anew for it."""
         known = {name: status for name, status in self.applier.statuses.items() if name not in orders.resync}
-        applied = {name: status.applied for name, status in known.items() if status.is_applied}
+        applied = {name: status.applied for name, status in known.items() if status.is_followed}
         paused = [name for name, status in known.items() if status.state is TableState.PAUSED]
         side = side_of(self.config)
         moved = self._parts.look(
@@ -237,7 +237,7 @@ class Roster:
 
     def _pause(self, orders: TableOrders) -> None:
         for name, status in self.applier.statuses.items():
-            if name in orders.paused and status.is_applied:
+            if name in orders.paused and status.is_followed:
                 self.applier.pause(name)
             elif name not in orders.paused and status.state is TableState.PAUSED:
                 self._resume(name, status)

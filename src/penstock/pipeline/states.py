@@ -18,6 +18,9 @@ class TableState(StrEnum):
     """Set by the coordinator after the last chunk. Changes after the fence are about to be applied."""
     STREAMING = "streaming"
     """Set by the first epoch after that. The target equals the source at the end of every epoch."""
+    RETRYING = "retrying"
+    """Set by an epoch that could not apply its changes to the table. They are kept, the other tables continue, and a later epoch tries
+    again: after a pause that grows, and a bounded number of times."""
     PAUSED = "paused"
     """Set by a person. The target stays as it is, and the spool keeps the changes after that."""
     FAILED = "failed"
@@ -28,7 +31,7 @@ class TableState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A state, how far the table is, and, when it failed, why and what to do."""
+    """A state, how far the table is, and, when it failed or is being tried again, why and what to do."""
 
     state: TableState
     applied: Position | None = None
@@ -42,6 +45,11 @@ class TableStatus:
     def is_applied(self) -> bool:
         """Whether epochs are for this table."""
         return self.state in (TableState.CATCHING_UP, TableState.STREAMING)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether epochs are for this table, now or after its next attempt."""
+        return self.is_applied or self.state is TableState.RETRYING
 
     @property
     def is_over(self) -> bool:

@@ -7,14 +7,18 @@ epoch to the target, replaces what the target holds by what the shadow holds: on
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from penstock.change import ChangeCounts
-from penstock.errors import PenstockError, Recovery
+from penstock.errors import PenstockError
+from penstock.pipeline.error_policy import Action, TableRetries, decide, final
 from penstock.pipeline.following.follower import Follower
 from penstock.pipeline.letters.box import LetterBox, ShadowLetters
 from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.retries import RetryLog
 from penstock.pipeline.routing import gather
 from penstock.pipeline.states import TableStatus
 from penstock.position import Position
@@ -22,6 +26,8 @@ from penstock.schema import TableName
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import CopyAnew
 from penstock.spool.reader import SpoolReader
+
+_log = logging.getLogger(__name__)
 
 
 class Shadows:
@@ -34,8 +40,12 @@ class Shadows:
         on_done: Callable[[TableName, bool], None],
         follower: Follower | None = None,
         letters: LetterBox | None = None,
+        *,
+        retries: RetryLog | None = None,
     ) -> None:
         """`on_done` is told that a table is renewed, once that is recorded, or (False) that it will not be."""
+        self._attempts = TableRetries()
+        self._retries = retries or RetryLog()
         self._main = main
         self._follower = follower
         self._letters = letters
@@ -57,7 +67,7 @@ class Shadows:
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._arrivals)
+        return bool(self._arrivals) or any(map(self._attempts.is_due, list(self._ready)))
 
     @property
     def is_busy(self) -> bool:
@@ -98,28 +108,45 @@ class Shadows:
             target = self._arrivals.popleft()
             if target.table in self._sinks:
                 self._ready[target.table] = target
-        return bool(self._ready)
+        return any(map(self._attempts.is_due, self._ready))
 
     def swap(self, reader: SpoolReader, end: Position) -> dict[TableName, Target]:
         """Bring the shadows that are copied to `end`, and put each in its target's place; gives back the targets as they are now.
 
-        A target whose shadow cannot take its place is as it was, and has this epoch yet to come.
+        A target whose shadow cannot take its place is as it was, and has this epoch yet to come. Unless the reason will not pass, the swap
+        is tried again in a later epoch, a bounded number of times; the other tables do not wait for it.
         """
         done: dict[TableName, Target] = {}
-        for name, shadow in list(self._ready.items()):
+        for name, shadow in [(name, shadow) for name, shadow in self._ready.items() if self._attempts.is_due(name)]:
             try:
                 done[name] = self._swap(name, shadow, reader, end)
             except CopyAnew:
                 # It was altered again, as a copy of it was made: whoever ordered this one finds that there is none, and begins another.
                 self._ready.pop(name)
                 self._end(name)
-            except PenstockError as error:
-                if error.recovery is not Recovery.OPERATOR:
-                    raise
-                if self._letters is not None:
-                    self._letters.give_up_copy(self._main, name)
-                self.fail(name, error)
+            except Exception as error:  # noqa: BLE001 the edge of one table's work: the error policy decides
+                self._answer(name, error)
         return done
+
+    def _answer(self, name: TableName, error: Exception) -> None:
+        verdict = decide(error, name, "putting the new copy in place of")
+        if verdict.action is Action.STOP:
+            raise verdict.error from error
+        shown = verdict.error
+        pause = None
+        if verdict.action is Action.RETRY_TABLE:
+            pause = self._attempts.count(name, verdict)
+            shown = final(shown, name)
+        if pause is not None:
+            _log.warning("swap of a resync failed", extra={"table": str(name), "code": shown.code, "pause_seconds": pause})
+            self._retries.note(f"resync of {name}", shown, self._attempts.failures(name), pause)
+            self._observer.interrupted(f"{shown.code}: {shown.message}", pause)
+            with suppress(Exception):  # it may have been brought further; else the next attempt finds out
+                self._ready[name] = self._sinks[name].load_target(name) or self._ready[name]
+            return
+        if self._letters is not None:
+            self._letters.give_up_copy(self._main, name)
+        self.fail(name, shown)
 
     def recorded(self, names: Iterable[TableName]) -> None:
         """The epoch that put these in place is recorded."""
@@ -148,5 +175,9 @@ class Shadows:
         return target
 
     def _end(self, name: TableName) -> None:
-        self._sinks.pop(name).drop(name)
+        with suppress(Exception):  # what is left of it is removed when the next run starts
+            self._sinks[name].drop(name)
+        self._sinks.pop(name)
         self._holds.pop(name, None)
+        self._attempts.forget(name)
+        self._retries.clear(f"resync of {name}")

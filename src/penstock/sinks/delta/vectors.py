@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 import numpy as np
 
-from penstock.errors import SinkError
+from penstock.errors import SinkError, TargetFileLostError
 from penstock.sinks.delta.roaring import Positions, decode_positions, encode_positions
 from penstock.spool import storage
 
@@ -62,6 +62,8 @@ def load_vector(root: Path, vector: DeletionVector) -> Positions:
     try:
         data = _z85_decode(vector.place)[: vector.bytes] if vector.storage == "i" else _load_data(root, vector)
         positions = decode_positions(data)
+    except FileNotFoundError as error:
+        raise TargetFileLostError(f"the file {error.filename} of the target is missing") from error
     except (OSError, ValueError) as error:
         raise SinkError(f"a deletion vector of the Delta table at {root} cannot be read: {error}") from error
     if positions.size != vector.count:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 
 from penstock.errors import SinkError, SinkRefusedError
 from penstock.position import Position
+from penstock.sinks.executors import error_of_ours
 from penstock.sinks.iceberg.state import POSITION
 from penstock.sinks.names import quoted
 
@@ -60,7 +61,7 @@ def by_spark(doing: str, hint: str = "look at the message") -> Iterator[None]:
     except AnalysisException as error:
         raise SinkRefusedError(f"{doing}: {_first_line(error)}", hint=hint) from error
     except (PySparkException, Py4JJavaError) as error:
-        raise SinkError(f"{doing}: {_first_line(error)}") from error
+        raise error_of_ours(error, SinkError, doing) from error
 
 
 def _first_line(error: BaseException) -> str:
