@@ -413,6 +413,40 @@ def test_a_shadow_takes_its_targets_place_instead_of_an_epoch_and_is_done_when_t
     assert (house.released, house.shadows.is_busy) == (500, False)
 
 
+def test_a_swap_that_fails_is_tried_again_in_a_later_epoch_and_given_up_after_its_attempts(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    house.shadows._attempts = TableRetries(lambda: now[0])
+    _both(house)
+    shadow = Ledger()
+    house.shadows.begin(FIRST, shadow, house.applier.position)
+    house.shadows.enter(shadow.target(ORDERS, 200))
+    replaced = house.sink.replace
+
+    def fail(_table: TableName, _shadow: Sink, _position: Position) -> None:
+        raise RuntimeError("the row is 'secret'")
+
+    monkeypatch.setattr(house.sink, "replace", fail)
+    house.applier.apply(at(300))
+    assert (house.sink.applied[FIRST], house.sink.applied[SECOND]) == (at(300), at(300)), "neither table waits for the swap"
+    assert house.shadows.is_busy
+    monkeypatch.setattr(house.sink, "replace", replaced)
+    house.applier.apply(at(400))
+    assert house.done == [], "its next attempt is not due"
+    now[0] += 100
+    house.applier.apply(at(500))
+    assert house.done == [(FIRST, True)]
+    house.shadows.begin(FIRST, shadow, house.applier.position)
+    house.shadows.enter(shadow.target(ORDERS, 500))
+    monkeypatch.setattr(house.sink, "replace", fail)
+    for _ in range(error_policy.USUAL_ATTEMPTS):
+        assert house.shadows.is_busy
+        house.applier.apply(at(600))
+        now[0] += 100
+    assert (house.done[-1], house.shadows.is_busy, house.applier.statuses[FIRST].state) == ((FIRST, False), False, TableState.STREAMING)
+
+
 def test_a_target_whose_shadow_cannot_take_its_place_has_its_epoch(house: House) -> None:
     house.applier.adopt({FIRST: house.sink.target(ORDERS, 100)}, {FIRST: _streaming(100)})
     shadow = Ledger()

@@ -309,13 +309,14 @@ class EpochApplier:
         renewed = self._shadows.swap(self._reader, end) if self._shadows is not None else {}
         self._renew(renewed)
         due = [name for name in self._ledger.live() if self._watch.is_ahead(name, end) or self._bringer.is_due(name)]
-        work = plan_work(self._ledger.targets, self.statuses, ranges, self._watch.routed, due)
+        work, unplanned = plan_work(self._ledger.targets, self.statuses, ranges, self._watch.routed, due)
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="penstock-apply") as pool:
             failures = dict(zip([changes.table for changes in work], pool.map(lambda each: self._apply_one(each, end), work), strict=True))
         for name, reason in failures.items():
             if isinstance(reason, CopyAnew):
                 self._copy_anew(name, str(reason))
-        self._take_failures({name: error for name, error in failures.items() if error is not None and not isinstance(error, CopyAnew)})
+        failed = {name: error for name, error in failures.items() if error is not None and not isinstance(error, CopyAnew)}
+        self._take_failures({**unplanned, **failed})
         self._take_lost(renamed, end)
         commit_time = max((each.commit_time for each in ranges.values() if each.commit_time), default=None)
         rows = sum(changes.counts.rows for changes in work)

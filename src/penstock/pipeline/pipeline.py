@@ -338,7 +338,9 @@ class Pipeline:
             ending.callback(stop)  # what is being copied may wait for the stream, so it is asked first
 
             renew = partial(self._renew, applier, shadows, renewals)
-            roster = Roster(self._config, self._sink, applier, snapshots, renew, shadows.abandon, self._observer, self._reload)
+            roster = Roster(
+                self._config, self._sink, applier, snapshots, renew, shadows.abandon, self._observer, self._reload, self._retries
+            )
             roster.part_with(applier.last.tables if applier.last is not None else (), tables.sources)
             self._roster = roster
             roster.keep()

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from penstock.errors import MembersDifferError, PenstockError, Recovery
+from penstock.errors import MembersDifferError, PenstockError, Recovery, SourceError
+from penstock.foreign import describe
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.existing import await_copies, take_over
@@ -22,6 +23,7 @@ from penstock.pipeline.following.sightings import Look
 from penstock.pipeline.membership import departed
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import TableOrders, change_orders, load_orders
+from penstock.pipeline.retries import RetryLog
 from penstock.pipeline.sides import side_of
 from penstock.pipeline.snapshots.background import BackgroundSnapshots
 from penstock.pipeline.states import TableState, TableStatus
@@ -36,6 +38,7 @@ _log = logging.getLogger(__name__)
 
 _GLANCE_SECONDS = 1.0
 _LOOK_SECONDS = 10.0
+_SUBJECT = "look at the source's tables"
 
 
 @dataclass(slots=True)
@@ -53,6 +56,8 @@ class Roster:
     observer: PipelineObserver
     reload: Callable[[], PipelineConfig] | None = None
     """Reads the configuration's file again; None if there is none."""
+    retries: RetryLog = field(default_factory=RetryLog)
+    _failures: int = 0
     _orders: TableOrders | None = None
     _leaving: set[TableName] = field(default_factory=set)
     _sources: dict[TableName, tuple[TableName, ...]] = field(default_factory=dict)
@@ -82,9 +87,13 @@ class Roster:
             if changed or not self.is_settled or now - self._looked_at >= _LOOK_SECONDS:
                 self._looked_at = now
                 self._look(self._orders or TableOrders())
-                self._told = None
-        except PenstockError as error:
-            self._tell(str(error))
+                self._told, self._failures = None, 0
+                self.retries.clear(_SUBJECT)
+        except Exception as error:  # noqa: BLE001 the epochs go on; the next look may succeed
+            self._failures += 1
+            shown = error if isinstance(error, PenstockError) else SourceError(f"the tables could not be looked at: {describe(error)}")
+            self.retries.note(_SUBJECT, shown, self._failures, _LOOK_SECONDS)
+            self._tell(str(shown))
 
     def _read(self) -> bool:
         """Take in the file and the orders; whether anything is new. A file that cannot be read changes nothing."""
