@@ -18,11 +18,11 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from penstock.errors import ConnectionLostError, PenstockError, SchemaChangedError, SpoolGapError, TargetRewoundError
+from penstock.errors import ConnectionLostError, PenstockError, SchemaChangedError, SpoolGapError, TableFailedError, TargetRewoundError
 from penstock.pipeline.bringing import Bringer
 from penstock.pipeline.epoch_work import is_behind, plan_work
 from penstock.pipeline.epochs import Epoch, EpochLog
-from penstock.pipeline.error_policy import Action, TableRetries, Verdict, decide, final
+from penstock.pipeline.error_policy import Action, ResyncLimit, TableRetries, Verdict, decide, final
 from penstock.pipeline.following.follower import Follower
 from penstock.pipeline.following.sightings import Look
 from penstock.pipeline.following.watch import CatalogWatch
@@ -86,6 +86,7 @@ class EpochApplier:
         self._on_anew = on_anew
         self._check_shared = check_shared
         self._retries = TableRetries()
+        self._resyncs = ResyncLimit()
         self._anew: dict[TableName, str] = {}
         self._ledger = TableLedger(spool, consumer, self._needed_besides)
         self._watch = CatalogWatch(follower, self._ledger)
@@ -220,7 +221,13 @@ class EpochApplier:
 
     def _copy_anew(self, name: TableName, reason: str) -> None:
         status = self.statuses.get(name)
-        if status is not None and status.is_followed:
+        if status is None or not status.is_followed:
+            return
+        try:
+            self._resyncs.check(name, reason)
+        except TableFailedError as error:
+            self.fail(name, error)
+        else:
             self._on_anew(name, reason)
             self._await_copy(name, reason)
 

@@ -76,6 +76,9 @@ FILE_ATTEMPTS = 3
 PATIENT_ATTEMPTS = 60
 """About an hour: a full disk, a lock that another session holds, or a server that ends statements, passes when a person has acted."""
 
+MOST_RESYNCS = 20
+_RESYNC_WINDOW_SECONDS = 3600.0
+
 _NEEDS_ROOM = "free space on the volumes of the target, the state directory and spark.local.dir; the table then continues by itself"
 
 
@@ -177,3 +180,20 @@ class TableRetries:
     @property
     def has_due(self) -> bool:
         return any(self._clock() >= failing.due_at for failing in list(self._failing.values()))
+
+
+class ResyncLimit:
+    """Bounds how often a table is resynced because it cannot be followed: a cause that a new copy does not remove would do so for ever."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._resyncs: dict[TableName, list[float]] = {}
+
+    def check(self, table: TableName, reason: str) -> None:
+        """Count a resync; `TableFailedError` if there were too many within an hour."""
+        now = self._clock()
+        recent = [at for at in self._resyncs.get(table, []) if at > now - _RESYNC_WINDOW_SECONDS]
+        if len(recent) >= MOST_RESYNCS:
+            hint = f"remove the cause, then penstock tables resync CONFIG {table}"
+            raise TableFailedError(f"table {table} was resynced {len(recent)} times within an hour, and again {reason}", hint=hint)
+        self._resyncs[table] = [*recent, now]

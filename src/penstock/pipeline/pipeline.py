@@ -386,7 +386,7 @@ class Pipeline:
         act: Mapping[TableName, str],
     ) -> None:
         """Begin to copy a table anew, beside the one that is there."""
-        if table.name not in shadows:
+        if shadows.may_begin(table.name):
             self._acts[table.name] = act
             copy = uuid4().hex
             sink = self._sink.shadow(copy)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from penstock.change import ChangeCounts
-from penstock.errors import PenstockError
-from penstock.pipeline.error_policy import Action, TableRetries, decide, final
+from penstock.errors import PenstockError, SchemaChangedError
+from penstock.pipeline.error_policy import USUAL_ATTEMPTS, Action, TableRetries, Verdict, decide, final
 from penstock.pipeline.following.follower import Follower
 from penstock.pipeline.letters.box import LetterBox, ShadowLetters
 from penstock.pipeline.observer import PipelineObserver
@@ -45,6 +45,8 @@ class Shadows:
     ) -> None:
         """`on_done` is told that a table is renewed, once that is recorded, or (False) that it will not be."""
         self._attempts = TableRetries()
+        self._pausing: set[TableName] = set()
+        """Tables of which another copy is to be made."""
         self._retries = retries or RetryLog()
         self._main = main
         self._follower = follower
@@ -72,13 +74,14 @@ class Shadows:
     @property
     def is_busy(self) -> bool:
         """Whether a table is still to be renewed."""
-        return bool(self._sinks)
+        return bool(self._sinks or self._pausing)
 
     def __contains__(self, name: TableName) -> bool:
         return name in self._sinks
 
     def begin(self, name: TableName, sink: Sink, position: Position) -> None:
         """`sink` is for this one copy; nothing after `position` is released from now on."""
+        self._pausing.discard(name)
         self._sinks[name] = sink
         self._holds[name] = position
 
@@ -120,13 +123,27 @@ class Shadows:
         for name, shadow in [(name, shadow) for name, shadow in self._ready.items() if self._attempts.is_due(name)]:
             try:
                 done[name] = self._swap(name, shadow, reader, end)
-            except CopyAnew:
-                # It was altered again, as a copy of it was made: whoever ordered this one finds that there is none, and begins another.
-                self._ready.pop(name)
-                self._end(name)
+            except CopyAnew as reason:
+                self._start_again(name, reason)
             except Exception as error:  # noqa: BLE001 the edge of one table's work: the error policy decides
                 self._answer(name, error)
         return done
+
+    def _start_again(self, name: TableName, reason: CopyAnew) -> None:
+        """The table was altered again while it was copied. The order to resync it stays, and another copy is made after a pause."""
+        altered = SchemaChangedError(f"table {name} was altered again while it was resynced: {reason}")
+        pause = self._attempts.count(name, Verdict(Action.RETRY_TABLE, altered, USUAL_ATTEMPTS))
+        if pause is None:
+            self.fail(name, final(altered, name))
+            return
+        self._ready.pop(name)
+        self._drop(name)
+        self._pausing.add(name)
+        self._retries.note(f"resync of {name}", altered, self._attempts.failures(name), pause)
+
+    def may_begin(self, name: TableName) -> bool:
+        """Whether there is no copy of this table yet, and no pause before the next one."""
+        return name not in self._sinks and self._attempts.is_due(name)
 
     def _answer(self, name: TableName, error: Exception) -> None:
         verdict = decide(error, name, "putting the new copy in place of")
@@ -174,10 +191,13 @@ class Shadows:
         assert target is not None
         return target
 
-    def _end(self, name: TableName) -> None:
+    def _drop(self, name: TableName) -> None:
         with suppress(Exception):  # what is left of it is removed when the next run starts
             self._sinks[name].drop(name)
         self._sinks.pop(name)
         self._holds.pop(name, None)
+
+    def _end(self, name: TableName) -> None:
+        self._drop(name)
         self._attempts.forget(name)
         self._retries.clear(f"resync of {name}")
