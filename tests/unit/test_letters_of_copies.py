@@ -99,7 +99,10 @@ def test_C08_after_a_kill_the_target_tells_whether_the_copy_took_its_place_thoug
     assert keys(made) == [expected]
 
 
-def test_C08_letters_of_a_copy_outlive_an_attempt_to_put_it_in_place_that_is_repeated(made: Office) -> None:
+def test_C08_letters_of_a_copy_outlive_an_attempt_to_put_it_in_place_that_is_repeated(
+    made: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.error_policy.FIRST_SECONDS", 0.0)
     swap = Swap(made)
     swap.go("failed")
     assert keys(made) == ['{"id":4}']
