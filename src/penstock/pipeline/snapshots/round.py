@@ -89,6 +89,7 @@ class SnapshotRound:
         self.is_locking = is_locking
         self._waits = 0
         self._counted: dict[TableName, float] = {}
+        self._lock_waits: dict[TableName, int] = {}
         self._answering = threading.Lock()
         self._source = source
         self._copies = copies
@@ -228,6 +229,10 @@ class SnapshotRound:
             self._start_again(schedule, turn, error)
         elif isinstance(error, LockWaitError):
             self._tell_once(copy, error)
+            self._lock_waits[copy.name] = self._lock_waits.get(copy.name, 0) + 1
+            hint = f"end the session that holds a lock on {copy.name} (pg_locks, pg_stat_activity), or wait for it"
+            shown = LockWaitError(error.message, hint=error.hint or hint)
+            self._events.retries.note(_subject(copy), shown, self._lock_waits[copy.name], _LOCK_PAUSE_SECONDS)
             schedule.put_back(turn, copy.chunk_bytes(turn.chunk), pause_seconds=_LOCK_PAUSE_SECONDS)
         elif isinstance(error, SnapshotLostError):
             self.trouble = error
