@@ -38,14 +38,15 @@ class Ledger(Sink):
         self.applied: dict[TableName, Position] = {}
         self.taken: dict[TableName, list[tuple[int, int]]] = {}
         self.refuses = False
+        self.oids: dict[TableName, int] = {}
 
     def target(self, schema: TableSchema, position: int) -> Target:
-        self.applied[schema.name] = at(position)
+        self.applied[schema.name], self.oids[schema.name] = at(position), schema.oid
         return Target(schema.name, schema.oid, schema.key, pa.schema([]), at(position))
 
     @override
     def load_target(self, table: TableName) -> Target | None:
-        return Target(table, 1, ("id",), pa.schema([]), self.applied.get(table)) if table in self.applied else None
+        return Target(table, self.oids.get(table, 1), ("id",), pa.schema([]), self.applied.get(table)) if table in self.applied else None
 
     @override
     def describe(self, table: TableName) -> str:
@@ -195,7 +196,7 @@ class Clock:
 
     def __init__(self, house: House) -> None:
         self.now = 0.0
-        house.applier._retries = TableRetries(lambda: self.now)
+        house.applier._retries._clock = lambda: self.now
 
     def pass_longest(self) -> None:
         self.now += 2 * error_policy.LONGEST_SECONDS
@@ -290,13 +291,35 @@ def test_tables_that_fail_together_while_no_other_succeeds_are_given_more_time(
     assert {status.state for status in house.applier.statuses.values()} == {TableState.RETRYING}
 
 
+def test_an_attempt_after_a_commit_whose_answer_was_lost_reads_from_where_the_target_is(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _both(house)
+    rows: list[int] = []
+
+    def apply(target: Target, changes: TableChanges, end: Position) -> None:
+        Ledger.apply(house.sink, target, changes, end)
+        if target.table == FIRST:
+            rows.append(changes.counts.rows)
+            if len(rows) == 1:
+                raise RuntimeError("the answer was lost")
+
+    monkeypatch.setattr(house.sink, "apply", apply)
+    house.applier.apply(at(200))
+    assert house.applier.statuses[FIRST].applied == at(100), "its answer was lost"
+    clock.pass_longest()
+    house.applier.apply(at(300))
+    assert rows[1] == rows[0], "one commit each"
+    assert house.applier.statuses[FIRST].state is TableState.STREAMING
+
+
 def test_no_attempt_counts_while_something_that_all_tables_share_does_not_work(
     house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away() -> None:
         raise SinkError("the lake is away")
 
-    monkeypatch.setattr(house.applier, "_check_shared", away)
+    monkeypatch.setattr(house.applier._failures, "check_shared", away)
     _both(house)
     _break(house, monkeypatch, {FIRST: RuntimeError("no")})
     for _ in range(error_policy.USUAL_ATTEMPTS + 1):

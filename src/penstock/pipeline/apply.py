@@ -7,7 +7,6 @@ repeats work that each table recognises as done.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import deque
@@ -22,7 +21,7 @@ from penstock.errors import ConnectionLostError, PenstockError, SchemaChangedErr
 from penstock.pipeline.bringing import Bringer
 from penstock.pipeline.epoch_work import is_behind, plan_work
 from penstock.pipeline.epochs import Epoch, EpochLog
-from penstock.pipeline.error_policy import Action, ResyncLimit, TableRetries, Verdict, decide, final
+from penstock.pipeline.error_policy import ResyncLimit
 from penstock.pipeline.following.follower import Follower
 from penstock.pipeline.following.sightings import Look
 from penstock.pipeline.following.watch import CatalogWatch
@@ -31,6 +30,7 @@ from penstock.pipeline.letters.box import LetterBox
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.snapshots.shadows import Shadows
 from penstock.pipeline.states import TableState, TableStatus
+from penstock.pipeline.table_failures import TableFailures
 from penstock.position import Position
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
@@ -39,8 +39,6 @@ from penstock.sinks.evolution import CopyAnew
 from penstock.spool.range import SpoolRange
 from penstock.spool.reader import SpoolReader
 from penstock.spool.waiting import wait_for_end
-
-_log = logging.getLogger(__name__)
 
 _WORKERS = 4
 _CATCH_UP_SECONDS = 3600.0
@@ -84,11 +82,11 @@ class EpochApplier:
         self._shadows = shadows
         self._letters = letters
         self._on_anew = on_anew
-        self._check_shared = check_shared
-        self._retries = TableRetries()
         self._resyncs = ResyncLimit()
         self._anew: dict[TableName, str] = {}
         self._ledger = TableLedger(spool, consumer, self._needed_besides)
+        self._failures = TableFailures(self._ledger, sink, observer, check_shared, self.fail)
+        self._retries = self._failures.retries
         self._watch = CatalogWatch(follower, self._ledger)
         self._requests: deque[Callable[[], None]] = deque()
         self._turn = threading.Lock()
@@ -271,7 +269,7 @@ class EpochApplier:
         with self._turn:
             while self._requests:
                 self._requests.popleft()()
-            self._take_up_due()
+            self._failures.take_up_due()
             self._apply(end)
             self._ended_at = time.monotonic()
 
@@ -290,12 +288,6 @@ class EpochApplier:
         if status is not None and (status.is_followed or status.state is TableState.PAUSED):
             self._ledger.write({name: replace(status, state=state, reason=None, remedy=None)})
             self._retries.forget(name)
-
-    def _take_up_due(self) -> None:
-        """Tables whose next attempt is due have this epoch again."""
-        retrying = [name for name, status in self.statuses.items() if status.state is TableState.RETRYING]
-        due = {name: replace(self.statuses[name], state=TableState.CATCHING_UP) for name in retrying if self._retries.is_due(name)}
-        self._ledger.write(due)
 
     def _apply(self, end: Position) -> None:
         started = time.monotonic()
@@ -323,7 +315,7 @@ class EpochApplier:
             if isinstance(reason, CopyAnew):
                 self._copy_anew(name, str(reason))
         failed = {name: error for name, error in failures.items() if error is not None and not isinstance(error, CopyAnew)}
-        self._take_failures({**unplanned, **failed})
+        self._failures.take({**unplanned, **failed})
         self._take_lost(renamed, end)
         commit_time = max((each.commit_time for each in ranges.values() if each.commit_time), default=None)
         rows = sum(changes.counts.rows for changes in work)
@@ -385,40 +377,6 @@ class EpochApplier:
             self._ledger.write({changes.table: TableStatus(TableState.STREAMING, end, end)})
         self._retries.succeed(changes.table)
         return None
-
-    def _take_failures(self, failures: Mapping[TableName, Exception]) -> None:
-        """Tables fail one by one; but if all targets are gone at once, the place where they stand is away, and no table is at fault."""
-        gone = [error for error in failures.values() if isinstance(error, TargetRewoundError)]
-        if gone and all(self._sink.load_target(name) is None for name in self._ledger.live()):
-            raise gone[0]
-        verdicts = {name: decide(error, name) for name, error in failures.items()}
-        for name, verdict in verdicts.items():
-            if verdict.action is Action.STOP:
-                raise verdict.error from failures[name]
-        if any(verdict.action is Action.RETRY_TABLE for verdict in verdicts.values()):
-            self._check_shared()
-        for name in [name for name, error in failures.items() if isinstance(error, ConnectionLostError)][:1]:
-            self._sink.load_target(name)  # raises the same if the target does not answer at all
-        for name, verdict in verdicts.items():
-            if verdict.action is Action.FAIL_TABLE:
-                self.fail(name, verdict.error)
-            else:
-                self._back_off(name, verdict, failures[name])
-
-    def _back_off(self, name: TableName, verdict: Verdict, cause: Exception) -> None:
-        """Leave the table where it is and keep its changes; a later epoch tries again, unless this was the last attempt."""
-        pause = self._retries.count(name, verdict)
-        shown = final(verdict.error, name)
-        facts = {"table": str(name), "code": shown.code, "cause": type(cause).__name__, "pause_seconds": pause}
-        # What others say may quote rows.
-        _log.warning("applying changes to a table failed", extra=facts, exc_info=cause if _log.isEnabledFor(logging.DEBUG) else None)
-        if pause is None:
-            self.fail(name, shown)
-            return
-        tried = f"failed {self._retries.failures(name)} times in a row, next attempt in about {pause:.0f} s"
-        status = replace(TableStatus.failed(shown, self.statuses[name].applied), state=TableState.RETRYING)
-        self._ledger.write({name: replace(status, committed=self.statuses[name].committed, reason=f"{status.reason}; {tried}")})
-        self._observer.interrupted(f"{shown.code}: {shown.message}", pause)
 
     def _needed_besides(self) -> list[Position]:
         """What is recorded is what the next epoch begins from; shadows are copied beside the tables of the same name."""
