@@ -39,7 +39,7 @@ from tests.property.test_fold import layout_of
 from tests.unit.test_applier import Ledger
 
 
-class Died(Exception):
+class Died(BaseException):
     """In the place of SIGKILL."""
 
 

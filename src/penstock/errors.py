@@ -404,6 +404,12 @@ class TransformError(TableError):
     code = "PEN-1416"
 
 
+class TableFailedError(TableError):
+    """Applying, copying or maintaining the table kept failing for a reason that no other class names; the message has its kind."""
+
+    code = "PEN-1423"
+
+
 class RowRefusedError(TableError):
     """Rows cannot be transformed, and the pipeline is told to stop their table; the message says why, and never which values."""
 
@@ -503,6 +509,12 @@ class ValuesRefusedError(SinkRefusedError):
     """The target refused values of a row: by a constraint that somebody put there, or because its type does not read them."""
 
     code = "PEN-3005"
+
+
+class TargetFileLostError(SinkError):
+    """A file of the target table is missing or damaged. Tried again a few times, in case its storage was away for a moment."""
+
+    code = "PEN-3006"
 
 
 # --- pipeline --------------------------------------------------------------------------------------------------------------------

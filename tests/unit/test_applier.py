@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,9 +13,11 @@ import pytest
 from pyspark.sql import DataFrame
 from typing_extensions import override
 
-from penstock.errors import PenstockError, SinkRefusedError, SlowTableError
+from penstock.errors import PenstockError, SinkError, SinkRefusedError, SlotLostError, SlowTableError
+from penstock.pipeline import error_policy
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.error_policy import TableRetries
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshots.shadows import Shadows
 from penstock.pipeline.states import TableState, TableStatus
@@ -40,14 +43,15 @@ class Ledger(Sink):
         self.prepared: list[TableName] = []
         self.cancelled: list[TableName] = []
         self.refuses_preparing = False
+        self.oids: dict[TableName, int] = {}
 
     def target(self, schema: TableSchema, position: int) -> Target:
-        self.applied[schema.name] = at(position)
+        self.applied[schema.name], self.oids[schema.name] = at(position), schema.oid
         return Target(schema.name, schema.oid, schema.key, pa.schema([]), at(position))
 
     @override
     def load_target(self, table: TableName) -> Target | None:
-        return Target(table, 1, ("id",), pa.schema([]), self.applied.get(table)) if table in self.applied else None
+        return Target(table, self.oids.get(table, 1), ("id",), pa.schema([]), self.applied.get(table)) if table in self.applied else None
 
     @override
     def describe(self, table: TableName) -> str:
@@ -232,21 +236,188 @@ def test_a_table_whose_ground_is_gone_fails_alone(house: House) -> None:
     assert house.sink.applied[FIRST] == at(700)
 
 
-def test_an_epoch_that_fails_leaves_no_table_under_way(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self, house: House) -> None:
+        self.now = 0.0
+        house.applier._retries._clock = lambda: self.now
+
+    def pass_longest(self) -> None:
+        self.now += 2 * error_policy.LONGEST_SECONDS
+
+
+@pytest.fixture
+def clock(house: House) -> Clock:
+    return Clock(house)
+
+
+def _break(house: House, monkeypatch: pytest.MonkeyPatch, errors: Mapping[TableName, Exception]) -> None:
+    """Applying changes to these tables raises; to others it works."""
+
+    def apply(target: Target, changes: TableChanges, end: Position) -> None:
+        if target.table in errors:
+            raise errors[target.table]
+        Ledger.apply(house.sink, target, changes, end)
+
+    monkeypatch.setattr(house.sink, "apply", apply)
+
+
+def _both(house: House) -> None:
     targets = {FIRST: house.sink.target(ORDERS, 100), SECOND: house.sink.target(ITEMS, 100)}
     house.applier.adopt(targets, {FIRST: _streaming(100), SECOND: _streaming(100)})
+
+
+def test_a_table_that_backs_off_holds_up_no_other_and_takes_in_later_what_was_kept_for_it(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _both(house)
+    _break(house, monkeypatch, {FIRST: RuntimeError("the row is 'secret'")})
+    for end in (200, 300):
+        house.applier.apply(at(end))
+    status = house.applier.statuses[FIRST]
+    assert (status.state, status.applied) == (TableState.RETRYING, at(100))
+    assert (house.sink.applied[SECOND], house.applier.position, house.released) == (at(300), at(300), 100)
+    recorded = house.applier.last
+    assert recorded is not None
+    assert recorded.tables[FIRST].reason == status.reason
+    assert "RuntimeError" in (status.reason or "")
+    assert "secret" not in (status.reason or "")
+    assert status.remedy
+    monkeypatch.undo()
+    house.applier.apply(at(400))
+    assert house.sink.applied[FIRST] == at(100), "its next attempt is not due"
+    clock.pass_longest()
+    house.applier.apply(at(400))
+    assert house.sink.taken[FIRST] == [(100, 400)]
+    assert (house.applier.statuses[FIRST].state, house.released) == (TableState.STREAMING, 400)
+
+
+@pytest.mark.parametrize(
+    ("error", "attempts", "code", "words"),
+    [
+        (RuntimeError("the row is 'secret'"), error_policy.USUAL_ATTEMPTS, "PEN-1423", "RuntimeError"),
+        (SinkError("it is away"), error_policy.USUAL_ATTEMPTS, "PEN-3000", "it is away"),
+        (FileNotFoundError(2, "No such file", "/lake/a/part-1.parquet"), error_policy.FILE_ATTEMPTS, "PEN-3006", "/lake/a/part-1.parquet"),
+        (OSError(errno.ENOSPC, "No space left on device"), error_policy.PATIENT_ATTEMPTS, "PEN-3000", "disk is full"),
+    ],
+    ids=["unknown", "declared", "lost-file", "full-disk"],
+)
+def test_a_table_that_keeps_failing_fails_alone_after_its_attempts_with_cause_and_remedy(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch, *, error: Exception, attempts: int, code: str, words: str
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.bringing._QUICK_PAUSE_SECONDS", 0.0)
+    _both(house)
+    _break(house, monkeypatch, {FIRST: error})
+    states = []
+    for _ in range(attempts):
+        house.applier.apply(at(200))
+        states.append(house.applier.statuses[FIRST].state)
+        clock.pass_longest()
+    assert states == [*[TableState.RETRYING] * (attempts - 1), TableState.FAILED]
+    status = house.applier.statuses[FIRST]
+    assert (status.reason or "").startswith(code)
+    assert words in (status.reason or "")
+    assert "secret" not in (status.reason or "")
+    assert f"penstock tables resync CONFIG {FIRST}" in (status.remedy or "")
+    house.applier.apply(at(300))
+    assert (house.sink.applied[SECOND], house.released) == (at(300), 300)
+
+
+def test_tables_that_fail_together_while_no_other_succeeds_are_given_more_time(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when all executors are lost: none of the tables is at fault."""
+    _both(house)
+    _break(house, monkeypatch, {FIRST: RuntimeError("no"), SECOND: RuntimeError("no")})
+    for _ in range(2 * error_policy.USUAL_ATTEMPTS):
+        house.applier.apply(at(200))
+        clock.pass_longest()
+    assert {status.state for status in house.applier.statuses.values()} == {TableState.RETRYING}
+
+
+def test_an_attempt_after_a_commit_whose_answer_was_lost_reads_from_where_the_target_is(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _both(house)
+    rows: list[int] = []
+
+    def apply(target: Target, changes: TableChanges, end: Position) -> None:
+        Ledger.apply(house.sink, target, changes, end)
+        if target.table == FIRST:
+            rows.append(changes.counts.rows)
+            if len(rows) == 1:
+                raise RuntimeError("the answer was lost")
+
+    monkeypatch.setattr(house.sink, "apply", apply)
+    house.applier.apply(at(200))
+    assert house.applier.statuses[FIRST].applied == at(100), "its answer was lost"
+    clock.pass_longest()
+    house.applier.apply(at(300))
+    assert rows[1] == rows[0], "one commit each"
+    assert house.applier.statuses[FIRST].state is TableState.STREAMING
+
+
+def test_no_attempt_counts_while_something_that_all_tables_share_does_not_work(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away() -> None:
+        raise SinkError("the lake is away")
+
+    monkeypatch.setattr(house.applier._failures, "check_shared", away)
+    _both(house)
+    _break(house, monkeypatch, {FIRST: RuntimeError("no")})
+    for _ in range(error_policy.USUAL_ATTEMPTS + 1):
+        with pytest.raises(SinkError, match="the lake is away"):
+            house.applier.apply(at(200))
+        clock.pass_longest()
+    assert house.applier.statuses[FIRST].applied == at(100)
+    assert house.applier.last is None, "an epoch that is not applied is not recorded"
+
+
+def test_an_idle_source_has_an_epoch_for_a_table_whose_next_attempt_is_due(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.apply._IDLE_SECONDS", -1.0)
+    _both(house)
+    _break(house, monkeypatch, {FIRST: RuntimeError("no")})
+    house.applier.apply(at(200))
+    monkeypatch.undo()
+    monkeypatch.setattr("penstock.pipeline.apply._IDLE_SECONDS", -1.0)
+    house.applier.settle()
+    assert house.sink.applied[FIRST] == at(100)
+    clock.pass_longest()
+    house.applier.settle()
+    assert house.sink.applied[FIRST] == at(200)
+    last = house.applier.last
+    assert last is not None
+    assert last.tables[FIRST].state is TableState.STREAMING, "status reads what is recorded"
+
+
+def test_a_table_that_backs_off_can_be_paused(house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    _both(house)
+    _break(house, monkeypatch, {FIRST: RuntimeError("no")})
+    house.applier.apply(at(200))
+    house.applier.pause(FIRST)
+    clock.pass_longest()
+    house.applier.apply(at(300))
+    assert (house.applier.statuses[FIRST].state, house.released) == (TableState.PAUSED, 100)
+
+
+def test_every_table_has_ended_its_attempt_before_a_shared_fault_ends_the_epoch(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    _both(house)
     begun, ended = threading.Event(), threading.Event()
 
     def apply(target: Target, _changes: TableChanges, _end: Position) -> None:
         if target.table == FIRST:
             assert begun.wait(10)
-            raise RuntimeError("broken")
+            raise SlotLostError("the slot is lost")
         begun.set()
         time.sleep(0.3)
         ended.set()
 
     monkeypatch.setattr(house.sink, "apply", apply)
-    with pytest.raises(RuntimeError, match="broken"):
+    with pytest.raises(SlotLostError):
         house.applier.apply(at(200))
     assert ended.is_set(), "another attempt would have met this one"
 
@@ -308,6 +479,40 @@ def test_a_shadow_takes_its_targets_place_instead_of_an_epoch_and_is_done_when_t
     assert house.sink.applied[FIRST] == at(500)
     assert house.done == [(FIRST, True)]
     assert (house.released, house.shadows.is_busy) == (500, False)
+
+
+def test_a_swap_that_fails_is_tried_again_in_a_later_epoch_and_given_up_after_its_attempts(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    house.shadows._attempts = TableRetries(lambda: now[0])
+    _both(house)
+    shadow = Ledger()
+    house.shadows.begin(FIRST, shadow, house.applier.position)
+    house.shadows.enter(shadow.target(ORDERS, 200))
+    replaced = house.sink.replace
+
+    def fail(_table: TableName, _shadow: Sink, _position: Position) -> None:
+        raise RuntimeError("the row is 'secret'")
+
+    monkeypatch.setattr(house.sink, "replace", fail)
+    house.applier.apply(at(300))
+    assert (house.sink.applied[FIRST], house.sink.applied[SECOND]) == (at(300), at(300)), "neither table waits for the swap"
+    assert house.shadows.is_busy
+    monkeypatch.setattr(house.sink, "replace", replaced)
+    house.applier.apply(at(400))
+    assert house.done == [], "its next attempt is not due"
+    now[0] += 100
+    house.applier.apply(at(500))
+    assert house.done == [(FIRST, True)]
+    house.shadows.begin(FIRST, shadow, house.applier.position)
+    house.shadows.enter(shadow.target(ORDERS, 500))
+    monkeypatch.setattr(house.sink, "replace", fail)
+    for _ in range(error_policy.USUAL_ATTEMPTS):
+        assert house.shadows.is_busy
+        house.applier.apply(at(600))
+        now[0] += 100
+    assert (house.done[-1], house.shadows.is_busy, house.applier.statuses[FIRST].state) == ((FIRST, False), False, TableState.STREAMING)
 
 
 def test_a_target_whose_shadow_cannot_take_its_place_has_its_epoch(house: House) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from typing_extensions import override
 
 from penstock.change import ChangeBatch, ChangeCounts, Transactions
+from penstock.pipeline import error_policy
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.following.follower import Follower
@@ -241,12 +243,12 @@ def test_S02_a_shape_like_the_targets_is_not_trusted_once_the_catalog_has_other_
 
 
 def test_S05_a_catalog_that_does_not_show_the_transaction_yet_is_asked_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.apply._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.pipeline.error_policy.FIRST_SECONDS", 0.0)
     pair.start()
     pair.xids = frozenset({7})
-    with pytest.raises(Exception, match="does not show yet"):
-        pair.applier.apply(at(300))
-    assert pair.asked == 3
+    pair.applier.apply(at(300))
+    status = pair.applier.statuses[ITEMS.name]
+    assert (status.state, "does not show yet" in (status.reason or "")) == (TableState.RETRYING, True)
     assert pair.anew == {}
     pair.xids = frozenset()
     pair.applier.apply(at(300))
@@ -412,3 +414,34 @@ def test_R12_the_transactions_that_emptied_a_table_are_remembered_by_their_32_bi
     found = SpoolReader(pair.root / "other").read(at(0), at(200)).tables[ITEMS.name]
     pair.follower.follow(pair.sink, pair.target(ITEMS), TableChanges(ITEMS.name, found.slices, found.counts))
     assert pair.applier.truncates(ITEMS.name) == {9}
+
+
+def test_a_table_that_has_to_be_resynced_again_and_again_fails_instead(pair: Pair) -> None:
+    """A cause that a new copy does not remove would have it copied for ever."""
+    pair.start()
+    resyncs = 0
+    while pair.state(ITEMS) is not TableState.FAILED:
+        resyncs += 1
+        assert resyncs <= error_policy.MOST_RESYNCS + 1
+        pair.applier._ledger.write({ITEMS.name: TableStatus(TableState.STREAMING, at(200), at(200))})
+        pair.applier.apply(at(500))
+    assert resyncs == error_policy.MOST_RESYNCS + 1
+    status = pair.applier.statuses[ITEMS.name]
+    assert "resynced 20 times within an hour, and again its target cannot be altered in place" in (status.reason or "")
+    assert status.remedy
+    assert pair.state(ORDERS) is TableState.STREAMING
+
+
+def test_another_copy_of_a_table_that_was_altered_while_it_was_resynced_waits_for_a_pause(pair: Pair) -> None:
+    pair.start()
+    shadow = Ledger()
+    pair.shadows.begin(ITEMS.name, shadow, at(100))
+    shadow.applied[ITEMS.name] = at(200)
+    pair.shadows.enter(replace(pair.target(ITEMS), applied=at(200)))
+    pair.applier.apply(at(500))
+    assert ITEMS.name not in pair.shadows
+    assert not pair.shadows.may_begin(ITEMS.name), "not at once"
+    assert pair.shadows.is_busy, "a run that is to catch up waits for it"
+    now = time.monotonic() + error_policy.LONGEST_SECONDS
+    pair.shadows._attempts._clock = lambda: now
+    assert pair.shadows.may_begin(ITEMS.name)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.change import EXACT, EXACT_TYPE
-from penstock.errors import SinkError
+from penstock.errors import SinkError, TargetFileLostError
 from penstock.position import Position
 from penstock.sinks.delta.bounds import Probes, load_bounds
 from penstock.sinks.delta.commit import commit, commit_info, marked, transaction, wide_stats
@@ -169,7 +169,7 @@ def test_a_key_with_a_dot_in_its_name_is_not_taken_for_a_column_inside_of_anothe
 def test_a_file_that_is_gone_is_an_error_of_ours(tmp_path: Path) -> None:
     table = table_of(tmp_path, keyed((1, "x", None)))
     (tmp_path / "f0").unlink()
-    with pytest.raises(SinkError, match="cannot be read"):
+    with pytest.raises(TargetFileLostError, match="f0 of the target is missing"):
         find_rows(table, keyed((1, "x", None)), ("a", "b"))
 
 

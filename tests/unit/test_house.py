@@ -13,7 +13,7 @@ from penstock import errors
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
-MAX_LINES = 400
+MAX_LINES = 500
 VAGUE_NAMES = frozenset({"utils", "util", "common", "helpers", "helper", "core", "manager", "misc"})
 PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!]+")
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import SinkError
+from penstock.errors import SinkError, TargetFileLostError
 from penstock.postgres.types.arrays import distinct
 from penstock.sinks.delta.roaring import decode_positions, encode_positions
 from penstock.sinks.delta.vectors import DeletionVector, _z85_decode, load_vector, local_path, write_vectors, z85_encode
@@ -143,7 +143,7 @@ def test_a_file_of_vectors_holds_each_with_its_checksum(tmp_path: Path) -> None:
     with pytest.raises(SinkError, match="the log says 7"):
         load_vector(tmp_path, DeletionVector("u", vectors["a"].place, vectors["a"].offset, vectors["a"].bytes, 7))
     file.unlink()
-    with pytest.raises(SinkError, match="cannot be read"):
+    with pytest.raises(TargetFileLostError, match=r"\.bin of the target is missing"):
         load_vector(tmp_path, vectors["a"])
 
 

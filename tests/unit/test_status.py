@@ -12,6 +12,7 @@ from penstock.cli.status import print_status
 from penstock.errors import SlotBusyError
 from penstock.lag import CaptureLag, OpenTransaction
 from penstock.pipeline.epochs import Epoch
+from penstock.pipeline.retries import Retry
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.status import PipelineStatus
 from penstock.position import Lsn, Position
@@ -142,3 +143,16 @@ def test_of_many_copies_some_are_listed_unless_all_are_asked_for() -> None:
     assert sum("could not be applied" in line for line in _narrow(found)) == 20
     assert "  letters    … and 30 more; --all lists them" in _narrow(found)
     assert sum("could not be applied" in line for line in _narrow(found, show_all=True)) == 50
+
+
+def test_what_is_tried_again_is_shown_with_its_fix_and_its_next_attempt() -> None:
+    retry = Retry("pipeline", "PEN-3000: the disk is full", "make room", 4, NOW)
+    resync = "penstock tables resync CONFIG public.t"
+    failing = TableStatus(TableState.RETRYING, Position.of(70), None, "PEN-3006: a file is missing", resync)
+    found = replace(status(CAPTURE), retries=(retry,), epoch=Epoch(3, Position.of(80), NOW, "7/1", {TableName("public", "t"): failing}))
+    text = shown(found)
+    assert "retrying   pipeline: PEN-3000: the disk is full; failed 4 times in a row, next attempt 00:00:00 UTC; fix: make room" in text
+    assert "    PEN-3006: a file is missing\n    fix: penstock tables resync CONFIG public.t" in text
+    document = found.as_document()
+    assert document["retries"] == [retry.as_document()]
+    assert document["tables"]["public.t"]["state"] == "retrying"  # type: ignore[index]

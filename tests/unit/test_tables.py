@@ -7,7 +7,7 @@ import pytest
 from typing_extensions import override
 
 from penstock.contracts.provisioning import Blocker, CoverageReport
-from penstock.errors import NoTablesError, PositionGapError, PrivilegeError, SpoolCorruptError, UnsupportedTableError
+from penstock.errors import NoTablesError, PositionGapError, PrivilegeError, SinkError, SpoolCorruptError, UnsupportedTableError
 from penstock.pipeline.membership import fail_rejoined, load_memberships, save_memberships
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Selection, Tables, check_selected, fail_blocked, fail_over_holes, inspect_pipeline
@@ -64,6 +64,31 @@ class Shelf(Targets):
     @override
     def tells_apart(self, one: TableName, other: TableName) -> bool:
         return not self._folds
+
+
+class Broken(Shelf):
+    """Cannot read some of its targets."""
+
+    def __init__(self, *broken: TableName) -> None:
+        super().__init__(folds=False)
+        self._broken = broken
+
+    @override
+    def load_target(self, table: TableName) -> Target | None:
+        if table in self._broken:
+            raise SinkError(f"the log of {table} cannot be read")
+        return super().load_target(table)
+
+
+def test_a_target_that_cannot_be_read_at_start_fails_its_table_alone_unless_none_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.tables._LOAD_PAUSE_SECONDS", 0.0)
+    found = {name: CatalogTable(number, name) for number, name in enumerate((GOOD, BAD), 1)}
+    schemas = {name: TableSchema(table.oid, name, (Column("id", pa.int32(), 23),), ("id",)) for name, table in found.items()}
+    tables = inspect_pipeline(Selection(found, schemas, {}), Broken(BAD), None)
+    assert {name: status.state for name, status in tables.statuses.items()} == {GOOD: TableState.PENDING, BAD: TableState.FAILED}
+    assert "penstock tables resync CONFIG public.bad" in (tables.statuses[BAD].remedy or "")
+    with pytest.raises(SinkError, match="cannot be read"):
+        inspect_pipeline(Selection(found, schemas, {}), Broken(GOOD, BAD), None)
 
 
 @pytest.mark.parametrize("folds", [True, False])

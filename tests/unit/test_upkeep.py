@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from typing_extensions import override
 
-from penstock.errors import SinkError
+from penstock.errors import PenstockError, SinkError, TargetFileLostError
 from penstock.pipeline import upkeep
+from penstock.pipeline.retries import RetryLog, load_retries
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.upkeep import Jobs, TableUpkeep
 from penstock.schema import TableName
@@ -119,6 +120,38 @@ def test_what_failed_rests_twice_as_long_each_time_until_it_does_not_fail(
     kept.look()
     assert sink.looks.count(NAMES[1]) == 6
     assert sink.looks.count(NAMES[0]) == 8, "the others were looked after each time"
+
+
+def test_maintenance_that_keeps_failing_is_shown_and_fails_a_table_only_if_a_file_of_it_is_lost(
+    sink: Kept, jobs: Counted, statuses: dict[TableName, TableStatus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, given_up = [100.0], dict[TableName, PenstockError]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    kept = TableUpkeep(
+        sink, lambda: statuses, 1e9, jobs, retries=RetryLog(tmp_path), give_up=lambda name, error: given_up.update({name: error})
+    )
+    errors = {NAMES[0]: RuntimeError("the row is 'secret'"), NAMES[1]: TargetFileLostError("the file /lake/f.parquet is missing")}
+
+    def maintain(table: TableName) -> None:
+        if table in errors:
+            raise errors[table]
+
+    monkeypatch.setattr(sink, "maintain", maintain)
+    for _ in range(3):
+        kept.look()
+        now[0] += 3601
+    (shown,) = load_retries(tmp_path)
+    assert (shown.subject, shown.failures, "RuntimeError" in shown.reason, "secret" in shown.reason) == (
+        "maintenance of public.a",
+        3,
+        True,
+        False,
+    )
+    assert list(given_up) == [NAMES[1]]
+    assert "penstock tables resync CONFIG public.b" in (given_up[NAMES[1]].hint or "")
+    errors.clear()
+    kept.look()
+    assert load_retries(tmp_path) == ()
 
 
 def test_what_took_a_second_rests_for_ten(monkeypatch: pytest.MonkeyPatch) -> None:

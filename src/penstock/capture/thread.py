@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -23,6 +22,7 @@ from pathlib import Path
 from penstock.errors import PenstockError, Recovery, SlotBusyError, SpoolLockedError
 from penstock.lag import OpenTransaction
 from penstock.position import Position
+from penstock.retry import Backoff
 from penstock.spool.lock import SpoolLock
 from penstock.spool.manifest import Manifest
 from penstock.spool.reader import SpoolReader
@@ -148,7 +148,7 @@ class CaptureThread(ABC):
 
     def _keep_capturing(self) -> None:
         _log.info("capture started", extra={"spool": str(self._spool)})
-        pause = _FIRST_PAUSE_SECONDS
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         has_more_to_try = False
         while has_more_to_try or not self._stopping.is_set():
             before, has_more_to_try = self._received, False
@@ -161,13 +161,13 @@ class CaptureThread(ABC):
                     self._fail(error)
                     return self._report("failed", error)
                 if self._received > before:
-                    pause = _FIRST_PAUSE_SECONDS
+                    backoff.reset()
+                pause = backoff.fail()
                 self._report("waiting", error)
                 _log.warning("capture interrupted", extra={"code": error.code, "reason": error.message, "pause_seconds": pause})
                 # What is taken by a capture that was killed is free in a moment; then what was released is confirmed after all.
                 has_more_to_try = isinstance(error, SlotBusyError) and not self._stopping.is_set()
-                self._stopping.wait(pause * random.uniform(0.5, 1.5))
-                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                self._stopping.wait(pause)
             except BaseException as error:  # noqa: BLE001 - handed to the reader, which raises it
                 self._fail(error)
                 return self._report("failed", error)

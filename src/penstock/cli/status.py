@@ -19,6 +19,7 @@ _ORDINARY = 20
 _WIDEST = 60
 _ORDER = (
     TableState.FAILED,
+    TableState.RETRYING,
     TableState.GONE,
     TableState.PAUSED,
     TableState.PENDING,
@@ -107,6 +108,7 @@ def _facts(status: PipelineStatus) -> list[tuple[str, str]]:
     facts.append(("spool", f"{_bytes(status.spool_bytes)} in {status.spool_segments} segments"))
     facts += [("consumer", f"{each.name}, released {each.released}, {each.age_seconds:.0f} s ago") for each in status.consumers]
     facts += [("warning", each) for each in status.warnings]
+    facts += [("retrying", each.describe()) for each in status.retries]
     return facts
 
 

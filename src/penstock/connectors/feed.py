@@ -8,7 +8,6 @@ that came before.
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import deque
@@ -25,6 +24,7 @@ from penstock.errors import PenstockError, Recovery, SpoolError
 from penstock.lag import OpenTransaction
 from penstock.position import Position
 from penstock.postgres.health import log_wait
+from penstock.retry import Backoff
 from penstock.schema import TableName
 from penstock.spool.consumers import release, released
 from penstock.spool.reader import SpoolReader
@@ -284,7 +284,7 @@ class Feed:
         log_wait(blockers)
 
     def _retried(self, act: Callable[[], None]) -> None:
-        pause = _FIRST_PAUSE_SECONDS
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 act()
@@ -292,10 +292,10 @@ class Feed:
                 if error.recovery is not Recovery.RETRY:
                     raise
                 self._note(error)
+                pause = backoff.fail()
                 _log.warning("connector interrupted", extra={"code": error.code, "reason": error.message, "pause_seconds": pause})
-                if self._stopping.wait(pause * random.uniform(0.5, 1.5)):
+                if self._stopping.wait(pause):
                     raise _StoppedError from error
-                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
             else:
                 self._trouble = None
                 return

@@ -17,10 +17,11 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from penstock.errors import ConnectionLostError, PenstockError, Recovery, SchemaChangedError, SpoolGapError, TargetRewoundError
+from penstock.errors import ConnectionLostError, PenstockError, SchemaChangedError, SpoolGapError, TableFailedError, TargetRewoundError
 from penstock.pipeline.bringing import Bringer
 from penstock.pipeline.epoch_work import is_behind, plan_work
 from penstock.pipeline.epochs import Epoch, EpochLog
+from penstock.pipeline.error_policy import ResyncLimit
 from penstock.pipeline.following.follower import Follower
 from penstock.pipeline.following.sightings import Look
 from penstock.pipeline.following.watch import CatalogWatch
@@ -29,6 +30,7 @@ from penstock.pipeline.letters.box import LetterBox
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.snapshots.shadows import Shadows
 from penstock.pipeline.states import TableState, TableStatus
+from penstock.pipeline.table_failures import TableFailures
 from penstock.position import Position
 from penstock.postgres.ddl_trigger import PREFIX
 from penstock.postgres.types.policy import TypePolicy
@@ -42,8 +44,6 @@ from penstock.spool.waiting import wait_for_end
 
 _WORKERS = 4
 _CATCH_UP_SECONDS = 3600.0
-_ATTEMPTS = 3
-_PAUSE_SECONDS = 0.5
 _IDLE_SECONDS = 1.0
 
 
@@ -68,10 +68,12 @@ class EpochApplier:
         follower: Follower | None = None,
         letters: LetterBox | None = None,
         on_anew: Callable[[TableName, str], None] = lambda _name, _reason: None,
+        check_shared: Callable[[], None] = lambda: None,
     ) -> None:
         """Without `follower`, what is not of the target's shape is for the sink to refuse; without `letters`, a refused row stops it.
 
-        `on_anew` is told of tables that have to be copied anew, and why; they are left as they are until a shadow takes their place.
+        `on_anew` is told of tables that have to be resynced, and why; they are left as they are until a shadow takes their place.
+        `check_shared` raises if something that all tables need does not work: a table is not blamed for that.
         """
         self._sink = sink
         self._log = log
@@ -82,8 +84,11 @@ class EpochApplier:
         self._shadows = shadows
         self._letters = letters
         self._on_anew = on_anew
+        self._resyncs = ResyncLimit()
         self._anew: dict[TableName, str] = {}
         self._ledger = TableLedger(spool, consumer, self._needed_besides)
+        self._failures = TableFailures(self._ledger, sink, observer, check_shared, self.fail)
+        self._retries = self._failures.retries
         self._watch = CatalogWatch(follower, self._ledger)
         self._requests: deque[Callable[[], None]] = deque()
         self._turn = threading.Lock()
@@ -163,6 +168,7 @@ class EpochApplier:
 
         def part() -> None:
             self._ledger.strike(name)
+            self._retries.forget(name)
             then()
 
         self._requests.append(part)
@@ -173,8 +179,8 @@ class EpochApplier:
 
     def settle(self) -> None:
         """Where no epoch comes by itself, because the source is idle, make one for what waits."""
-        waits = self._requests or (self._shadows is not None and self._shadows.is_waiting) or self._watch.has_seen_more(self.position)
-        if waits and time.monotonic() - self._ended_at > _IDLE_SECONDS:
+        waits = self._requests or self._retries.has_due or (self._shadows is not None and self._shadows.is_waiting)
+        if (waits or self._watch.has_seen_more(self.position)) and time.monotonic() - self._ended_at > _IDLE_SECONDS:
             self.apply(self.position)
 
     def notice(self, look: Look) -> None:
@@ -216,13 +222,20 @@ class EpochApplier:
 
     def _copy_anew(self, name: TableName, reason: str) -> None:
         status = self.statuses.get(name)
-        if status is not None and status.is_applied:
+        if status is None or not status.is_followed:
+            return
+        try:
+            self._resyncs.check(name, reason)
+        except TableFailedError as error:
+            self.fail(name, error)
+        else:
             self._on_anew(name, reason)
             self._await_copy(name, reason)
 
     def _await_copy(self, name: TableName, reason: str) -> None:
         """The target stays as it is until it is replaced. Its changes are kept meanwhile: a run that ends before begins from there."""
-        self._ledger.write({name: replace(self.statuses[name], state=TableState.SNAPSHOTTING)})
+        self._ledger.write({name: replace(self.statuses[name], state=TableState.SNAPSHOTTING, reason=None, remedy=None)})
+        self._retries.forget(name)
         self._anew[name] = reason
 
     def fail(self, name: TableName, error: PenstockError) -> None:
@@ -232,6 +245,7 @@ class EpochApplier:
         status = TableStatus.failed(error, self.statuses[name].applied)
         self._ledger.write({name: status})
         self._ledger.let_go(name)
+        self._retries.forget(name)
         self._requests.append(_nothing)
         self._observer.table_failed(name, status)
 
@@ -258,6 +272,7 @@ class EpochApplier:
         with self._turn:
             while self._requests:
                 self._requests.popleft()()
+            self._failures.take_up_due()
             self._apply(end)
             self._ended_at = time.monotonic()
 
@@ -273,8 +288,9 @@ class EpochApplier:
 
     def _change(self, name: TableName, state: TableState) -> None:
         status = self.statuses.get(name)
-        if status is not None and (status.is_applied or status.state is TableState.PAUSED):
-            self._ledger.write({name: replace(status, state=state)})
+        if status is not None and (status.is_followed or status.state is TableState.PAUSED):
+            self._ledger.write({name: replace(status, state=state, reason=None, remedy=None)})
+            self._retries.forget(name)
 
     def _apply(self, end: Position) -> None:
         started = time.monotonic()
@@ -285,6 +301,7 @@ class EpochApplier:
         if not behind and not is_new and not renews and not self._watch.has_seen_more(end):
             self._ledger.mark_streaming(end)
             self._ledger.release()
+            self._record_states()
             return
         reached = wait_for_end(self._reader, end, timeout_seconds=_CATCH_UP_SECONDS)
         if reached is None or reached < end:
@@ -294,13 +311,14 @@ class EpochApplier:
         renewed = self._shadows.swap(self._reader, end) if self._shadows is not None else {}
         self._renew(renewed)
         due = [name for name in self._ledger.live() if self._watch.is_ahead(name, end) or self._bringer.is_due(name)]
-        work = plan_work(self._ledger.targets, self.statuses, ranges, self._watch.routed, due, hints=self.hints)
+        work, unplanned = plan_work(self._ledger.targets, self.statuses, ranges, self._watch.routed, due, hints=self.hints)
         with ThreadPoolExecutor(_WORKERS, thread_name_prefix="penstock-apply") as pool:
             failures = dict(zip([changes.table for changes in work], pool.map(lambda each: self._apply_one(each, end), work), strict=True))
-        self._take_failures({name: error for name, error in failures.items() if isinstance(error, PenstockError)})
         for name, reason in failures.items():
             if isinstance(reason, CopyAnew):
                 self._copy_anew(name, str(reason))
+        failed = {name: error for name, error in failures.items() if error is not None and not isinstance(error, CopyAnew)}
+        self._failures.take({**unplanned, **failed})
         self._take_lost(renamed, end)
         commit_time = max((each.commit_time for each in ranges.values() if each.commit_time), default=None)
         rows = sum(changes.counts.rows for changes in work)
@@ -328,6 +346,7 @@ class EpochApplier:
         for name, target in targets.items():
             self._ledger.targets[name] = target
             self._anew.pop(name, None)
+            self._retries.forget(name)
             self._ledger.write({name: TableStatus(TableState.STREAMING, target.applied, target.applied)})
 
     def _renamed(self, ranges: Mapping[Position, SpoolRange], end: Position) -> dict[TableName, str]:
@@ -350,24 +369,16 @@ class EpochApplier:
                 hint = f"penstock tables resync {name} copies it as it is now, if it is still there"
                 self.fail(name, SchemaChangedError(f"table {name} was renamed: {renamed[name]}", hint=hint))
 
-    def _apply_one(self, changes: TableChanges, end: Position) -> PenstockError | CopyAnew | None:
-        """One table; gives back what that table cannot do. What time can mend is tried again, then fails the epoch."""
-        for attempt in range(_ATTEMPTS):
-            try:
-                brought = self._bringer.bring(self._ledger.targets[changes.table], changes, end)
-            except CopyAnew as reason:
-                return reason
-            except PenstockError as error:
-                if error.recovery is not Recovery.RETRY:
-                    return error
-                if attempt == _ATTEMPTS - 1:
-                    raise
-                time.sleep(_PAUSE_SECONDS * 2**attempt)
-            else:
-                if brought is not None:
-                    self._ledger.targets[changes.table] = brought
-                    self._ledger.write({changes.table: self._streaming(changes.table, end)})
-                break
+    def _apply_one(self, changes: TableChanges, end: Position) -> Exception | None:
+        """One table; returns whatever kept it from `end`, so that the other tables of the epoch are not held up by it."""
+        try:
+            brought = self._bringer.bring_quickly(self._ledger.targets[changes.table], changes, end)
+        except Exception as error:  # noqa: BLE001 the edge of one table's work: the error policy decides
+            return error
+        if brought is not None:
+            self._ledger.targets[changes.table] = brought
+            self._ledger.write({changes.table: self._streaming(changes.table, end)})
+        self._retries.succeed(changes.table)
         return None
 
     def _streaming(self, name: TableName, end: Position) -> TableStatus:
@@ -379,14 +390,6 @@ class EpochApplier:
         if self.statuses[name].reason != status.reason:
             self._observer.warned(warning)
         return status
-
-    def _take_failures(self, failures: Mapping[TableName, PenstockError]) -> None:
-        """Tables fail one by one; but if all targets are gone at once, the place where they stand is away, and no table is at fault."""
-        gone = [error for error in failures.values() if isinstance(error, TargetRewoundError)]
-        if gone and all(self._sink.load_target(name) is None for name in self._ledger.live()):
-            raise gone[0]
-        for name, error in failures.items():
-            self.fail(name, error)
 
     def _needed_besides(self) -> list[Position]:
         """What is recorded is what the next epoch begins from; shadows are copied beside the tables of the same name."""
@@ -401,6 +404,11 @@ class EpochApplier:
             self._shadows.advance(epoch.position)
         self._ledger.release()
         self._observer.epoch_recorded(EpochReport(epoch.number, epoch.position, rows, epoch.commit_time, seconds, dict(self.statuses)))
+
+    def _record_states(self) -> None:
+        """Where nothing moved but a table's state did, say so: status reads what is recorded."""
+        if self.last is not None and self.last.tables != self.statuses:
+            self._record(Epoch(self._next_number(), self.position, self.last.commit_time, self._system), 0, 0.0)
 
     @property
     def is_level(self) -> bool:

@@ -1,16 +1,22 @@
-"""One table brought to the end of an epoch: its values looked at, its target followed, what is refused put aside, the rest applied."""
+"""Apply one epoch to one table: validate values, evolve the target, divert rejected rows to the dead-letter queue, write the rest."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
+from penstock.errors import SinkError
 from penstock.pipeline.following.follower import Follower
 from penstock.pipeline.letters.box import LetterBox
 from penstock.position import Position
 from penstock.postgres.types.policy import TypePolicy
+from penstock.retry import Backoff
 from penstock.schema import TableName
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.spool.values import check_values
+
+_QUICK_ATTEMPTS = 3
+_QUICK_PAUSE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +31,18 @@ class Bringer:
     def is_due(self, name: TableName) -> bool:
         """Whether letters of the table are to be applied."""
         return self.letters is not None and self.letters.is_due(name)
+
+    def bring_quickly(self, target: Target, changes: TableChanges, end: Position) -> Target | None:
+        """As `bring`, again at once if a commit met another one."""
+        quick = Backoff(_QUICK_PAUSE_SECONDS)
+        while True:
+            try:
+                return self.bring(target, changes, end)
+            except SinkError as error:
+                pause = quick.fail()
+                if quick.failures >= _QUICK_ATTEMPTS or type(error) is not SinkError:
+                    raise
+                time.sleep(pause)
 
     def bring(self, target: Target, changes: TableChanges, end: Position) -> Target | None:
         """Bring one table to `end`. Gives the target as it is then; None if there was nothing to do."""

@@ -27,19 +27,24 @@ def plan_work(
     due: Collection[TableName],
     *,
     hints: AlterationReader,
-) -> list[TableChanges]:
-    """What each table has to take in, read from where that table stands; the largest first.
+) -> tuple[list[TableChanges], dict[TableName, Exception]]:
+    """What each table has to take in, read from where that table stands, the largest first; and the tables that could not be planned.
 
     `routed` are tables into which others go, by their numbers. `due` are tables for which there is something to do in any case.
     """
-    work = []
+    work: list[TableChanges] = []
+    failures: dict[TableName, Exception] = {}
     altered = {start: hints.read(each.messages) for start, each in ranges.items()}
     for name, status in statuses.items():
         if not status.is_applied or status.applied is None:
             continue
-        found = gather(targets[name], ranges[status.applied], routed) if status.applied in ranges else None
+        try:
+            found = gather(targets[name], ranges[status.applied], routed) if status.applied in ranges else None
+        except Exception as error:  # noqa: BLE001 the edge of one table's work: the error policy decides
+            failures[name] = error
+            continue
         if found is not None:
             work.append(replace(found, alterations=altered[status.applied]))
         elif name in due:
             work.append(TableChanges(name, (), ChangeCounts()))
-    return sorted(work, key=lambda changes: -changes.counts.rows)
+    return sorted(work, key=lambda changes: -changes.counts.rows), failures

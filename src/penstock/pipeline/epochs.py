@@ -75,12 +75,16 @@ class EpochLog:
     def record(self, epoch: Epoch) -> None:
         """Make the row durable. Only after this may its position be confirmed."""
         if not self._root.is_dir():
-            raise SinkError(f"{self._root} is not there: has a disk been taken away?")
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._put(self._directory / f"{epoch.position.value:016X}.json", [_document(epoch)])
-        files = sorted(self._directory.glob("*.json"))
-        if len(files) >= _FOLD_FILES:
-            self._fold(files)
+            raise SinkError(f"the target directory {self._root} does not exist; is its volume mounted?")
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._put(self._directory / f"{epoch.position.value:016X}.json", [_document(epoch)])
+            files = sorted(self._directory.glob("*.json"))
+            if len(files) >= _FOLD_FILES:
+                self._fold(files)
+        except OSError as error:
+            hint = f"make room, or mend what the message names, in {self._directory}; the pipeline then continues by itself"
+            raise SinkError(f"the record of epochs cannot be written: {error.strerror or type(error).__name__}", hint=hint) from error
 
     def forget(self, keep_seconds: float, rows: int) -> None:
         """Rows older than that, or besides the last `rows`; never those of the last hour, nor the last ones of all. Beside `record`."""

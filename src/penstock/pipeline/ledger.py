@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from penstock.pipeline.states import TableState, TableStatus
@@ -61,7 +60,7 @@ class TableLedger:
         """Every live table holds everything up to `end`."""
         live = {name: self.statuses[name] for name in self.live()}
         reached = {name: max(end, status.applied or end) for name, status in live.items()}
-        self.write({name: replace(status, state=TableState.STREAMING, applied=reached[name]) for name, status in live.items()})
+        self.write({name: status.streaming(reached[name]) for name, status in live.items()})
 
     @property
     def is_settled(self) -> bool:

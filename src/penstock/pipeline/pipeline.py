@@ -7,7 +7,6 @@ where, the targets say.
 
 from __future__ import annotations
 
-import random
 import shutil
 import threading
 import time
@@ -32,14 +31,14 @@ from penstock.pipeline.following.follower import Follower
 from penstock.pipeline.following.gone import keep_gone
 from penstock.pipeline.following.sightings import Look
 from penstock.pipeline.following.type_watch import remember_types
-from penstock.pipeline.letters.box import LetterBox
-from penstock.pipeline.letters.policy import RefusedPolicy
-from penstock.pipeline.letters.store import LetterStore
+from penstock.pipeline.letters.box import LetterBox, open_letter_box
 from penstock.pipeline.membership import load_memberships, save_memberships
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import change_orders, load_orders, with_orders
+from penstock.pipeline.retries import PIPELINE, RetryLog
 from penstock.pipeline.roster import Roster
 from penstock.pipeline.schema_policy import SchemaRule
+from penstock.pipeline.shared_health import SharedHealth, is_spark_alive, spark_lost
 from penstock.pipeline.sides import begins_at, check_fit, side_of
 from penstock.pipeline.sinks import open_sink
 from penstock.pipeline.snapshots.background import BackgroundSnapshots, Door
@@ -49,7 +48,6 @@ from penstock.pipeline.snapshots.executors import SparkSnapshotExecutors
 from penstock.pipeline.snapshots.progress import load_all_progress
 from penstock.pipeline.snapshots.shadows import Shadows
 from penstock.pipeline.snapshots.state import SnapshotStore
-from penstock.pipeline.spark_queries import SparkQueries
 from penstock.pipeline.standing import over_holes
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.tables import Tables, await_tables, check_selected, inspect_pipeline, pause_ordered, select_tables
@@ -61,9 +59,9 @@ from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.connection import connect
 from penstock.postgres.ddl_trigger import ensure_trigger, load_key
 from penstock.postgres.timeline import SystemIdentity
+from penstock.retry import Backoff
 from penstock.schema import TableName
 from penstock.sinks.base import SHADOWS, Sink
-from penstock.sinks.executors import SparkExecutors
 from penstock.sinks.layout import Mode
 from penstock.spark.control import CONTROL_FORMAT, ControlSource
 from penstock.spark.lock import jvm_lock
@@ -72,9 +70,10 @@ from penstock.transforms.transform import Transform
 
 _LOCK_SECONDS = 60.0
 _POLL_SECONDS = 0.1
-_FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _ONCE_QUIET_SECONDS = 0.2
+_SETTLED_SECONDS = 5.0
+"""A run that lasts so long after an interruption is no longer interrupted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +114,7 @@ class Pipeline:
         self._acts: dict[TableName, Mapping[TableName, str]] = {}
         self._capture = CaptureCompanion(config)
         self._trouble: str | None = None
+        self._retries = RetryLog(config.state)
 
     def _mode_of(self, table: TableName) -> Mode:
         """As the configuration has it now."""
@@ -139,13 +139,24 @@ class Pipeline:
 
     def run(self, *, once: bool = False) -> RunResult:
         """Mirror until stopped. With `once`: until everything that had committed at the start is in the targets."""
+        try:
+            return self._run(once=once)
+        except Exception as error:
+            if isinstance(error, PenstockError) or is_spark_alive(self._spark):
+                raise
+            raise spark_lost() from error
+        finally:
+            self._retries.clear_all()
+
+    def _run(self, *, once: bool) -> RunResult:
+        """Start again after errors that pass. What follows an error of one table is decided elsewhere (`error_policy`)."""
         reader = SpoolLayout(self._config.spool).consumer_lock(self._config.pipeline)
         with (
             jvm_lock(self._spark, self._config.lock, _LOCK_SECONDS),
             jvm_lock(self._spark, reader, _LOCK_SECONDS),
             closing(self._sink),
         ):
-            pause = _FIRST_PAUSE_SECONDS
+            backoff = Backoff(longest_seconds=_LONGEST_PAUSE_SECONDS)
             goal: Position | None = None
             while True:
                 started = time.monotonic()
@@ -160,10 +171,11 @@ class Pipeline:
                     if not self._may_pass(error) or self._stopping.is_set() or never_connected:
                         raise
                     if time.monotonic() - started > _LONGEST_PAUSE_SECONDS:
-                        pause = _FIRST_PAUSE_SECONDS
+                        backoff.reset()
+                    pause = backoff.fail()
+                    self._retries.note(PIPELINE, error, backoff.failures, pause)
                     self._observer.interrupted(str(error), pause)
-                    self._stopping.wait(pause * random.uniform(0.5, 1.5))
-                    pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                    self._stopping.wait(pause)
 
     def _await_tables(self) -> bool:
         """Whether there are tables to mirror by now; False if the run is stopped before."""
@@ -194,8 +206,8 @@ class Pipeline:
         self._sink.drop_shadows()
         shutil.rmtree(self._shadow_root, ignore_errors=True)
         follower = Follower(self._rule, self._inspect)
-        letters = self._letter_box()
-        shadows = Shadows(self._sink, self._observer, self._renewed, follower, letters, spool=self._config.spool)
+        letters = open_letter_box(self._spark, lambda: self._config, self._mode_of)
+        shadows = Shadows(self._sink, self._observer, self._renewed, follower, letters, spool=self._config.spool, retries=self._retries)
         applier = EpochApplier(
             self._sink,
             EpochLog(self._root, self._config.pipeline),
@@ -208,6 +220,7 @@ class Pipeline:
             follower=follower,
             letters=letters,
             on_anew=self._order_anew,
+            check_shared=SharedHealth(self._spark, self._root, self._address).check,
         )
         tables = self._prepare(applier, system)
         if once and goal is None:
@@ -286,30 +299,6 @@ class Pipeline:
         self._observer.interrupted(f"{name} is copied anew: {reason}", 0.0)
         change_orders(self._config.state, lambda orders: orders.renew([name]))
 
-    def _letter_box(self) -> LetterBox:
-        def policy(name: TableName) -> RefusedPolicy:
-            return self._config.refused_policy(name)
-
-        def transform(name: TableName) -> Transform | None:
-            return self._config.transform_of(name)
-
-        def replayed(name: TableName) -> None:
-            change_orders(self._config.state, lambda orders: orders.replayed(name))
-
-        store = LetterStore(self._root, self._config.pipeline)
-        refuse_inexact = self._config.type_policy.refuses_inexact
-        executors = SparkExecutors(self._spark)
-        return LetterBox(
-            store,
-            executors,
-            policy_of=policy,
-            mode_of=self._mode_of,
-            refuse_inexact=refuse_inexact,
-            on_replayed=replayed,
-            transform_of=transform,
-            queries=SparkQueries(self._spark),
-        )
-
     def _rule(self, name: TableName) -> SchemaRule:
         """By the configuration as it is by then."""
         return self._config.schema_rule(name)
@@ -343,17 +332,14 @@ class Pipeline:
             max_hold_seconds=self._config.max_snapshot_hold_seconds,
             on_wait=self._tell_wait,
             letters=letters,
+            retries=self._retries,
         )
         return BackgroundSnapshots(coordinator, door, self._observer)
 
     def _stream(self, applier: EpochApplier, tables: Tables, shadows: Shadows, letters: LetterBox, goal: Position | None) -> None:
         with ExitStack() as ending:
-            snapshots = self._copies(self._sink, applier, self._unfinished, letters)
+            snapshots = self._start_snapshots(applier, tables, letters)
             renewals: list[BackgroundSnapshots] = []
-            for table in tables.pending:
-                applier.expect(table.name)
-            if tables.pending:
-                snapshots.start(tables.pending)
             stop = partial(_stop_all, snapshots, renewals)
             ending.callback(stop)
             query = self._start_query(applier, goal)
@@ -362,20 +348,16 @@ class Pipeline:
             ending.callback(stop)  # what is being copied may wait for the stream, so it is asked first
 
             renew = partial(self._renew, applier, shadows, renewals)
-            roster = Roster(self._config, self._sink, applier, snapshots, renew, shadows.abandon, self._observer, self._reload)
+            roster = Roster(
+                self._config, self._sink, applier, snapshots, renew, shadows.abandon, self._observer, self._reload, self._retries
+            )
             roster.part_with(applier.last.tables if applier.last is not None else (), tables.sources)
             self._roster = roster
             roster.keep()
-            upkeep = TableUpkeep(
-                self._sink,
-                lambda: applier.statuses,
-                self._config.maintenance.limit_seconds,
-                Jobs(self._spark),
-                forgetting(self._config, letters.store),
-            )
+            upkeep = self._upkeep(applier, letters)
             ending.callback(upkeep.stop)
             upkeep.start()
-            copying = True
+            copying, settled_at = True, time.monotonic() + _SETTLED_SECONDS
             while not self._stopping.is_set() and not (_is_reached(goal, applier, shadows) and roster.is_settled):
                 self._tell_trouble()
                 if goal is not None:
@@ -383,6 +365,8 @@ class Pipeline:
                 for each in (snapshots, *renewals):
                     each.check()
                 renewals[:] = [each for each in renewals if not each.is_over]  # with its sink, and the sessions of that
+                if time.monotonic() >= settled_at:
+                    self._retries.clear(PIPELINE)
                 upkeep.check()
                 applier.settle()
                 roster.keep()
@@ -396,6 +380,25 @@ class Pipeline:
                 self._stopping.wait(_POLL_SECONDS)
             upkeep.stop(finish=goal is not None and not self._stopping.is_set())
 
+    def _start_snapshots(self, applier: EpochApplier, tables: Tables, letters: LetterBox) -> BackgroundSnapshots:
+        snapshots = self._copies(self._sink, applier, self._unfinished, letters)
+        for table in tables.pending:
+            applier.expect(table.name)
+        if tables.pending:
+            snapshots.start(tables.pending)
+        return snapshots
+
+    def _upkeep(self, applier: EpochApplier, letters: LetterBox) -> TableUpkeep:
+        return TableUpkeep(
+            self._sink,
+            lambda: applier.statuses,
+            self._config.maintenance.limit_seconds,
+            Jobs(self._spark),
+            forgetting(self._config, letters.store),
+            retries=self._retries,
+            give_up=applier.give_up,
+        )
+
     def _renew(
         self,
         applier: EpochApplier,
@@ -405,7 +408,7 @@ class Pipeline:
         act: Mapping[TableName, str],
     ) -> None:
         """Begin to copy a table anew, beside the one that is there."""
-        if table.name not in shadows:
+        if shadows.may_begin(table.name):
             self._acts[table.name] = act
             copy = uuid4().hex
             sink = self._sink.shadow(copy)

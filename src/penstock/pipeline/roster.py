@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from penstock.errors import MembersDifferError, PenstockError, Recovery, SchemaChangedError
+from penstock.errors import MembersDifferError, PenstockError, Recovery, SchemaChangedError, SourceError
+from penstock.foreign import describe
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.existing import await_copies, take_over
@@ -23,6 +24,7 @@ from penstock.pipeline.following.type_watch import AlteredTypes, TypeWatch
 from penstock.pipeline.membership import departed
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.orders import TableOrders, change_orders, load_orders
+from penstock.pipeline.retries import RetryLog
 from penstock.pipeline.sides import side_of
 from penstock.pipeline.snapshots.background import BackgroundSnapshots
 from penstock.pipeline.states import TableState, TableStatus
@@ -38,6 +40,7 @@ _log = logging.getLogger(__name__)
 
 _GLANCE_SECONDS = 1.0
 _LOOK_SECONDS = 10.0
+_SUBJECT = "look at the source's tables"
 
 
 @dataclass(slots=True)
@@ -55,6 +58,8 @@ class Roster:
     observer: PipelineObserver
     reload: Callable[[], PipelineConfig] | None = None
     """Reads the configuration's file again; None if there is none."""
+    retries: RetryLog = field(default_factory=RetryLog)
+    _failures: int = 0
     _orders: TableOrders | None = None
     _leaving: set[TableName] = field(default_factory=set)
     _sources: dict[TableName, tuple[TableName, ...]] = field(default_factory=dict)
@@ -93,9 +98,13 @@ class Roster:
             if changed or not self.is_settled or now - self._looked_at >= _LOOK_SECONDS:
                 self._looked_at = now
                 self._look(self._orders or TableOrders())
-                self._told = None
-        except PenstockError as error:
-            self._tell(str(error))
+                self._told, self._failures = None, 0
+                self.retries.clear(_SUBJECT)
+        except Exception as error:  # noqa: BLE001 the epochs go on; the next look may succeed
+            self._failures += 1
+            shown = error if isinstance(error, PenstockError) else SourceError(f"the tables could not be looked at: {describe(error)}")
+            self.retries.note(_SUBJECT, shown, self._failures, _LOOK_SECONDS)
+            self._tell(str(shown))
 
     def _read(self) -> bool:
         """Take in the file and the orders; whether anything is new. A file that cannot be read changes nothing."""
@@ -147,7 +156,7 @@ class Roster:
         oids = self.applier.oids
         for name, table in selection.tables.items():
             status = self.applier.statuses.get(name)
-            if status is None or name in orders.resync or not (status.is_applied or status.state is TableState.PAUSED):
+            if status is None or name in orders.resync or not (status.is_followed or status.state is TableState.PAUSED):
                 continue
             source = next((source.name for source in table.sources if source.name in left), None)
             if source is not None and oids.get(name) == table.oid:
@@ -156,7 +165,7 @@ class Roster:
     def _moved(self, connection: Connection, selection: Selection, orders: TableOrders) -> dict[TableName, str]:
         """Tables to resync for what the log does not show: partitions that brought or took rows, types that were altered."""
         known = {name: status for name, status in self.applier.statuses.items() if name not in orders.resync}
-        applied = {name: status.applied for name, status in known.items() if status.is_applied}
+        applied = {name: status.applied for name, status in known.items() if status.is_followed}
         paused = [name for name, status in known.items() if status.state is TableState.PAUSED]
         side = side_of(self.config)
         moved = self._parts.look(
@@ -255,7 +264,7 @@ class Roster:
 
     def _pause(self, orders: TableOrders) -> None:
         for name, status in self.applier.statuses.items():
-            if name in orders.paused and status.is_applied:
+            if name in orders.paused and status.is_followed:
                 self.applier.pause(name)
             elif name not in orders.paused and status.state is TableState.PAUSED:
                 self._resume(name, status)

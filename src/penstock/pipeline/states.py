@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from penstock.errors import PenstockError
@@ -18,6 +18,9 @@ class TableState(StrEnum):
     """Set by the coordinator after the last chunk. Changes after the fence are about to be applied."""
     STREAMING = "streaming"
     """Set by the first epoch after that. The target equals the source at the end of every epoch."""
+    RETRYING = "retrying"
+    """Set by an epoch that could not apply its changes to the table. They are kept, the other tables continue, and a later epoch tries
+    again: after a pause that grows, and a bounded number of times."""
     PAUSED = "paused"
     """Set by a person. The target stays as it is, and the spool keeps the changes after that."""
     FAILED = "failed"
@@ -28,7 +31,7 @@ class TableState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
-    """A state, how far the table is, and, when it failed, why and what to do."""
+    """A state, how far the table is, and, when it failed or is being tried again, why and what to do."""
 
     state: TableState
     applied: Position | None = None
@@ -38,10 +41,21 @@ class TableStatus:
     reason: str | None = None
     remedy: str | None = None
 
+    def streaming(self, applied: Position) -> TableStatus:
+        """Streaming at `applied`. A table that was streaming keeps its warning; the reason for another state ends with that state."""
+        if self.state is TableState.STREAMING:
+            return replace(self, applied=applied)
+        return TableStatus(TableState.STREAMING, applied, self.committed)
+
     @property
     def is_applied(self) -> bool:
         """Whether epochs are for this table."""
         return self.state in (TableState.CATCHING_UP, TableState.STREAMING)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether epochs are for this table, now or after its next attempt."""
+        return self.is_applied or self.state is TableState.RETRYING
 
     @property
     def is_over(self) -> bool:

@@ -12,6 +12,7 @@ from penstock.lag import describe_strain
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch, EpochLog
 from penstock.pipeline.letters.store import LetterStore
+from penstock.pipeline.retries import Retry, load_retries
 from penstock.pipeline.snapshots.progress import SnapshotProgress, load_all_progress
 from penstock.position import Position
 from penstock.postgres.connection import connect
@@ -52,6 +53,8 @@ class PipelineStatus:
     """Where the capture is a process of its own: why it does not run; None if it does."""
     letters: Mapping[TableName, int] = field(default_factory=dict)
     """How many dead letters of each table are open."""
+    retries: tuple[Retry, ...] = ()
+    """What the run tries again at the moment, besides tables in the state `retrying`."""
 
     @property
     def capture_state(self) -> str | None:
@@ -164,6 +167,7 @@ class PipelineStatus:
                 }
                 for name, status in sorted((epoch.tables if epoch else {}).items())
             },
+            "retries": [each.as_document() for each in self.retries],
             "dead_letters": {str(name): count for name, count in sorted(self.letters.items())},
             "snapshots": {str(name): progress.as_document() for name, progress in sorted(self.snapshots.items())},
         }
@@ -197,6 +201,7 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
         load_all_progress(config.sink.root, config.pipeline),
         missing_capture(config.spool) if config.source.process == "separate" else None,
         LetterStore(config.sink.root, config.pipeline).open_counts,
+        load_retries(config.state),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from penstock.capture.continuity import check_continuity
 from penstock.capture.provision import blocked
 from penstock.contracts.provisioning import CoverageReport
 from penstock.errors import (
+    ConnectionLostError,
     MembersDifferError,
     NoTablesError,
     PenstockError,
@@ -26,6 +28,7 @@ from penstock.errors import (
 )
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import Epoch
+from penstock.pipeline.error_policy import Action, decide, final
 from penstock.pipeline.existing_policy import ExistingPolicy
 from penstock.pipeline.following.follower import why_anew
 from penstock.pipeline.orders import TableOrders, with_orders
@@ -45,12 +48,15 @@ from penstock.postgres.catalog import (
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.horizon import shown_position
 from penstock.postgres.publication import inspect_relations
+from penstock.retry import Backoff
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Target, Targets
 from penstock.sinks.layout import Mode, added_names
 from penstock.transforms.transform import is_made_by
 
 _LOOK_SECONDS = 10.0
+_LOAD_ATTEMPTS = 3
+_LOAD_PAUSE_SECONDS = 0.5
 
 
 @dataclass(slots=True)
@@ -240,16 +246,21 @@ def inspect_pipeline(
     rule_of: Callable[[TableName], SchemaRule] = lambda _: SchemaRule(),
     existing_of: Callable[[TableName], ExistingPolicy] = lambda _: ExistingPolicy.REFUSE,
 ) -> Tables:
-    """Look at the target too. What one table cannot do fails that table alone."""
+    """Look at the target too. What one table cannot do fails that table alone.
+
+    A target that cannot be read is tried again a few times. If that is so for all of them, what they share is at fault, and it is raised.
+    """
     tables = Tables(dict(selection.tables), schemas=dict(selection.schemas), seen_at=selection.seen_at)
     refused = {**refuse_indistinct(selection.tables, sink.tells_apart, sink.describe), **selection.refused}
+    found = {name: _LoadedTarget.of(sink, name) for name in selection.schemas if name not in refused}
+    refused |= _unreadable(found.values())
     for name, error in refused.items():
         tables.statuses[name] = TableStatus.failed(error, None)
     for name, schema in selection.schemas.items():
         if name in refused:
             continue
         try:
-            target = sink.load_target(name)
+            target = found[name].get()
             if target is not None and last is not None and _is_back(name, last, rule_of(name)):
                 tables.returned.add(name)
                 target = None
@@ -269,6 +280,47 @@ def inspect_pipeline(
                 tables.anew[name] = reason
         tables.statuses[name] = status_of(tables.targets.get(name), name, last)
     return tables
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedTarget:
+    """The target of one table as a start finds it."""
+
+    name: TableName
+    target: Target | None = None
+    refusal: PenstockError | None = None
+    unreadable: PenstockError | None = None
+    """It could not be read, however often that was tried."""
+
+    @classmethod
+    def of(cls, sink: Targets, name: TableName) -> _LoadedTarget:
+        backoff = Backoff(_LOAD_PAUSE_SECONDS)
+        while True:
+            try:
+                return cls(name, sink.load_target(name))
+            except Exception as error:
+                pause = backoff.fail()
+                verdict = decide(error, name, "reading the target of")
+                if verdict.action is Action.STOP or isinstance(error, ConnectionLostError):
+                    raise
+                if verdict.action is Action.FAIL_TABLE:
+                    return cls(name, refusal=verdict.error)
+                if backoff.failures >= _LOAD_ATTEMPTS:
+                    return cls(name, unreadable=verdict.error)
+                time.sleep(pause)
+
+    def get(self) -> Target | None:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.target
+
+
+def _unreadable(loaded: Collection[_LoadedTarget]) -> dict[TableName, PenstockError]:
+    """Tables whose target cannot be read. If that is so for all of them, what they share is at fault, and it is raised."""
+    found = {each.name: each.unreadable for each in loaded if each.unreadable is not None}
+    if found and len(found) == len(loaded):
+        raise next(iter(found.values()))
+    return {name: final(error, name) for name, error in found.items()}
 
 
 def _place_foreign(tables: Tables, name: TableName, error: TargetForeignError, policy: ExistingPolicy) -> None:

@@ -16,10 +16,15 @@ from uuid import uuid4
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
+from penstock.errors import PenstockError, TargetFileLostError
+from penstock.foreign import describe
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.error_policy import decide, final
 from penstock.pipeline.letters.store import LetterStore
+from penstock.pipeline.retries import RetryLog
 from penstock.pipeline.states import TableState, TableStatus
+from penstock.retry import Backoff
 from penstock.schema import TableName
 from penstock.sinks.base import Sink
 
@@ -73,8 +78,14 @@ class TableUpkeep:
         limit_seconds: float,
         jobs: Jobs,
         chores: Sequence[Callable[[], None]] = (),
+        *,
+        retries: RetryLog | None = None,
+        give_up: Callable[[TableName, PenstockError], None] = lambda _name, _error: None,
     ) -> None:
-        """What takes longer than `limit_seconds` for one table is given up. `chores` are done once a minute, besides."""
+        """What takes longer than `limit_seconds` for one table is given up. `chores` are done once a minute, besides.
+
+        `give_up` fails a table whose files are found to be lost. Nothing else that fails here does: the table's rows are right.
+        """
         self._sink = sink
         self._statuses = statuses
         self._limit_seconds = limit_seconds
@@ -84,7 +95,9 @@ class TableUpkeep:
         self._since: float | None = None
         self._chores = chores
         self._chores_due = 0.0
-        self._failures: dict[object, tuple[int, float]] = {}
+        self._retries = retries or RetryLog()
+        self._give_up = give_up
+        self._failures: dict[object, tuple[Backoff, float]] = {}
         """What failed how often, and until when it rests."""
         self._thread: threading.Thread | None = None
 
@@ -133,23 +146,43 @@ class TableUpkeep:
 
     def _do(self, what: object, work: Callable[[], None]) -> None:
         """Unless it rests, because it failed."""
-        count, until = self._failures.get(what, (0, 0.0))
+        backoff, until = self._failures.get(what, (Backoff(_FIRST_REST_SECONDS, _LONGEST_REST_SECONDS), 0.0))
         if time.monotonic() < until:
             return
         self._since = time.monotonic()
         try:
             work()
-        except Exception:  # noqa: BLE001 the edge of a thread, whose work is only due again
-            rest = min(_FIRST_REST_SECONDS * 2**count, _LONGEST_REST_SECONDS)
-            self._failures[what] = (count + 1, time.monotonic() + rest)
-            is_cut_off = self._stopping.is_set() and not self._is_last
-            _log.log(
-                logging.DEBUG if is_cut_off else logging.WARNING,
-                "something could not be maintained",
-                extra={"what": str(what), "pause_seconds": rest},
-                exc_info=True,
-            )
+        except Exception as error:  # noqa: BLE001 the edge of a thread, whose work is only due again
+            self._rest(what, backoff, error)
         else:
-            self._failures.pop(what, None)
+            if self._failures.pop(what, None) is not None:
+                self._retries.clear(_subject(what))
         finally:
             self._since = None
+
+    def _rest(self, what: object, backoff: Backoff, error: Exception) -> None:
+        """Try again later; a table of which a file is lost fails after as many attempts as an epoch would have."""
+        backoff.fail()
+        self._failures[what] = (backoff, time.monotonic() + backoff.seconds)
+        is_cut_off = self._stopping.is_set() and not self._is_last
+        _log.log(
+            logging.DEBUG if is_cut_off else logging.WARNING,
+            "something could not be maintained",
+            extra={"what": str(what), "pause_seconds": backoff.seconds, "cause": describe(error)},
+            exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,  # which may quote rows
+        )
+        if is_cut_off or not isinstance(what, TableName):
+            return
+        verdict = decide(error, what, "maintaining")
+        if isinstance(verdict.error, TargetFileLostError) and backoff.failures >= verdict.attempts:
+            self._failures.pop(what)
+            self._retries.clear(_subject(what))
+            self._give_up(what, final(verdict.error, what))
+        elif backoff.failures > 1:  # one that met an epoch is nothing to show
+            hint = "see the log; the table itself is up to date, and is maintained again by itself once the cause is gone"
+            shown = type(verdict.error)(verdict.error.message, hint=verdict.error.hint or hint)
+            self._retries.note(_subject(what), shown, backoff.failures, backoff.seconds)
+
+
+def _subject(what: object) -> str:
+    return f"maintenance of {what}"

@@ -8,7 +8,7 @@ relation's filenode before and after its rows and fails if it is not the planned
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -117,14 +117,20 @@ def _extended(schema: pa.Schema, constants: Sequence[tuple[str, str]]) -> pa.Sch
 
 
 def read_chunk(
-    address: SourceAddress, snapshot: str | None, chunk: Chunk, *, refuse_inexact: bool = False, aside: Aside | None = None
+    address: SourceAddress,
+    snapshot: str | None,
+    chunk: Chunk,
+    *,
+    refuse_inexact: bool = False,
+    aside: Aside | None = None,
+    session: Connection | None = None,
 ) -> Generator[pa.RecordBatch]:
-    """The rows of one chunk, typed by the stream's own decoder. Runs on an executor; opens its own connection.
+    """The rows of one chunk, typed by the stream's own decoder. Runs on an executor; opens its own connection unless a `session` is given.
 
     Without a snapshot it is read under one of its own, of no use to other chunks. With `refuse_inexact`, a value that its type cannot
     hold is an error; rows that are refused go to `aside`, if it is given.
     """
-    with open_snapshot(address, snapshot, chunk.heap) as connection:
+    with open_snapshot(address, snapshot, chunk.heap) if session is None else nullcontext(session) as connection:
         rows = _read(connection, chunk, refuse_inexact=refuse_inexact, aside=aside)
         yield from map(partial(with_constants, constants=chunk.constants), rows)
 
@@ -166,6 +172,32 @@ def open_snapshot(address: SourceAddress, snapshot: str | None, table: TableName
         finally:
             # Perhaps in the middle of a COPY; and there is nothing to commit.
             connection.close()
+
+
+@contextmanager
+def lock_tables(address: SourceAddress, tables: Sequence[TableName]) -> Iterator[Connection]:
+    """A session whose transaction locks these tables (ACCESS SHARE), so that TRUNCATE and rewrites wait until the block ends.
+
+    The lock comes before the snapshot, which `begin_locked` imports. All of the reading must happen in this session: others would queue
+    behind a TRUNCATE that waits for it. `LockWaitError` if another session has a table to itself.
+    """
+    with connect(address, reader_name(None)) as connection:
+        try:
+            with reading(tables[0]):
+                connection.execute(lock_patience())
+                connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                names = sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)
+                connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
+            yield connection
+        finally:
+            connection.close()
+
+
+def begin_locked(connection: Connection, snapshot: str, table: TableName) -> None:
+    """Import the snapshot into a session of `lock_tables`, before its first query."""
+    with reading(table):
+        _import_snapshot(connection, snapshot, table)
+        pass_bytes(connection)
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from penstock.reference.files import RowFile, base_columns, load_history
 from penstock.reference.folding import folded, joined
 from penstock.reference.history import row_schema
 from penstock.reference.store import LOCK, ChangesFile, Failure, StoreState, load_state, remove_others, store_state
+from penstock.retry import Backoff
 from penstock.spool.lock import FileLock
 
 _log = logging.getLogger(__name__)
@@ -178,6 +179,7 @@ class KeptReference:
 
     def _copied_batch(self) -> pa.RecordBatch | None:
         """The next rows of the snapshot. One that is lost begins again, and says so by itself; but not for ever, since somebody waits."""
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 return self._source.poll_snapshot()
@@ -186,7 +188,7 @@ class KeptReference:
                 if error.recovery is not Recovery.RETRY or self._interruptions > _MOST_INTERRUPTIONS:
                     raise
                 _log.warning("copy of a reference table interrupted", extra={"code": error.code, "reason": error.message})
-                self._stopping.wait(_FIRST_PAUSE_SECONDS)
+                self._stopping.wait(backoff.fail())
 
     def _restored(self, state: StoreState) -> StoreState:
         self._source.restore(state.checkpoint)
@@ -212,18 +214,18 @@ class KeptReference:
             self._discard()
 
     def _keep(self) -> None:
-        pause = _FIRST_PAUSE_SECONDS
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while not self._stopping.is_set():
             try:
                 is_idle = not self._advance()
-                pause = _FIRST_PAUSE_SECONDS
+                backoff.reset()
             except PenstockError as error:
                 if error.recovery is not Recovery.RETRY:
                     raise
                 self._discard()
+                pause = backoff.fail()
                 _log.warning("reference table interrupted", extra={"code": error.code, "reason": error.message, "pause_seconds": pause})
                 self._stopping.wait(pause)
-                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
                 continue
             if is_idle:
                 self._stopping.wait(_POLL_SECONDS)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from penstock.change import ChangeCounts
-from penstock.errors import PenstockError, SinkRefusedError
+from penstock.errors import PenstockError, SinkRefusedError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.layout import Mode
@@ -113,6 +113,18 @@ ChunkWriter = Callable[[Iterator[pa.RecordBatch], SnapshotPlace, int, Position],
 Gives what was written, and the fence that its rows were read under: an earlier one, if another attempt at the chunk was first. In that case
 the rows are not asked for. Runs on an executor.
 """
+
+
+def rewound(place: str, table: TableName, applied: Position | None, known: Position) -> TargetRewoundError:
+    """The target at `place` holds less than this run has seen in it: it was dropped, replaced or restored to an older version.
+
+    What it lacks was released when it was applied, so that only a new copy can bring it back.
+    """
+    holds = "is gone, or was never filled" if applied is None else f"holds {table} only up to {applied}"
+    return TargetRewoundError(
+        f"{place} {holds}, and was at {known}: it was dropped, replaced or restored to an older version",
+        hint=f"penstock tables resync CONFIG {table}",
+    )
 
 
 class Targets(ABC):

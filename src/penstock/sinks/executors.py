@@ -15,7 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from typing_extensions import override
 
-from penstock.errors import PenstockError, SinkError, parse_error
+from penstock.errors import PenstockError, SinkError, TargetFileLostError, parse_error
+from penstock.foreign import describe, missing_file
 from penstock.spool.range import FileSlice
 from penstock.worker import settle_worker
 
@@ -89,7 +90,10 @@ class SparkExecutors(Executors):
             raise self._failure(f"a task failed: {reason or type(error).__name__}") from error
 
 
-def error_of_ours(error: Exception, otherwise: type[PenstockError]) -> PenstockError:
-    """What Spark made of an error of ours; or its own first words."""
-    words = str(error).strip().splitlines()
-    return parse_error(str(error)) or otherwise(f"a task failed: {words[0] if words else type(error).__name__}")
+def error_of_ours(error: Exception, otherwise: type[PenstockError], doing: str = "a task failed") -> PenstockError:
+    """The error of ours that Spark passed on as text; else one that says what kind of error it is."""
+    found = parse_error(str(error))
+    if found is not None:
+        return found
+    is_lost = missing_file(error) is not None and issubclass(otherwise, SinkError)
+    return (TargetFileLostError if is_lost else otherwise)(f"{doing}: {describe(error)}")

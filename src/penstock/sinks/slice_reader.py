@@ -24,6 +24,7 @@ from penstock.change import (
     ChangeType,
 )
 from penstock.errors import SchemaChangedError, SinkError
+from penstock.foreign import describe
 from penstock.postgres.types.arrays import Bools, as_bools, bitmap
 from penstock.schema import TableSchema
 from penstock.sinks.gathering import take
@@ -178,7 +179,7 @@ def _opened(slice: FileSlice) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(slice.path, buffer_size=_BUFFER_BYTES) as file:
             yield file
     except (OSError, pa.ArrowInvalid) as error:
-        raise SinkError(f"the spooled changes of {slice.file.table} cannot be read: {error}") from error
+        raise SinkError(f"the spooled changes of {slice.file.table} cannot be read: {describe(error)}") from error
 
 
 def _count(slice: FileSlice) -> int:

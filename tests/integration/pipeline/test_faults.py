@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from typing_extensions import override
 
-from penstock.errors import NoTablesError, PipelineBusyError, PositionGapError, SlotMissingError, SystemChangedError
+from penstock.errors import AuthenticationError, NoTablesError, PipelineBusyError, PositionGapError, SlotMissingError, SystemChangedError
 from penstock.pipeline import pipeline
 from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.epochs import EpochLog
@@ -40,7 +40,7 @@ def test_the_slot_is_not_confirmed_before_the_sink_commit_is_durable(
 
     def fail(self: DeltaSink, *_: object) -> None:
         seen.append((both.confirmed(), EpochLog(both.config.sink.root, both.config.pipeline).last().position))  # type: ignore[union-attr]
-        raise RuntimeError("the sink is down")
+        raise AuthenticationError("the sink is down")  # of what all tables share: the run ends
 
     monkeypatch.setattr(DeltaSink, "apply", fail)
     with pytest.raises(Exception, match="the sink is down"):

@@ -17,6 +17,7 @@ from psycopg import sql
 
 from penstock.errors import PenstockError
 from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.retries import RetryLog
 from penstock.pipeline.snapshots.coordinator import SnapshotCoordinator
 from penstock.pipeline.snapshots.copy import CopyLetters
 from penstock.pipeline.snapshots.executors import SnapshotExecutors
@@ -80,6 +81,8 @@ class Copying:
         self.sink = sink
         self.rows = rows
         self.store = SnapshotStore(lake, PIPELINE)
+        self.lake = lake
+        self.retries = RetryLog(lake)
         self.fences: dict[TableName, Position] = {}
         self.held: dict[Position, dict[TableName, Texts]] = {}
         """What every table held, by fence."""
@@ -119,6 +122,7 @@ class Copying:
             max_hold_seconds=hold_seconds,
             letters=letters,
             export=self._export,
+            retries=self.retries,
         )
         read = len(watcher.read)
         failures = coordinator.copy(

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import pytest
 
+from penstock.pipeline import error_policy
+from penstock.pipeline.retries import load_retries
+from penstock.pipeline.snapshots import copy as snapshot_copy
 from penstock.pipeline.snapshots import round as snapshot_round
+from penstock.position import Position
 from penstock.postgres import outline
-from penstock.schema import TableName
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import SnapshotPlace
 from penstock.spool import storage
 from penstock.spool.layout import SpoolLayout
 from tests.integration.snapshot.copying import Copying, Watcher
 from tests.integration.snapshot.test_resume import WIDE, change, make
+from tests.waiting import wait_for
 
 _EXPORTERS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walsender' AND application_name = 'penstock snapshot'"
 
@@ -169,15 +176,140 @@ def test_a_table_altered_after_its_last_chunk_starts_again(copying: Copying, mon
     copying.assert_exact("altered")
 
 
-def test_a_table_that_is_rewritten_again_and_again_fails_alone(copying: Copying) -> None:
-    make(copying, "restless", rows=60)
-    make(copying, "calm", rows=60)
+class StagingJob:
+    """Empties a table and fills it again, all the while, each time with rows of another generation."""
+
+    def __init__(self, copying: Copying, table: str) -> None:
+        self._database, self._table = copying.captured.database, table
+        self._stopping = threading.Event()
+        self.before: list[Position] = []
+        """By generation, where the log was before its commit; `after`: after it."""
+        self.after: list[Position] = []
+        self._thread = threading.Thread(target=self._run, name="staging job")
+
+    def __enter__(self) -> StagingJob:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive(), "the job waits for a lock that is never let go"
+
+    def await_next(self) -> None:
+        """Until it has emptied the table once more."""
+        wanted = len(self.after) + 2
+        wait_for(lambda: len(self.after) >= wanted, "the staging job", lambda: len(self.after))
+
+    def _run(self) -> None:
+        with self._database.connect() as connection:
+            while not self._stopping.is_set():
+                generation = len(self.before)
+                with connection.transaction():
+                    connection.execute(f"TRUNCATE {self._table}")
+                    connection.execute(f"INSERT INTO {self._table} SELECT g, '{generation} ' || {WIDE} FROM generate_series(1, 60) g")
+                    self.before.append(self._position(connection))
+                self.after.append(self._position(connection))
+                connection.commit()
+                time.sleep(0.1)
+
+    def _position(self, connection: Any) -> Position:
+        return Position.parse(connection.execute("SELECT pg_current_wal_insert_lsn()::text").fetchone()[0])
+
+    def assert_exact(self, copying: Copying, name: TableName) -> None:
+        """The copy is one generation, which was committed before the copy's position, and none was between."""
+        rows, target = copying.rows(name), copying.sink.load_target(name)
+        assert target is not None
+        assert target.applied is not None
+        (generation,) = {int(row["v"].split()[0]) for row in rows}
+        assert len(rows) == 60
+        assert self.before[generation] <= target.applied
+        assert generation + 1 == len(self.after) or self.after[generation + 1] > target.applied
+
+
+def _disturb_once(watcher: Watcher, job: StagingJob) -> None:
+    watcher.after_chunk = lambda read: job.await_next() if read == 1 else None
+
+
+def test_a_small_table_that_is_emptied_and_refilled_all_the_while_is_copied_in_one_transaction(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = make(copying, "staging", rows=60)
+    make(copying, "calm_beside_staging", rows=60)
+    # The oracle would queue behind the TRUNCATE that waits for the copy.
+    contents = copying._contents
+    monkeypatch.setattr(copying, "_contents", lambda snapshot, tables: contents(snapshot, [each for each in tables if each.name != name]))
     watcher = Watcher()
-    watcher.after_chunk = lambda _: copying.captured.database.execute("VACUUM FULL restless")
-    _, failures = copying.run("restless", "calm", watcher=watcher)
-    assert {name.name: error.code for name, error in failures.items()} == {"restless": "PEN-4005"}
-    assert snapshot_round._RESTARTS == 5
-    copying.assert_exact("calm")
+    with StagingJob(copying, "staging") as job:
+        _disturb_once(watcher, job)
+        _, failures = copying.run("staging", "calm_beside_staging", watcher=watcher)
+    assert failures == {}
+    assert watcher.planned.count(name) > 1, "it was disturbed"
+    job.assert_exact(copying, name)
+    copying.assert_exact("calm_beside_staging")
+    assert load_retries(copying.lake) == ()
+
+
+def test_a_large_table_that_is_emptied_while_it_is_copied_is_tried_again_visibly_until_that_stops(
+    copying: Copying, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_copy, "_LOCKED_BYTES", -1)
+    monkeypatch.setattr(snapshot_copy, "_LONGEST_RESTART_SECONDS", 0.1)
+    name = make(copying, "vast", rows=60)
+    watcher, seen = Watcher(), list[str]()
+
+    def disturb(_: int) -> None:
+        seen.extend(retry.describe() for retry in load_retries(copying.lake))
+        if watcher.planned.count(name) <= 6:
+            copying.captured.database.execute(f"TRUNCATE vast; INSERT INTO vast SELECT g, {WIDE} FROM generate_series(1, 60) g")
+
+    watcher.after_chunk = disturb
+    _, failures = copying.run("vast", watcher=watcher)
+    assert failures == {}
+    assert watcher.planned.count(name) == 7
+    assert "snapshot of public.vast: PEN-4005" in seen[0]
+    assert "fix: pause the job that empties or alters public.vast" in seen[0]
+    assert load_retries(copying.lake) == ()
+    copying.assert_exact("vast")
+
+
+def test_a_table_that_is_disturbed_too_often_fails_alone_with_a_remedy(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_copy, "_LOCKED_BYTES", -1)
+    monkeypatch.setattr(snapshot_copy, "_LONGEST_RESTART_SECONDS", 0.01)
+    monkeypatch.setattr(snapshot_round, "_RESTARTS", 3)
+    make(copying, "churned", rows=60)
+    make(copying, "calm_beside_churned", rows=60)
+    watcher = Watcher()
+    watcher.after_chunk = lambda _: copying.captured.database.execute("VACUUM FULL churned")
+    _, failures = copying.run("churned", "calm_beside_churned", watcher=watcher)
+    (failed,) = failures.items()
+    assert (failed[0].name, failed[1].code) == ("churned", "PEN-4005")
+    assert "penstock tables resync CONFIG public.churned" in (failed[1].hint or "")
+    copying.assert_exact("calm_beside_churned")
+
+
+def test_an_unknown_error_of_one_table_fails_it_alone_after_its_attempts(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(error_policy, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(error_policy, "LONGEST_SECONDS", 0.02)
+    name = make(copying, "broken", rows=60)
+    make(copying, "calm_beside_broken", rows=60)
+    begin = copying.sink.begin_snapshot
+
+    def fail(schema: TableSchema, fence: Position) -> SnapshotPlace:
+        if schema.name == name:
+            raise RuntimeError("the row is 'secret'")
+        return begin(schema, fence)
+
+    monkeypatch.setattr(copying.sink, "begin_snapshot", fail)
+    _, failures = copying.run("broken", "calm_beside_broken")
+    assert {table.name: error.code for table, error in failures.items()} == {"broken": "PEN-1423"}
+    assert "RuntimeError" in failures[name].message
+    assert "secret" not in failures[name].message
+    assert failures[name].hint
+    copying.assert_exact("calm_beside_broken")
 
 
 def test_a_spool_that_has_lost_what_changed_starts_the_table_again(copying: Copying) -> None:

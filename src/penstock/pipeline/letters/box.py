@@ -11,10 +11,13 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
-from penstock.errors import PenstockError, RowRefusedError, TargetRewoundError, ValuesRefusedError, find_error
+from penstock.errors import PenstockError, RowRefusedError, ValuesRefusedError, find_error
+from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.letters.copy import CopyLettersTask, RefusedRows, write_copy_letters
 from penstock.pipeline.letters.files import leave_out
 from penstock.pipeline.letters.policy import RefusedPolicy
@@ -22,10 +25,12 @@ from penstock.pipeline.letters.queries import answered
 from penstock.pipeline.letters.screening import Name, Refusal
 from penstock.pipeline.letters.store import LetterStore, Posting
 from penstock.pipeline.letters.task import ScreeningReport, ScreeningTask, run_screening
+from penstock.pipeline.orders import change_orders
+from penstock.pipeline.spark_queries import SparkQueries
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import ChangedRows, Sink, TableChanges, Target
-from penstock.sinks.executors import Executors
+from penstock.sinks.base import ChangedRows, Sink, TableChanges, Target, rewound
+from penstock.sinks.executors import Executors, SparkExecutors
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.slices import slices_after
 from penstock.sinks.steps import slices_upto
@@ -265,10 +270,7 @@ class LetterBox:
         """How far the target is by its own word, which says too whether what was posted before counts."""
         now = sink.load_target(target.table)
         if now is None or now.applied is None or (target.applied is not None and now.applied < target.applied):
-            raise TargetRewoundError(
-                f"{sink.describe(target.table)} is gone, or holds less than it did",
-                hint=f"restart to go on from where it is, or copy the table anew: penstock tables resync {target.table}",
-            )
+            raise rewound(sink.describe(target.table), target.table, None if now is None else now.applied, target.applied or Position.ZERO)
         posting = self._posted.get(target.table)
         if posting is not None:
             self._settle(posting, counts=posting.counts_for(now))
@@ -319,3 +321,22 @@ class ShadowLetters:
 
 _OF_OTHER_SHAPE = Refusal("PEN-1403", "the table has another shape now")
 _GO_ON = "set refused: dead_letters to put such rows aside, or mend the row in the source and copy the table anew"
+
+
+def open_letter_box(spark: SparkSession, config: Callable[[], PipelineConfig], mode_of: Callable[[TableName], Mode]) -> LetterBox:
+    """The box of a pipeline; `config` gives the configuration as it is when it is asked."""
+    state, root, name = config().state, config().sink.root, config().pipeline
+    return LetterBox(
+        LetterStore(root, name),
+        SparkExecutors(spark),
+        policy_of=lambda table: config().refused_policy(table),
+        mode_of=mode_of,
+        refuse_inexact=config().type_policy.refuses_inexact,
+        on_replayed=lambda table: _replayed(state, table),
+        transform_of=lambda table: config().transform_of(table),
+        queries=SparkQueries(spark),
+    )
+
+
+def _replayed(state: Path, table: TableName) -> None:
+    change_orders(state, lambda orders: orders.replayed(table))

@@ -6,24 +6,28 @@ where the others are. What time can mend is tried again here; nobody else waits 
 
 from __future__ import annotations
 
-import random
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Protocol
 
 from pyspark import InheritableThread
 
-from penstock.errors import PenstockError, Recovery
+from penstock.errors import PenstockError, Recovery, TableFailedError
+from penstock.foreign import describe
+from penstock.pipeline.error_policy import USUAL_ATTEMPTS, final
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshots.coordinator import SnapshotCoordinator
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
+from penstock.retry import Backoff
 from penstock.schema import TableName
 from penstock.sinks.base import Target
 
+_log = logging.getLogger("penstock.snapshot")
+
 _AT_ONCE = 3
 """Groups of tables; each holds a temporary slot of the source while it is copied."""
-_FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
@@ -94,7 +98,7 @@ class BackgroundSnapshots:
     def _copy(self, tables: list[CatalogTable]) -> None:
         """Until every table has arrived or failed, or the run is to end."""
         waiting = {table.name: table for table in tables}
-        pause = _FIRST_PAUSE_SECONDS
+        backoff = Backoff(longest_seconds=_LONGEST_PAUSE_SECONDS)
 
         def arrive(name: TableName) -> None:
             target = self._coordinator.sink.load_target(name)
@@ -109,11 +113,23 @@ class BackgroundSnapshots:
             except PenstockError as error:
                 if error.recovery is not Recovery.RETRY:
                     raise
-                self._observer.interrupted(str(error), pause)
-                self._stopping.wait(pause * random.uniform(0.5, 1.5))
-                pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+                self._wait(error, backoff)
                 continue
+            except Exception as error:  # noqa: BLE001 the edge of a thread
+                # Not of one table's step, which the round answers for: the tables that wait for it are the ones that fail.
+                shown = TableFailedError(f"copying {', '.join(map(str, waiting))}: {describe(error)}")
+                if backoff.failures + 1 < USUAL_ATTEMPTS:
+                    self._wait(shown, backoff)
+                    continue
+                _log.warning("snapshots failed", extra={"code": shown.code, "cause": type(error).__name__})
+                failures = {name: final(TableFailedError(f"copying {name}: {describe(error)}"), name) for name in waiting}
             for name, failure in failures.items():
                 del waiting[name]
                 self._door.fail(name, failure)
                 self._copying.discard(name)
+
+    def _wait(self, error: PenstockError, backoff: Backoff) -> None:
+        pause = backoff.fail()
+        self._coordinator.retries.note("snapshots", error, backoff.failures, pause)
+        self._observer.interrupted(str(error), pause)
+        self._stopping.wait(pause)

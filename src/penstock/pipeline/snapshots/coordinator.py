@@ -11,7 +11,6 @@ done for `snapshots/copy.py`, and what has been done stands in `snapshots/state.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from pathlib import Path
 
 from penstock.errors import PenstockError, Recovery
 from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.retries import RetryLog
 from penstock.pipeline.snapshots.copy import CopyLetters, CopyPlaces, TableCopy
 from penstock.pipeline.snapshots.executors import SnapshotExecutors
 from penstock.pipeline.snapshots.round import RoundEvents, RoundSource, SnapshotRound
@@ -30,12 +30,14 @@ from penstock.postgres.exported import Export, export_snapshot
 from penstock.postgres.health import log_wait
 from penstock.postgres.slot import OnWait
 from penstock.postgres.types.policy import TypePolicy
+from penstock.retry import Backoff
 from penstock.schema import TableName
 from penstock.sinks.base import Sink
 
 _MOST_LANES = 64
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class SnapshotCoordinator:
     on_wait: OnWait = field(default=log_wait, kw_only=True)
     letters: CopyLetters | None = field(default=None, kw_only=True)
     """Takes rows that are refused; without it they stop their table."""
+    retries: RetryLog = field(default_factory=RetryLog, kw_only=True)
+    """What is tried again, for status."""
     is_by_looks: bool = field(default=False, kw_only=True)
     """Whether changes come by looks, each with all that happened since the one before."""
 
@@ -76,20 +80,38 @@ class SnapshotCoordinator:
         lanes = max(1, min(self.executors.parallelism, _MOST_LANES))
         places = self._places(lanes, is_stopping)
         source = RoundSource(self.address, self.slot, self.on_wait, self.max_hold_seconds, self.export)
-        events = RoundEvents(self.observer, on_fence, on_finished, is_stopping)
+        events = RoundEvents(self.observer, on_fence, on_finished, is_stopping, self.retries)
         failures: dict[TableName, PenstockError] = {}
         waiting = [TableCopy(table, places) for table in tables]
-        pause = _FIRST_PAUSE_SECONDS
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while waiting and not is_stopping():
-            copying = SnapshotRound(source, waiting, lanes, events)
+            due = [copy for copy in waiting if copy.is_due and events.attempts.is_due(copy.name)]
+            if not due:
+                _wait(_POLL_SECONDS, is_stopping)
+                continue
+            copying = self._next_round(source, due, lanes, events)
             error = _tried(copying)
             failures |= copying.failures
             waiting = [copy for copy in waiting if copy.name not in failures and copy not in copying.finished]
-            pause = _FIRST_PAUSE_SECONDS if copying.has_advanced else min(pause * 2, _LONGEST_PAUSE_SECONDS)
-            if error is not None and waiting:
+            if copying.has_advanced:
+                backoff.reset()
+            if error is not None and copying.is_locking:
+                copying.back_off(error)
+            elif error is not None and waiting:
+                pause = backoff.fail()
                 self.observer.interrupted(str(error), pause)
-                _wait(pause * random.uniform(0.5, 1.5), is_stopping)
+                self.retries.note("snapshots", error, backoff.failures, pause)
+                _wait(pause, is_stopping)
+            elif error is None:
+                self.retries.clear("snapshots")
         return failures
+
+    def _next_round(self, source: RoundSource, due: Sequence[TableCopy], lanes: int, events: RoundEvents) -> SnapshotRound:
+        """A small table that was disturbed before has a round of its own, under a lock. That is known to work with a slot alone."""
+        lockable = [copy for copy in due if copy.is_lockable] if self.slot is not None else []
+        if lockable:
+            return SnapshotRound(source, lockable[:1], 1, events, is_locking=True)
+        return SnapshotRound(source, due, lanes, events)
 
     def _places(self, lanes: int, is_stopping: Callable[[], bool]) -> CopyPlaces:
         return CopyPlaces(

@@ -7,7 +7,9 @@ under the next snapshot.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -28,10 +30,11 @@ from penstock.pipeline.snapshots.task import ChunkTask, RecordedTask, record_row
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.chunks import cut_chunks
-from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.exported import ExportedSnapshot
 from penstock.postgres.outline import MeasuredTable, inspect_fingerprint, inspect_outline
 from penstock.postgres.types.policy import TypePolicy
+from penstock.retry import Backoff
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, Sink, SnapshotFile
 from penstock.spool.reader import SpoolReader
@@ -39,6 +42,10 @@ from penstock.spool.reader import SpoolReader
 _log = logging.getLogger("penstock.snapshot")
 
 _SMALLEST_CHUNK_BYTES = 16 << 20
+_LOCKED_BYTES = 64 << 20
+"""Heap of a table that is locked while it is copied, which then takes a second or two."""
+_FIRST_RESTART_SECONDS = 1.0
+_LONGEST_RESTART_SECONDS = 600.0
 _CHUNKS_A_LANE = 4
 
 
@@ -80,8 +87,11 @@ class TableCopy:
 
     def __init__(self, table: CatalogTable, places: CopyPlaces) -> None:
         self.table = table
-        self.restarts = 0
-        self.faults = 0
+        self.restarts = Backoff(_FIRST_RESTART_SECONDS, _LONGEST_RESTART_SECONDS)
+        """How often the table was rewritten, emptied or altered while it was copied."""
+        self.restarts_at = 0.0
+        self.session: Connection | None = None
+        """Set while the table is locked: then all of it is read in this session."""
         self._places = places
         self._plan: SnapshotPlan | None = None
         self._records: dict[int, ChunkRecord] = {}
@@ -106,7 +116,7 @@ class TableCopy:
     def open(self, exported: ExportedSnapshot) -> list[tuple[int, int]]:
         """Take up what is there, or plan anew; gives the chunks that are missing, each with its bytes."""
         places = self._places
-        with connect(places.address) as connection:
+        with connect(places.address) if self.session is None else nullcontext(self.session) as connection:
             found = inspect_outline(connection, self.table, places.types, places.publication)
         if not found.outline.schema.columns:
             raise NoTablesError(f"table {self.name} is gone", hint="remove it from the tables, or create it again")
@@ -137,7 +147,6 @@ class TableCopy:
         recorded = RecordedTask(task, str(places.store.records_directory(plan)), exported.fence)
         record = self._run(exported, recorded)
         self._records[number] = record
-        self.faults = 0
         facts = {"table": str(self.name), "plan": plan.id, "chunk": number, "rows": record.file.rows, "fence": str(record.fence)}
         _log.info("chunk read", extra=facts)
         places.observer.snapshot_advanced(self.name, 1, record.file.rows, plan.chunks[number].heap_bytes)
@@ -151,8 +160,8 @@ class TableCopy:
             read = partial(source_rows, places.address, exported.name, recorded, **how)
             aside = made_basket(Path(recorded.records), recorded.task.index, recorded.fence) if self._puts_aside else None
             return asker.copy(places.executors, read, partial(record_rows, recorded), aside)
-        writer = recording_writer(places.address, exported.name, places.sink.writer_for(schema), **how)
-        (record,) = places.executors.run(writer, [recorded])
+        writer = recording_writer(places.address, exported.name, places.sink.writer_for(schema), session=self.session, **how)
+        (record,) = places.executors.run(writer, [recorded], light=self.session is not None)
         return record
 
     def reread(self, exported: ExportedSnapshot) -> bool:
@@ -214,8 +223,26 @@ class TableCopy:
 
     def doom(self, reason: str) -> None:
         """What has been read is of no use: the table is planned anew when it is opened again."""
-        self.restarts += self._doom is None
+        if self._doom is None:
+            self.back_off()
         self._doom = reason
+
+    def back_off(self) -> None:
+        """Leave the table to a later round."""
+        self.restarts_at = time.monotonic() + self.restarts.fail()
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self.restarts_at
+
+    @property
+    def is_lockable(self) -> bool:
+        """Whether the table was disturbed before and is small enough to be copied under a lock, in one transaction."""
+        is_asked = self._plan is not None and isinstance(self._places.sink, AskingSink) and self._asks(self._places.sink)
+        return self.restarts.failures > 0 and self._plan is not None and self._plan.heap_bytes <= _LOCKED_BYTES and not is_asked
+
+    def _asks(self, sink: AskingSink) -> bool:
+        return sink.asker_for(self.plan.outline.schema) is not None
 
     def chunk_bytes(self, number: int) -> int:
         return self.plan.chunks[number].heap_bytes if number >= 0 else 0

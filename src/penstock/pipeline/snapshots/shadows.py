@@ -16,14 +16,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from penstock.change import ChangeCounts
-from penstock.errors import PenstockError, Recovery
+from penstock.errors import PenstockError, SchemaChangedError
+from penstock.pipeline.error_policy import USUAL_ATTEMPTS, Action, TableRetries, Verdict, decide, final
 from penstock.pipeline.following.follower import Follower
 from penstock.pipeline.letters.box import LetterBox, ShadowLetters
 from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.retries import RetryLog
 from penstock.pipeline.routing import gather
 from penstock.pipeline.states import TableStatus
 from penstock.position import Position
@@ -51,11 +54,16 @@ class Shadows:
         letters: LetterBox | None = None,
         *,
         spool: Path | None = None,
+        retries: RetryLog | None = None,
     ) -> None:
         """`on_done` is told that a table is renewed, once that is recorded, or (False) that it will not be.
 
         `spool` has the changes that shadows catch up with; without it, that is left to the epochs.
         """
+        self._attempts = TableRetries()
+        self._pausing: set[TableName] = set()
+        """Tables of which another copy is to be made."""
+        self._retries = retries or RetryLog()
         self._main = main
         self._follower = follower
         self._letters = letters
@@ -81,18 +89,19 @@ class Shadows:
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._arrivals)
+        return bool(self._arrivals) or any(map(self._attempts.is_due, list(self._ready)))
 
     @property
     def is_busy(self) -> bool:
         """Whether a table is still to be renewed."""
-        return bool(self._sinks)
+        return bool(self._sinks or self._pausing)
 
     def __contains__(self, name: TableName) -> bool:
         return name in self._sinks
 
     def begin(self, name: TableName, sink: Sink, position: Position) -> None:
         """`sink` is for this one copy; nothing after `position` is released from now on."""
+        self._pausing.discard(name)
         self._sinks[name] = sink
         self._holds[name] = position
         self.advance(position)
@@ -116,7 +125,7 @@ class Shadows:
                 self._prepare(target.table, sink)
                 if not is_plain or time.monotonic() - began < _LEVEL_SECONDS:
                     break
-        except (PenstockError, CopyAnew) as error:
+        except Exception as error:  # noqa: BLE001 the epoch meets it again, and the error policy decides there
             _log.info("shadow is left to an epoch", extra={"table": str(target.table), "reason": type(error).__name__})
         self._arrivals.append(target)
 
@@ -162,28 +171,59 @@ class Shadows:
             target = self._arrivals.popleft()
             if target.table in self._sinks:
                 self._ready[target.table] = target
-        return bool(self._ready)
+        return any(map(self._attempts.is_due, self._ready))
 
     def swap(self, reader: SpoolReader, end: Position) -> dict[TableName, Target]:
         """Bring the shadows that are copied to `end`, and put each in its target's place; gives back the targets as they are now.
 
-        A target whose shadow cannot take its place is as it was, and has this epoch yet to come.
+        A target whose shadow cannot take its place is as it was, and has this epoch yet to come. Unless the reason will not pass, the swap
+        is tried again in a later epoch, a bounded number of times; the other tables do not wait for it.
         """
         done: dict[TableName, Target] = {}
-        for name, shadow in list(self._ready.items()):
+        for name, shadow in [(name, shadow) for name, shadow in self._ready.items() if self._attempts.is_due(name)]:
             try:
                 done[name] = self._swap(name, shadow, reader, end)
-            except CopyAnew:
-                # It was altered again, as a copy of it was made: whoever ordered this one finds that there is none, and begins another.
-                self._ready.pop(name)
-                self._end(name)
-            except PenstockError as error:
-                if error.recovery is not Recovery.OPERATOR:
-                    raise
-                if self._letters is not None:
-                    self._letters.give_up_copy(self._main, name)
-                self.fail(name, error)
+            except CopyAnew as reason:
+                self._start_again(name, reason)
+            except Exception as error:  # noqa: BLE001 the edge of one table's work: the error policy decides
+                self._answer(name, error)
         return done
+
+    def _start_again(self, name: TableName, reason: CopyAnew) -> None:
+        """The table was altered again while it was copied. The order to resync it stays, and another copy is made after a pause."""
+        altered = SchemaChangedError(f"table {name} was altered again while it was resynced: {reason}")
+        pause = self._attempts.count(name, Verdict(Action.RETRY_TABLE, altered, USUAL_ATTEMPTS))
+        if pause is None:
+            self.fail(name, final(altered, name))
+            return
+        self._ready.pop(name)
+        self._drop(name)
+        self._pausing.add(name)
+        self._retries.note(f"resync of {name}", altered, self._attempts.failures(name), pause)
+
+    def may_begin(self, name: TableName) -> bool:
+        """Whether there is no copy of this table yet, and no pause before the next one."""
+        return name not in self._sinks and self._attempts.is_due(name)
+
+    def _answer(self, name: TableName, error: Exception) -> None:
+        verdict = decide(error, name, "putting the new copy in place of")
+        if verdict.action is Action.STOP:
+            raise verdict.error from error
+        shown = verdict.error
+        pause = None
+        if verdict.action is Action.RETRY_TABLE:
+            pause = self._attempts.count(name, verdict)
+            shown = final(shown, name)
+        if pause is not None:
+            _log.warning("swap of a resync failed", extra={"table": str(name), "code": shown.code, "pause_seconds": pause})
+            self._retries.note(f"resync of {name}", shown, self._attempts.failures(name), pause)
+            self._observer.interrupted(f"{shown.code}: {shown.message}", pause)
+            with suppress(Exception):  # it may have been brought further; else the next attempt finds out
+                self._ready[name] = self._sinks[name].load_target(name) or self._ready[name]
+            return
+        if self._letters is not None:
+            self._letters.give_up_copy(self._main, name)
+        self.fail(name, shown)
 
     def recorded(self, names: Iterable[TableName]) -> None:
         """The epoch that put these in place is recorded."""
@@ -211,9 +251,16 @@ class Shadows:
         assert target is not None
         return target
 
-    def _end(self, name: TableName) -> None:
+    def _drop(self, name: TableName) -> None:
         with self._preparing:
             sink = self._sinks.pop(name)
-            self._main.cancel_replace(name, sink)
-        sink.drop(name)
+            with suppress(Exception):  # what is left of it is removed when the next run starts
+                self._main.cancel_replace(name, sink)
+        with suppress(Exception):
+            sink.drop(name)
         self._holds.pop(name, None)
+
+    def _end(self, name: TableName) -> None:
+        self._drop(name)
+        self._attempts.forget(name)
+        self._retries.clear(f"resync of {name}")

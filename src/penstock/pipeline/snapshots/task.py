@@ -14,7 +14,7 @@ from penstock.pipeline.letters.copy import Basket, chunk_basket
 from penstock.pipeline.snapshots.state import ChunkRecord, record_chunk
 from penstock.position import Position
 from penstock.postgres.chunks import Aside, Chunk, read_chunk
-from penstock.postgres.connection import SourceAddress
+from penstock.postgres.connection import Connection, SourceAddress
 from penstock.sinks.base import ChunkWriter, SnapshotFile, SnapshotPlace
 from penstock.sinks.row_files import write_batches
 from penstock.spool import storage
@@ -62,15 +62,17 @@ def recording_writer(
     *,
     refuse_inexact: bool = False,
     puts_aside: bool = False,
+    session: Connection | None = None,
 ) -> Callable[[RecordedTask], ChunkRecord]:
     """The same for chunks that are recorded. From then on nobody reads them again, whatever becomes of the driver.
 
-    With `puts_aside`, rows that are refused are put beside the record of the chunk, instead of failing it.
+    With `puts_aside`, rows that are refused are put beside the record of the chunk, instead of failing it. With a `session`, which locks
+    the table, the function does not travel: the driver reads the rows in that session.
     """
 
     def write(recorded: RecordedTask) -> ChunkRecord:
         basket = _basket(recorded) if puts_aside else None
-        rows = _read(address, snapshot, recorded, basket, refuse_inexact=refuse_inexact)
+        rows = _read(address, snapshot, recorded, basket, refuse_inexact=refuse_inexact, session=session)
         chosen = writer or write_file
         if basket is not None and isinstance(chosen, RefusingWriter):
             chosen = chosen.putting_aside(basket)
@@ -91,10 +93,16 @@ def _basket(recorded: RecordedTask) -> Basket:
 
 
 def _read(
-    address: SourceAddress, snapshot: str, recorded: RecordedTask, basket: Basket | None, *, refuse_inexact: bool
+    address: SourceAddress,
+    snapshot: str,
+    recorded: RecordedTask,
+    basket: Basket | None,
+    *,
+    refuse_inexact: bool,
+    session: Connection | None = None,
 ) -> Iterator[pa.RecordBatch]:
     chunk = recorded.task.chunk
-    rows: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, chunk, refuse_inexact=refuse_inexact, aside=basket)
+    rows: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, chunk, refuse_inexact=refuse_inexact, aside=basket, session=session)
     return rows if basket is None else basket.watch(rows)
 
 

@@ -17,6 +17,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.errors import SinkError, TargetForeignError
+from penstock.foreign import describe
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import SnapshotFile, Target
@@ -44,7 +45,7 @@ def open_log(path: Path) -> DeltaTable | None:
     except TableNotFoundError:
         return None
     except DeltaError as error:
-        raise SinkError(f"the Delta table at {path} cannot be opened: {error}") from error
+        raise SinkError(f"the Delta table at {path} cannot be opened: {describe(error)}") from error
 
 
 def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
@@ -156,7 +157,7 @@ def _commit(path: Path, application: str, actions: list[AddAction | RemoveAction
     try:
         log.create_write_transaction(actions, "append", log.schema(), [], commit_properties=properties, post_commithook_properties=hooks)
     except DeltaError as error:
-        raise SinkError(f"nothing could be committed to {path}: {error}") from error
+        raise SinkError(f"nothing could be committed to {path}: {describe(error)}") from error
 
 
 def _own_columns(log: DeltaTable, mode: Mode) -> pa.Schema:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.change import EXACT
-from penstock.errors import SinkError
 from penstock.postgres.types.arrays import as_arrow
+from penstock.sinks.data_files import open_data_file
 from penstock.sinks.delta.bounds import Bounds, Probes
 from penstock.sinks.delta.roaring import Positions
 from penstock.sinks.delta.vectors import DeletionVector, load_vector, local_path
@@ -238,14 +238,8 @@ def _groups(metadata: pq.FileMetaData) -> Iterator[tuple[int, int, int]]:
         start += count
 
 
-@contextmanager
-def _opened(table: TableFiles, path: str) -> Iterator[pq.ParquetFile]:
-    try:
-        # Spark writes times in a form that has no unit; nanoseconds would not hold all of them.
-        with pq.ParquetFile(local_path(Path(table.root), path), coerce_int96_timestamp_unit="us") as parquet:
-            yield parquet
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise SinkError(f"a file of the Delta table at {table.root} cannot be read: {error}") from error
+def _opened(table: TableFiles, path: str) -> AbstractContextManager[pq.ParquetFile]:
+    return open_data_file(local_path(Path(table.root), path))
 
 
 def _columns(table: TableFiles, rows: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import SinkError, SinkRefusedError, ValuesRefusedError, parse_error
 from penstock.position import Position
+from penstock.sinks.executors import error_of_ours
 
 _ROW = ("22001", "22003", "23")
 """SQLSTATEs and classes of them: a row has a value that its column, or a constraint, does not take."""
@@ -64,7 +65,7 @@ def failing(path: Path, doing: str) -> Iterator[None]:
         if state.startswith(_TABLE):
             hint = f"take that out of the table, or remove {path} and run again to copy it anew"
             raise SinkRefusedError(f"{doing} {path}: {what}", hint=hint) from error
-        raise SinkError(f"{doing} {path}: {first_line(error)}") from error
+        raise error_of_ours(error, SinkError, f"{doing} {path}") from error
 
 
 def _tells(state: str, error_class: str) -> bool:

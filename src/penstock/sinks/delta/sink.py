@@ -38,7 +38,7 @@ from penstock.errors import (
 )
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound
 from penstock.sinks.changed import replacements
 from penstock.sinks.delta.compaction import SharedTable
 from penstock.sinks.delta.definition import (
@@ -420,11 +420,7 @@ class DeltaSink(DeltaTargets, Sink):
         """How far the table is, by its own word, which must not be less than it was."""
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
         if applied is None or applied < known:
-            holds = "is gone, or was never filled" if applied is None else f"holds {target.table} only up to {applied}"
-            raise TargetRewoundError(
-                f"{self.path(target.table)} {holds}, and was at {known}",
-                hint=f"restart to go on from where it is, or remove {self.path(target.table)} first to copy the table anew",
-            )
+            raise rewound(str(self.path(target.table)), target.table, applied, known)
         return applied
 
     def _remember(self, table: TableName, position: Position | None) -> None:

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.errors import SinkError
+from penstock.foreign import describe
 from penstock.sinks.delta.vectors import DeletionVector
 from penstock.spool import storage
 
@@ -168,7 +169,7 @@ def load_state(path: Path, known: DeltaState | None = None) -> DeltaState | None
         begun = _begun(log)
         return None if begun is None else _advanced(path, begun)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise SinkError(f"the log of the Delta table at {path} cannot be read: {error}") from error
+        raise SinkError(f"the log of the Delta table at {path} cannot be read: {describe(error)}") from error
 
 
 def load_version(path: Path, version: int) -> DeltaState | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from penstock.errors import PenstockError, SinkError
+from penstock.errors import SinkError
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import Target
@@ -82,7 +82,7 @@ class DeltaSwap:
         try:
             with failing(self.path, "replacing"):
                 self._overwrite(session)
-        except PenstockError:
+        except Exception:
             self._put_back(session, position)
             raise
 

@@ -14,7 +14,7 @@ from typing import Any, Self
 from urllib.parse import unquote, urlsplit
 from uuid import UUID, uuid4
 
-from penstock.errors import SinkError
+from penstock.errors import SinkError, TargetFileLostError
 from penstock.postgres.types.arrays import distinct
 from penstock.sinks.delta.roaring import Positions, decode_positions, encode_positions
 from penstock.spool import storage
@@ -61,6 +61,8 @@ def load_vector(root: Path, vector: DeletionVector) -> Positions:
     try:
         data = _z85_decode(vector.place)[: vector.bytes] if vector.storage == "i" else _load_data(root, vector)
         positions = decode_positions(data)
+    except FileNotFoundError as error:
+        raise TargetFileLostError(f"the file {error.filename} of the target is missing") from error
     except (OSError, ValueError) as error:
         raise SinkError(f"a deletion vector of the Delta table at {root} cannot be read: {error}") from error
     if positions.size != vector.count:

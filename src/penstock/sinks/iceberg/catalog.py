@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, SinkError, SinkRefusedError
 from penstock.position import Position
+from penstock.sinks.executors import error_of_ours
 from penstock.sinks.iceberg.active import active
 from penstock.sinks.iceberg.names import own_names
 from penstock.sinks.iceberg.schema import field_ids, parse_columns, type_document
@@ -151,7 +152,7 @@ class IcebergCatalog:
         except (Py4JJavaError, PySparkException) as error:
             if java_class(error) in _GONE:
                 return None
-            raise SinkError(f"the Iceberg table {'.'.join(identifier)} cannot be loaded: {first_line(error)}") from error
+            raise error_of_ours(error, SinkError, f"the Iceberg table {'.'.join(identifier)} cannot be loaded") from error
         base = table.operations().current()
         snapshot = base.currentSnapshot()
         # Each value by itself: to walk through a map of Java's takes several calls an entry.
@@ -413,4 +414,4 @@ def failing(doing: str) -> Iterator[None]:
     except (Py4JError, PySparkException) as error:
         if java_class(error) in _STALE:
             raise TableMovedError from error
-        raise SinkError(f"{doing}: {first_line(error)}") from error
+        raise error_of_ours(error, SinkError, doing) from error

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -22,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.errors import SinkError
 from penstock.postgres.types.arrays import as_arrow
+from penstock.sinks.data_files import open_data_file
 from penstock.sinks.gathering import take
 from penstock.sinks.iceberg.schema import by_number, field_ids, numbers_of
 from penstock.sinks.keys import key_codes
@@ -102,7 +101,7 @@ def _write_found(groups: Sequence[_FoundGroup], there: npt.NDArray[np.bool_], ta
             at = np.compress(there[start : start + group.at.size], group.at)
             start += group.at.size
             if at.size:
-                with _opened(group.file.path) as file:
+                with open_data_file(group.file.path) as file:
                     rows = by_number(file.read_row_group(group.number), task.schema)
                 writer.write_table(take(rows, at).rename_columns(names))
     return str(path)
@@ -122,7 +121,7 @@ def read_all(files: Sequence[HeldFile], deletes: Sequence[HeldFile], schema: pa.
     """Every row of `files` that no delete names. None: they take more memory than that, or a file gives its columns no numbers."""
     found, size = [schema.empty_table()], 0
     for held in files:
-        with _opened(held.path) as file:
+        with open_data_file(held.path) as file:
             if not numbers_of(file.schema_arrow):
                 return None
             for group in range(file.num_row_groups):
@@ -150,7 +149,7 @@ class _Finder:
 
     def find(self, held: HeldFile) -> list[_FoundGroup]:
         found: list[_FoundGroup] = []
-        with _opened(held.path) as file:
+        with open_data_file(held.path) as file:
             known = numbers_of(file.schema_arrow)
             if not known:
                 raise _NotNumberedError
@@ -210,7 +209,7 @@ def _last_deletes(rows: pa.Table, files: Sequence[HeldFile], columns: Sequence[i
     schema = pa.schema([rows.schema.field(name) for name in names])
     read = []
     for held in files:
-        with _opened(held.path) as file:
+        with open_data_file(held.path) as file:
             read.append(by_number(file.read(), schema))
     deletes = pa.concat_tables(read)
     sequences = np.repeat([file.sequence for file in files], [each.num_rows for each in read]).astype(np.int64)
@@ -218,12 +217,3 @@ def _last_deletes(rows: pa.Table, files: Sequence[HeldFile], columns: Sequence[i
     last = np.full(max(int(found.max(initial=-1)), int(gone.max(initial=-1))) + 1, -1, np.int64)
     np.maximum.at(last, gone, sequences)
     return last[found]
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[pq.ParquetFile]:
-    try:
-        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
-            yield parquet
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise SinkError(f"the file {path} of an Iceberg table cannot be read: {error}") from error

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F
 
 from penstock.errors import SinkError, SinkRefusedError
 from penstock.position import Position
+from penstock.sinks.executors import error_of_ours
 from penstock.sinks.iceberg.catalog import FileGroup, IcebergCatalog, LoadedTable, ShadowContent, failing, local_path
 from penstock.sinks.iceberg.scan import delete_files
 from penstock.sinks.iceberg.scan import each as each_of
@@ -216,7 +217,7 @@ def by_spark(doing: str, hint: str = "look at the message") -> Iterator[None]:
     except AnalysisException as error:
         raise SinkRefusedError(f"{doing}: {_first_line(error)}", hint=hint) from error
     except (PySparkException, Py4JJavaError) as error:
-        raise SinkError(f"{doing}: {_first_line(error)}") from error
+        raise error_of_ours(error, SinkError, doing) from error
 
 
 def _first_line(error: BaseException) -> str:

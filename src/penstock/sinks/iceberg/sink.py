@@ -26,7 +26,7 @@ from penstock.change import ChangeCounts
 from penstock.errors import SinkError, TableRewrittenError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound
 from penstock.sinks.directories import tells_case_apart
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors, SparkExecutors
@@ -349,12 +349,7 @@ class IcebergSink(Sink):
         applied = None if found is None else found.applied
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
         if applied is None or applied < known:
-            holds = "is gone, or was never filled" if applied is None else f"holds {target.table} only up to {applied}"
-            name = self.describe(target.table)
-            raise TargetRewoundError(
-                f"{name} {holds}, and was at {known}",
-                hint=f"restart to go on from where it is, or drop {name} first to copy the table anew",
-            )
+            raise rewound(self.describe(target.table), target.table, applied, known)
         return applied
 
     # --- tables as a whole -----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing_extensions import override
 from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, TableRewrittenError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import SHADOWS, ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.base import SHADOWS, ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound
 from penstock.sinks.executors import Executors, are_light
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.parquet.files import EpochTask, RepairTask, repair_chunk, write_epoch, write_snapshot
@@ -226,11 +226,7 @@ class ParquetSink(ParquetTargets, Sink):
         now = super().load_target(target.table)
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
         if now is None or now.applied is None or now.applied < known:
-            holds = "is gone, or was never filled" if now is None or now.applied is None else f"reaches only up to {now.applied}"
-            raise TargetRewoundError(
-                f"{path} {holds}, and was at {known}",
-                hint=f"restart to go on from where it is, or remove {path} first to copy the table anew",
-            )
+            raise rewound(str(path), target.table, None if now is None else now.applied, known)
         return now.applied
 
     def _remember(self, table: TableName, position: Position | None) -> None:

@@ -48,7 +48,7 @@ from penstock.postgres.ownership import check_target_table
 from penstock.postgres.target_ddl import create_table, difference, drop_table, put_in_place, staging_table
 from penstock.postgres.target_lock import TargetLock
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
+from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Layout, Mode
@@ -346,11 +346,7 @@ class PostgresSink(PostgresTargets, Sink):
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
         applied = None if record is None else record.position
         if record is None or applied is None or applied < known:
-            holds = "is gone, or was never filled" if applied is None else f"holds {target.table} only up to {applied}"
-            raise TargetRewoundError(
-                f"{self.describe(target.table)} {holds}, and was at {known}",
-                hint=f"restart to go on from where it is, or drop {self.place(target.table)} first to copy the table anew",
-            )
+            raise rewound(self.describe(target.table), target.table, applied, known)
         return record
 
     def _check_shape(self, record: AppliedRecord, target: Target, changes: TableChanges) -> None:
