@@ -22,8 +22,9 @@ from penstock.change import EXACT
 from penstock.errors import SinkError
 from penstock.postgres.types.arrays import as_arrow
 from penstock.sinks.delta.bounds import Bounds, Probes
+from penstock.sinks.delta.paths import table_file
 from penstock.sinks.delta.roaring import Positions
-from penstock.sinks.delta.vectors import DeletionVector, load_vector, local_path
+from penstock.sinks.delta.vectors import DeletionVector, load_vector
 from penstock.sinks.keys import key_codes
 from penstock.sinks.lives import bools_of
 from penstock.sinks.values import take
@@ -223,7 +224,7 @@ def _groups(metadata: pq.FileMetaData) -> Iterator[tuple[int, int, int]]:
 def _opened(table: TableFiles, path: str) -> Iterator[pq.ParquetFile]:
     try:
         # Spark writes times in a form that has no unit; nanoseconds would not hold all of them.
-        with pq.ParquetFile(local_path(Path(table.root), path), coerce_int96_timestamp_unit="us") as parquet:
+        with pq.ParquetFile(table_file(Path(table.root), path), coerce_int96_timestamp_unit="us") as parquet:
             yield parquet
     except (OSError, ValueError, pa.ArrowException) as error:
         raise SinkError(f"a file of the Delta table at {table.root} cannot be read: {error}") from error
