@@ -30,7 +30,7 @@ from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.chunks import cut_chunks
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.exported import ExportedSnapshot
-from penstock.postgres.outline import MeasuredTable, inspect_fingerprint, inspect_outline
+from penstock.postgres.outline import MeasuredTable, TableOutline, inspect_fingerprint, inspect_outline
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, Sink, SnapshotFile
@@ -120,7 +120,7 @@ class TableCopy:
                 self._tell_restart(reason)
             self._begin(found, exported)
         else:
-            self._resume(saved)
+            self._resume(saved, found.outline)
         return [(number, self.plan.chunks[number].heap_bytes) for number in self._missing]
 
     def then(self, exported: ExportedSnapshot) -> Step:
@@ -260,8 +260,9 @@ class TableCopy:
         )
         places.observer.snapshot_planned(self.name, len(chunks), self._plan.heap_bytes)
 
-    def _resume(self, saved: SavedSnapshot) -> None:
-        observer, plan = self._places.observer, saved.plan
+    def _resume(self, saved: SavedSnapshot, outline: TableOutline) -> None:
+        """`outline`: of the table as it is now, which does not differ from that of the plan."""
+        observer, plan = self._places.observer, saved.plan.with_outline(outline)
         self._plan, self._records = plan, dict(saved.records)
         facts = {"table": str(self.name), "plan": plan.id, "done": len(saved.records), "chunks": len(plan.chunks)}
         _log.info("chunks are there already", extra=facts)
