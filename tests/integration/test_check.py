@@ -491,3 +491,28 @@ def test_K12_transforms_that_do_not_fit_are_named_and_filters_that_may_lack_valu
     assert warning.fix == "ALTER TABLE public.orders REPLICA IDENTITY FULL;"
     shop.execute(warning.fix)
     assert not [each for each in check(tables=rules).warnings if each.code == "filter-may-lack-values"]
+
+
+def test_directories_with_rows_that_others_may_read_are_a_warning(shop: Database, check: Checker, tmp_path: Path) -> None:
+    pipeline = f"check_{shop.name.rsplit('_', 1)[-1]}"
+    places = [tmp_path / "state", tmp_path / "state" / "spool", tmp_path / "lake" / "penstock_dead_letters" / pipeline]
+    for place in places:
+        place.mkdir(parents=True)
+        place.chmod(0o750)
+    found = [finding for finding in check().warnings if finding.code == "readable-by-others"]
+    assert [finding.fix for finding in found] == [f"chmod -R go-rwx {place}" for place in places]
+    for place in places:
+        place.chmod(0o700)
+    assert "readable-by-others" not in {finding.code for finding in check().warnings}
+
+
+@pytest.mark.parametrize("schema", ["penstock_epochs", "penstock_dead_letters", "Penstock_Snapshots"])
+def test_a_schema_named_like_a_directory_of_pipelines_is_refused_in_a_lake_unless_routed(
+    shop: Database, check: Checker, schema: str
+) -> None:
+    shop.execute(f'CREATE SCHEMA "{schema}"; CREATE TABLE "{schema}".t (id int PRIMARY KEY)')
+    rules = ["public.orders", f'"{schema}".t']
+    (problem,) = check(tables=rules).problems
+    assert (problem.code, [each.schema for each in problem.tables]) == ("PEN-1404", [schema])
+    assert "into:" in (problem.fix or "")
+    assert not check(tables=["public.orders", {"table": f'"{schema}".t', "into": "other.t"}]).problems

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 RUNS_A_JOB = """
 import os, shutil
@@ -42,3 +44,14 @@ def test_a_job_runs_on_the_bundled_jre_when_no_java_is_found(tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert "rows 45 java " in done.stdout
+
+
+@pytest.mark.spark
+def test_python_workers_talk_over_sockets_that_only_this_user_reaches(spark: SparkSession) -> None:
+    conf = spark.sparkContext.getConf()
+    assert conf.get("spark.python.unix.domain.socket.enabled") == "true"
+    directory = Path(conf.get("spark.python.unix.domain.socket.dir") or "")
+    found = directory.stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.geteuid(), 0o700)
+    assert spark.range(3).rdd.map(lambda row: row.id).sum() == 3
+    assert any(path.is_socket() for path in directory.glob(".*.sock"))

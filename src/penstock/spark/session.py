@@ -17,7 +17,8 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import EnvironmentUnfitError
-from penstock.spark.java import ensure_java
+from penstock.spark.java import ensure_java, own_temporary_dir
+from penstock.spool import storage
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
@@ -28,8 +29,6 @@ _SETTINGS = {
     "spark.sql.adaptive.enabled": "true",
     # Epochs are short and snapshots long; neither is to wait until the other has ended.
     "spark.scheduler.mode": "FAIR",
-    # Saves some 80 ms of every micro-batch (see docs/decisions/0006-spark-versions.md for where that is allowed).
-    "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.execution.arrow.localRelationThreshold": "0",
     # A control batch carries no rows, so there is nothing to gain from keeping many of its logs.
     "spark.sql.streaming.minBatchesToRetain": "20",
@@ -60,6 +59,9 @@ Without the second setting, the first shrinks the room for compiled code to a fi
 """
 
 
+_LONGEST_SOCKET_DIRECTORY = 60
+"""In bytes: the whole path of a socket has at most 107, and Spark's names take 42."""
+
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 """By which spark-submit tells a Python program where its JVM is."""
 
@@ -85,7 +87,7 @@ def build_session(
     if master is None and _GATEWAY not in os.environ:
         master = "local[*]"
     if master is not None and master.startswith("local"):
-        settings |= _LOCAL_CHECKPOINTS | {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        settings |= _LOCAL_CHECKPOINTS | _unix_sockets() | {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
     if any("delta-spark" in package for package in packages):
         settings |= _DELTA_SETTINGS
     if packages:
@@ -105,6 +107,18 @@ def build_session(
     return session
 
 
+def _unix_sockets() -> dict[str, str]:
+    """Sockets between the JVM and Python in a directory of this user; they save some 80 ms of every micro-batch.
+
+    Spark does not authenticate clients of such a socket, and would create it in the temporary directory, for any user to connect.
+    On a cluster no such directory exists on every machine: there, workers talk over TCP, with a secret.
+    """
+    directory = own_temporary_dir()
+    if directory is None or len(os.fsencode(directory)) > _LONGEST_SOCKET_DIRECTORY:
+        return {}
+    return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": str(directory)}
+
+
 def _leave_out_checksums(session: SparkSession) -> None:
     """On a disk, Hadoop puts a file of checksums beside each file, and starts a process, chmod, for each of the two.
 
@@ -122,10 +136,11 @@ def _stderr_to(log: Path | None) -> Iterator[None]:
     if log is None:
         yield
         return
-    log.parent.mkdir(parents=True, exist_ok=True)
+    storage.make_directory(log.parent)
     sys.stderr.flush()
     terminal = os.dup(2)
     try:
+        storage.ensure_file(log)
         with log.open("ab") as file:
             os.dup2(file.fileno(), 2)
         yield

@@ -45,6 +45,7 @@ from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Sink, Target
 from penstock.sinks.layout import CURRENT, DELETED, Mode
 from penstock.sinks.names import quoted
+from penstock.spool import storage
 from penstock.transforms.applying import transform_keys
 from penstock.transforms.transform import Fitted
 
@@ -194,7 +195,8 @@ class SideBySide:
         """Keys of the source, as the target has them."""
         made = keys if fitted is None else transform_keys(fitted, keys)
         path = directory / "held.parquet"
-        pq.write_table(made, path)
+        with storage.create_file(path) as file:
+            pq.write_table(made, file)
         return self.spark.read.schema(like.select(*(quoted(name) for name in made.column_names)).schema).parquet(str(path))
 
     def _plan(self, table: CatalogTable) -> tuple[TableSchema, list[Chunk]]:

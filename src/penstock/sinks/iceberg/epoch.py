@@ -20,6 +20,7 @@ from penstock.sinks.iceberg.schema import delete_columns
 from penstock.sinks.layout import Mode
 from penstock.sinks.slice_reader import Part
 from penstock.sinks.source_truncates import source_column
+from penstock.spool import storage
 from penstock.spool.range import FileSlice
 
 _ROWS_A_TASK = 500_000
@@ -60,6 +61,7 @@ class EpochWriter:
 
     def rewrite(self, target: EpochTarget) -> list[NewFile]:
         """All rows that are there, as they are from then on."""
+        storage.make_directory(self._scratch)
         return self._reader.rewrite(target, self._executors, self._scratch)
 
     def merge(self, loaded: LoadedTable, locations: Sequence[str]) -> NewFile | None:
@@ -73,6 +75,7 @@ class EpochWriter:
         return None if made is None else NewFile(made.name, made.rows, made.bytes)
 
     def _settled(self, target: EpochTarget, task: EpochTask, parts: int, run: Run) -> TableChange:
+        storage.make_directory(self._scratch)
         scratch = self._scratch / uuid4().hex
         try:
             task = replace(task, scratch=str(scratch))

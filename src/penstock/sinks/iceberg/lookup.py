@@ -28,6 +28,7 @@ from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import CURRENT
 from penstock.sinks.lives import bools_of
 from penstock.sinks.values import take
+from penstock.spool import storage
 
 _AT_ONCE = 4
 
@@ -88,9 +89,10 @@ def find_rows(task: FindTask) -> FoundFile:
         rows = rows.filter(rows.column(CURRENT))
     if not rows.num_rows:
         return FoundFile(None)
-    Path(task.directory).mkdir(parents=True, exist_ok=True)
+    storage.make_directory(Path(task.directory))
     path = Path(task.directory) / f"found-{secrets.token_hex(8)}.parquet"
-    pq.write_table(rows.rename_columns([f"v_{at}" for at in range(rows.num_columns)]), path)
+    with storage.create_file(path) as file:
+        pq.write_table(rows.rename_columns([f"v_{at}" for at in range(rows.num_columns)]), file)
     return FoundFile(str(path))
 
 
