@@ -50,6 +50,24 @@ def parse_error(text: str) -> PenstockError | None:
     return cls(match[2], hint=match[3]) if match and cls else None
 
 
+def foreign_reason(error: BaseException) -> str:
+    """What may be shown of an exception that is not ours: its kind. Its own words may quote a value of a row.
+
+    Of the operating system, its reason; of Spark, the name of the condition, such as `CAST_INVALID_INPUT`; of Java, the class.
+    """
+    if isinstance(error, PenstockError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    java = getattr(error, "java_exception", None)
+    try:
+        condition = None if java is not None else getattr(error, "getCondition", lambda: None)()
+        name = str(java.getClass().getName()) if java is not None else None
+    except Exception:  # noqa: BLE001 the JVM may be gone
+        return type(error).__name__
+    return condition or name or type(error).__name__
+
+
 def find_error(code: str) -> type[PenstockError] | None:
     """The class that has this code."""
 

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import pickle
 import re
+from types import SimpleNamespace
 
 import pytest
 
-from penstock.errors import PenstockError, Recovery, SlotBusyError, SlotLostError
+from penstock.errors import PenstockError, Recovery, SlotBusyError, SlotLostError, foreign_reason
 
 
 def tree(root: type[PenstockError]) -> list[type[PenstockError]]:
@@ -45,6 +46,15 @@ def test_an_error_survives_the_way_between_processes(kind: type[PenstockError], 
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
     assert (copy.message, copy.hint, str(copy)) == (error.message, error.hint, str(error))
+
+
+def test_of_an_exception_that_is_not_ours_only_the_kind_is_shown() -> None:
+    """Their own words may quote a row: `The value 'hunter2' of the type "STRING" cannot be cast`."""
+    cast_error = type("NumberFormatException", (Exception,), {"getCondition": lambda self: "CAST_INVALID_INPUT"})
+    gone = type("Py4JJavaError", (Exception,), {"java_exception": property(lambda self: SimpleNamespace())})
+    found = [foreign_reason(kind("hunter2")) for kind in (ValueError, KeyError, OSError, cast_error, gone)]
+    assert found == ["ValueError", "KeyError", "OSError", "CAST_INVALID_INPUT", "Py4JJavaError"]
+    assert foreign_reason(FileNotFoundError(2, "No such file or directory", "/lake/x")) == "No such file or directory"
 
 
 def test_code_and_fix_are_part_of_the_text_because_spark_hands_over_only_text() -> None:

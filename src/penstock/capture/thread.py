@@ -20,7 +20,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from penstock.errors import PenstockError, Recovery, SlotBusyError, SpoolLockedError
+from penstock.errors import PenstockError, Recovery, SlotBusyError, SpoolLockedError, foreign_reason
 from penstock.lag import OpenTransaction
 from penstock.position import Position
 from penstock.spool.lock import SpoolLock
@@ -175,7 +175,7 @@ class CaptureThread(ABC):
         return self._report("stopped", None)
 
     def _fail(self, error: BaseException) -> None:
-        _log.error("capture failed", extra={"error": str(error)})
+        _log.error("capture failed", extra={"error": foreign_reason(error)})
         with self._changed:
             self._failure = self._trouble = error
             self._changed.notify_all()

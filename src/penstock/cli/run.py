@@ -48,6 +48,6 @@ def start_session(config: PipelineConfig) -> SparkSession:
         f"penstock {config.pipeline}",
         master=config.spark.master,
         packages=config.spark.packages or sink_packages(config),
-        conf=config.spark.conf,
+        conf=config.spark.settings(),
         log=config.state / "spark.log",
     )

@@ -16,6 +16,7 @@ from uuid import uuid4
 from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
+from penstock.errors import foreign_reason
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.epochs import EpochLog
 from penstock.pipeline.letters.store import LetterStore
@@ -139,15 +140,14 @@ class TableUpkeep:
         self._since = time.monotonic()
         try:
             work()
-        except Exception:  # noqa: BLE001 the edge of a thread, whose work is only due again
+        except Exception as error:  # noqa: BLE001 the edge of a thread, whose work is only due again
             rest = min(_FIRST_REST_SECONDS * 2**count, _LONGEST_REST_SECONDS)
             self._failures[what] = (count + 1, time.monotonic() + rest)
             is_cut_off = self._stopping.is_set() and not self._is_last
             _log.log(
                 logging.DEBUG if is_cut_off else logging.WARNING,
                 "something could not be maintained",
-                extra={"what": str(what), "pause_seconds": rest},
-                exc_info=True,
+                extra={"what": str(what), "pause_seconds": rest, "error": foreign_reason(error)},
             )
         else:
             self._failures.pop(what, None)

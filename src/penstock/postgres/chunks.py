@@ -177,8 +177,8 @@ def reading(table: TableName) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         if error.sqlstate in _ALTERED:
-            raise TableRewrittenError(f"table {table} was altered while it was being read; its snapshot starts again") from error
-        raise translate(error, f"reading {table}") from error
+            raise TableRewrittenError(f"table {table} was altered while it was being read; its snapshot starts again") from None
+        raise translate(error, f"reading {table}") from None
 
 
 def _read(connection: Connection, chunk: Chunk, *, refuse_inexact: bool, aside: Aside | None = None) -> Generator[pa.RecordBatch]:

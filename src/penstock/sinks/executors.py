@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from typing_extensions import override
 
-from penstock.errors import PenstockError, SinkError, parse_error
+from penstock.errors import PenstockError, SinkError, foreign_reason, parse_error
 from penstock.spool.range import FileSlice
 from penstock.worker import settle_worker
 
@@ -85,11 +85,9 @@ class SparkExecutors(Executors):
         except PenstockError:
             raise
         except Exception as error:
-            reason = error.strerror if isinstance(error, OSError) else None
-            raise self._failure(f"a task failed: {reason or type(error).__name__}") from error
+            raise self._failure(f"a task failed: {foreign_reason(error)}") from error
 
 
 def error_of_ours(error: Exception, otherwise: type[PenstockError]) -> PenstockError:
-    """What Spark made of an error of ours; or its own first words."""
-    words = str(error).strip().splitlines()
-    return parse_error(str(error)) or otherwise(f"a task failed: {words[0] if words else type(error).__name__}")
+    """What Spark made of an error of ours; or what kind of error it was."""
+    return parse_error(str(error)) or otherwise(f"a task failed: {foreign_reason(error)}")

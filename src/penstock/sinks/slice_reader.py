@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, METADATA_NAMES, ORDINAL, XID, ChangeType
-from penstock.errors import SchemaChangedError, SinkError
+from penstock.errors import SchemaChangedError, SinkError, foreign_reason
 from penstock.postgres.types.arrays import Bools, as_bools, bitmap
 from penstock.schema import TableSchema
 from penstock.sinks.key_hashes import key_hashes
@@ -93,7 +93,7 @@ def _opened(slice: FileSlice) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(slice.path) as file:
             yield file
     except (OSError, pa.ArrowInvalid) as error:
-        raise SinkError(f"the spooled changes of {slice.file.table} cannot be read: {error}") from error
+        raise SinkError(f"the spooled changes of {slice.file.table} cannot be read: {foreign_reason(error)}") from error
 
 
 def _count(slice: FileSlice) -> int:

@@ -17,7 +17,7 @@ from pyspark.sql import Column, SparkSession
 from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from penstock.errors import SinkError
+from penstock.errors import SinkError, foreign_reason
 from penstock.spark.query import VALUE, WHERE, row_column
 from penstock.spark.query_plan import inner, is_plain, private_session, resolve
 
@@ -39,8 +39,7 @@ def answer(spark: SparkSession, text: str, columns: pa.Schema, files: Sequence[s
                 made.append((WHERE, parts.condition))
             rows.select(number, *(_tried(session, inner(each)).alias(name) for name, each in made)).write.parquet(directory)
     except (PySparkException, Py4JJavaError) as error:
-        words = str(error).strip().splitlines()
-        raise SinkError(f"Spark could not work out a query: {words[0] if words else type(error).__name__}") from error
+        raise SinkError(f"Spark could not work out a query: {foreign_reason(error)}") from error
 
 
 def _tried(session: SparkSession, expression: Any) -> Column:

@@ -14,6 +14,7 @@ from penstock.errors import EnvironmentUnfitError
 from penstock.pipeline.checks.findings import Step
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.sink_config import PostgresConfig
+from penstock.postgres.connection import Connection, connect, tls_weakness
 from penstock.postgres.target_ddl import probe_target
 from penstock.sinks.directories import DEAD_LETTERS, SCRATCH, SNAPSHOTS
 from penstock.spool.storage import is_open_to_others, make_directory, remove_tree, replace_bytes
@@ -91,10 +92,19 @@ def _check_postgres(config: PostgresConfig) -> Step:
     with step.catching():
         address = config.address()
         step.detail = address.describe()
+        with connect(address, "penstock check") as connection:
+            warn_of_tls(step, connection, "sink.postgres.dsn")
         probe_target(address)
         with made_place(config.state) as place:
             _write_durably(place)
     return step
+
+
+def warn_of_tls(step: Step, connection: Connection, key: str) -> None:
+    weakness = tls_weakness(connection)
+    if weakness is not None:
+        fix = f"sslmode=verify-full in {key}, with sslrootcert=system or the file of the certificate authority"
+        step.warn("tls-not-verified", weakness, fix)
 
 
 def _check_spark(config: PipelineConfig) -> Step:

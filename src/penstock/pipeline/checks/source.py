@@ -16,13 +16,21 @@ from penstock.capture.trigger_provision import plan_coverage as plan_triggers
 from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError, SlotBusyError
 from penstock.lag import OpenTransaction, unreserved_slot
 from penstock.pipeline.checks.findings import Step
+from penstock.pipeline.checks.places import warn_of_tls
 from penstock.pipeline.checks.targets import check_continuing
 from penstock.pipeline.checks.transforms import warn_of_filters, warn_of_old_rows
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.tables import Selection, select_tables
 from penstock.postgres.catalog import inspect_outside
 from penstock.postgres.chunks import plan_chunks, probe_chunks
-from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command, source_errors
+from penstock.postgres.connection import (
+    Connection,
+    SourceAddress,
+    connect,
+    connect_replication,
+    replication_command,
+    source_errors,
+)
 from penstock.postgres.ddl_trigger import ensure_trigger
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
 from penstock.postgres.limits import Limits, inspect_limits, room_faults, version_fault
@@ -45,6 +53,7 @@ def check_source(config: PipelineConfig, address: SourceAddress) -> list[Step]:
     connection_step = Step("connection", address.describe())
     try:
         with connect(address, "penstock check") as connection:
+            warn_of_tls(connection_step, connection, "source.dsn")
             return [connection_step, *_SourceCheck(config, address, connection).run()]
     except PenstockError as error:
         connection_step.problem(error)

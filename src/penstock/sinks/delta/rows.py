@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.change import EXACT
-from penstock.errors import SinkError
+from penstock.errors import SinkError, foreign_reason
 from penstock.postgres.types.arrays import as_arrow
 from penstock.sinks.delta.bounds import Bounds, Probes
 from penstock.sinks.delta.paths import table_file
@@ -227,7 +227,7 @@ def _opened(table: TableFiles, path: str) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(table_file(Path(table.root), path), coerce_int96_timestamp_unit="us") as parquet:
             yield parquet
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise SinkError(f"a file of the Delta table at {table.root} cannot be read: {error}") from error
+        raise SinkError(f"a file of the Delta table at {table.root} cannot be read: {foreign_reason(error)}") from error
 
 
 def _columns(table: TableFiles, rows: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.errors import SinkError, SinkRefusedError, ValuesRefusedError, parse_error
+from penstock.errors import SinkError, SinkRefusedError, ValuesRefusedError, foreign_reason, parse_error
 from penstock.position import Position
 
 _ROW = ("22001", "22003", "23")
@@ -64,7 +64,7 @@ def failing(path: Path, doing: str) -> Iterator[None]:
         if state.startswith(_TABLE):
             hint = f"take that out of the table, or remove {path} and run again to copy it anew"
             raise SinkRefusedError(f"{doing} {path}: {what}", hint=hint) from error
-        raise SinkError(f"{doing} {path}: {first_line(error)}") from error
+        raise SinkError(f"{doing} {path}: {foreign_reason(error)}") from error
 
 
 def _tells(state: str, error_class: str) -> bool:

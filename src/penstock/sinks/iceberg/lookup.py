@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.errors import SinkError
+from penstock.errors import SinkError, foreign_reason
 from penstock.postgres.types.arrays import as_arrow
 from penstock.sinks.iceberg.schema import by_number, field_ids, numbers_of
 from penstock.sinks.keys import key_codes
@@ -183,4 +183,4 @@ def _opened(path: str) -> Iterator[pq.ParquetFile]:
         with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as parquet:
             yield parquet
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise SinkError(f"the file {path} of an Iceberg table cannot be read: {error}") from error
+        raise SinkError(f"the file {path} of an Iceberg table cannot be read: {foreign_reason(error)}") from error

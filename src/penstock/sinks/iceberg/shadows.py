@@ -10,7 +10,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.errors import SinkError, SinkRefusedError
+from penstock.errors import SinkError, SinkRefusedError, foreign_reason
 from penstock.position import Position
 from penstock.sinks.iceberg.state import POSITION
 from penstock.sinks.names import quoted
@@ -60,7 +60,7 @@ def by_spark(doing: str, hint: str = "look at the message") -> Iterator[None]:
     except AnalysisException as error:
         raise SinkRefusedError(f"{doing}: {_first_line(error)}", hint=hint) from error
     except (PySparkException, Py4JJavaError) as error:
-        raise SinkError(f"{doing}: {_first_line(error)}") from error
+        raise SinkError(f"{doing}: {foreign_reason(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:
