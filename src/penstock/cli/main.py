@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from penstock.cli.dead_letters import app as letters_app
 from penstock.cli.tables import app as tables_app
-from penstock.errors import PenstockError
+from penstock.errors import EnvironmentUnfitError, PenstockError
 
 app = typer.Typer(
     add_completion=False,
@@ -122,12 +122,18 @@ def demo(
     raise typer.Exit(run_demo(directory, seconds, Console()))
 
 
+def _closed(error: PermissionError) -> PenstockError:
+    hint = "run the command as the user who runs the pipeline, whose files are for that user alone"
+    return EnvironmentUnfitError(f"{error.filename} is closed to this user", hint=hint)
+
+
 def main() -> None:
     """The console script: errors become one message and an exit code, never a traceback."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints every exception that our own code raises inside a batch
     try:
         app(standalone_mode=True)
-    except PenstockError as error:
+    except (PenstockError, PermissionError) as caught:
+        error = caught if isinstance(caught, PenstockError) else _closed(caught)
         Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", highlight=False, soft_wrap=True)
         from penstock.pipeline.checks.findings import exit_code
 
