@@ -207,6 +207,18 @@ def connect(address: SourceAddress, application: str = "penstock") -> Iterator[C
         yield connection
 
 
+def refuse_views(connection: Connection) -> None:
+    """For the rest of a session that reads rows by name: refuse views and foreign tables, where the server can.
+
+    A view that is put in a table's place would run functions of the table's owner as our role. Servers know the setting since the minor
+    releases of August 2024; an older one is asked and left as it is. Not within a transaction.
+    """
+    connection.pgconn.exec_(
+        b"SELECT pg_catalog.set_config(name, 'view, foreign-table', false) FROM pg_catalog.pg_settings "
+        b"WHERE name = 'restrict_nonsystem_relation_kind'"
+    )
+
+
 def tls_weakness(connection: Connection) -> str | None:
     """Why the server that answers a connection over the network is not proven to be the one that is meant; None if it is, or is local."""
     address = connection.info.hostaddr

@@ -1,6 +1,7 @@
 """Reading rows by their keys, under an exported snapshot: what changed between two snapshots is read again this way.
 
-Keys come as text, as the type reads it, and are cast to the type of their column, so that the index of the key finds the rows. Two texts
+Keys come as text and are read by the input function of their column's type (of a domain, by that of its base type, without the domain's
+checks), so that the index of the key finds the rows and no function of the table's owner runs. Two texts
 may mean the same to the server and not to us: `1.0` and `1.00`, or `A` and `a` in citext. So a row is given out only for the key
 that it has by the decoder's word; whoever asks for every such key once gets every row once.
 """
@@ -15,7 +16,16 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from penstock.errors import TableRewrittenError
-from penstock.postgres.chunks import Aside, check_filenodes, check_values, kept_values, open_snapshot, reading, snapshot_schema
+from penstock.postgres.chunks import (
+    Aside,
+    check_filenodes,
+    check_values,
+    kept_values,
+    lock_table,
+    open_snapshot,
+    reading,
+    snapshot_schema,
+)
 from penstock.postgres.connection import Connection, SourceAddress
 from penstock.postgres.copying import read_texts
 from penstock.postgres.outline import TableOutline
@@ -56,6 +66,7 @@ def read_keys(
     with open_snapshot(address, snapshot, table) as connection, reading(table):
         for setting in _BY_INDEX:
             connection.execute(setting)
+        lock_table(connection, table, outline.schema.oid, only=not outline.is_partitioned)
         check_filenodes(connection, filenodes, table)
         for batch in batches:
             yield from _read(connection, outline, batch, refuse_inexact=refuse_inexact, aside=aside)
@@ -89,6 +100,12 @@ def _is_asked(rows: DecodedRows, outline: TableOutline, keys: KeyBatch, places: 
     return same
 
 
+def _array_text(texts: pa.StringArray) -> str:
+    """As the type's own input function reads its elements. A cast from text might be a function of the type's owner."""
+    escaped = (text.replace("\\", "\\\\").replace('"', '\\"') for text in texts.to_pylist())
+    return "{" + ",".join(f'"{text}"' for text in escaped) + "}"
+
+
 def keys_statement(outline: TableOutline, texts: Sequence[pa.StringArray]) -> str:
     """The number of the key that each row was found under, counted from 1, then its columns as a chunk has them.
 
@@ -97,7 +114,10 @@ def keys_statement(outline: TableOutline, texts: Sequence[pa.StringArray]) -> st
     if any(column.null_count for column in texts):
         raise TableRewrittenError(f"changes of {outline.schema.name} came without their key; its snapshot starts again")
     names = [f"k{at}" for at in range(len(texts))]
-    keys = [sql.SQL("pg_catalog.unnest({}::text[])").format(sql.Literal(column.to_pylist())) for column in texts]
+    keys = [
+        sql.SQL("pg_catalog.unnest({}::{}[])").format(sql.Literal(_array_text(column)), sql.SQL(type_name))
+        for column, type_name in zip(texts, outline.key_types, strict=True)
+    ]
     asked = sql.Identifier("penstock keys")
     wanted = [
         sql.SQL("t.{} = CAST({}.{} AS {})").format(sql.Identifier(column), asked, sql.Identifier(name), sql.SQL(type_name))
@@ -108,12 +128,13 @@ def keys_statement(outline: TableOutline, texts: Sequence[pa.StringArray]) -> st
         wanted.append(sql.SQL("({})").format(sql.SQL(outline.row_filter)))
     return (
         sql.SQL(
-            "SELECT {asked}.n, r.* FROM ROWS FROM ({keys}) WITH ORDINALITY AS {asked} ({names}, n) "
+            "SELECT {asked}.n, r.* FROM (SELECT {keys}, pg_catalog.generate_series(1, {count})) AS {asked} ({names}, n) "
             "CROSS JOIN LATERAL (SELECT {columns} FROM {only}{table} AS t WHERE {wanted}) AS r"
         )
         .format(
             asked=asked,
             keys=sql.SQL(", ").join(keys),
+            count=sql.Literal(len(texts[0])),
             names=sql.SQL(", ").join(map(sql.Identifier, names)),
             columns=sql.SQL(", ").join(map(sql.Identifier, outline.schema.column_names)),
             only=sql.SQL("" if outline.is_partitioned else "ONLY "),

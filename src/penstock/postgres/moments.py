@@ -24,7 +24,7 @@ from psycopg import sql
 from penstock.errors import LockWaitError, SlotBusyError, StandbyError
 from penstock.position import Position
 from penstock.postgres.chunks import reading
-from penstock.postgres.connection import Connection, SourceAddress, connect
+from penstock.postgres.connection import Connection, SourceAddress, connect, refuse_views
 from penstock.postgres.exported import ExportedSnapshot
 from penstock.postgres.health import log_wait
 from penstock.postgres.outline import lock_patience
@@ -96,6 +96,7 @@ def export_moment(address: SourceAddress, _on_wait: OnWait = log_wait, keep: Kee
 def _begun(connection: Connection, tables: Sequence[TableName] = ()) -> Iterator[None]:
     """A transaction under the lock of moments, which is to be let go within it, once the snapshot is taken."""
     connection.execute(lock_patience())
+    refuse_views(connection)
     try:
         _begin(connection, tables, time.monotonic() + _PATIENCE_SECONDS)
         yield

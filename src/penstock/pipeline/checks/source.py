@@ -23,19 +23,12 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.tables import Selection, select_tables
 from penstock.postgres.catalog import inspect_outside
 from penstock.postgres.chunks import plan_chunks, probe_chunks
-from penstock.postgres.connection import (
-    Connection,
-    SourceAddress,
-    connect,
-    connect_replication,
-    replication_command,
-    source_errors,
-)
+from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command, source_errors
 from penstock.postgres.ddl_trigger import ensure_trigger
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
 from penstock.postgres.limits import Limits, inspect_limits, room_faults, version_fault
 from penstock.postgres.moments import export_moment
-from penstock.postgres.privileges import Role, inspect_role, inspect_unreadable
+from penstock.postgres.privileges import Role, inspect_owner_code, inspect_role, inspect_unreadable
 from penstock.postgres.slot import Slot, check_failover, check_idle, check_slot, inspect_server, inspect_slot, server_faults
 from penstock.schema import TableName
 
@@ -269,6 +262,7 @@ class _SourceCheck:
         for blocker in reading_blockers(unreadable, self._role):
             if blocker.what not in self._told:
                 step.problem(blocker)
+        self._warn_of_owners(step, selection)
         if snapshot is None or not wanted:
             step.is_skipped = True
             return
@@ -280,6 +274,20 @@ class _SourceCheck:
         for heap, failure in probe_chunks(self._address, snapshot.name, chunks).items():
             step.problem(failure, heap)
         step.detail = f"the first block of {len(chunks):,} tables"
+
+    def _warn_of_owners(self, step: Step, selection: Selection) -> None:
+        """Owners of tables whose functions may run with the rights of this role."""
+        names = {table.oid: table.name for table in selection.sources}
+        found = inspect_owner_code(self._connection, names)
+        if found.owners:
+            owners = ", ".join(sorted(set(found.owners.values())))
+            what = f"{self._role.name} is a superuser, and may be made to run functions of those who own tables and are none: {owners}"
+            fix = 'capture with a role that has no more than it needs: SECURITY.md, "Code of table owners"'
+            step.warn("superuser-reads-tables-of-others", what, fix, sorted(names[oid] for oid in found.owners))
+        for oid, functions in found.functions.items():
+            what = f"indexes or constraints of {names[oid]} call functions that run as {self._role.name}: {', '.join(functions)}"
+            fix = "let a superuser or the capture role own them, once they have been looked at: ALTER FUNCTION … OWNER TO …"
+            step.warn("functions-of-others", what, fix, [names[oid]])
 
     def _continuity(self, step: Step, selection: Selection) -> None:
         if self._can_replicate and self._is_slot_sound:
