@@ -182,7 +182,7 @@ def select_tables(
         check = lambda schema: check_names(schema, config.mode_of(schema.name))  # noqa: E731
         route_tables(selection.tables, selection.schemas, selection.refused, config.route_of, check)
     if config.sink.postgres is None:
-        selection.refused.update({name: error for name in selection.tables if (error := reserved_schema(name)) is not None})
+        selection.refused.update({name: found for name in selection.tables if (found := reserved_schema(name)) is not None})
     return selection
 
 

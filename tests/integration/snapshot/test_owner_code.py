@@ -109,8 +109,8 @@ def typed(owned: Owned) -> Owned:
         "CREATE TYPE own.mood AS ENUM ('bad', 'good')",
         "CREATE DOMAIN own.code AS text CHECK (own.spy(VALUE) <> '')",
         "CREATE DOMAIN own.deep AS own.code CHECK (own.spy(VALUE) <> 'no')",
-        "CREATE TABLE own.k (m own.mood, d own.deep NOT NULL, v text, PRIMARY KEY (m, d))",
-        "INSERT INTO own.k VALUES ('good', 'x', 'found'), ('bad', 'x', 'not asked for')",
+        "CREATE TABLE own.k (m own.mood, d own.deep, v text, c own.code NOT NULL, PRIMARY KEY (m, d))",
+        "INSERT INTO own.k VALUES ('good', 'x', 'found', 'x'), ('bad', 'x', 'not asked for', 'x')",
         "CREATE FUNCTION own.to_mood(text) RETURNS own.mood LANGUAGE plpgsql AS $$BEGIN PERFORM own.spy($1); RETURN 'bad'; END$$",
         "CREATE FUNCTION own.to_text(own.mood) RETURNS text LANGUAGE plpgsql AS $$BEGIN RETURN own.spy('good'); END$$",
         "CREATE CAST (text AS own.mood) WITH FUNCTION own.to_mood(text)",
@@ -130,7 +130,7 @@ def test_rows_are_read_by_key_without_casts_and_checks_of_the_types_owner(typed:
 def test_a_table_is_polled_without_checks_of_the_types_owner(typed: Owned) -> None:
     table = typed.table("k")
     with connect(typed.reader) as connection:
-        cursor = check_cursor(table.name, "d", inspect_cursors(connection, [table.oid]).get((table.oid, "d")))
+        cursor = check_cursor(table.name, "c", inspect_cursors(connection, [table.oid]).get((table.oid, "c")))
         polled = PolledTable(inspect_schema(connection, table), False, cursor)
         with hold_moment(connection, [table.name]) as moment:
             assert inspect_highest(connection, polled) == "x"
