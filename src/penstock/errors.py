@@ -505,6 +505,12 @@ class SinkRefusedError(SinkError):
     recovery = Recovery.OPERATOR
 
 
+class FileOutsideTableError(SinkRefusedError):
+    """The log of a Delta table names a file outside of the table's directory, which is neither read nor removed."""
+
+    code = "PEN-3008"
+
+
 class ValuesRefusedError(SinkRefusedError):
     """The target refused values of a row: by a constraint that somebody put there, or because its type does not read them."""
 

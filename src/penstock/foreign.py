@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
+from penstock.errors import PenstockError
+
 _CLASS = re.compile(r"(?:^(?:: )?|Caused by: |\): )((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Exception|Error))(?=[:\s]|$)", re.M)
 _CONDITION = re.compile(r"^(?:[\w.$]+: )?\[([A-Z][A-Z0-9_.]+)\]", re.M)
 _MISSING = re.compile(
@@ -23,7 +25,12 @@ _MOST_CAUSES = 20
 
 
 def describe(error: BaseException) -> str:
-    """The root cause in words that are safe to show: its class, or Spark's error condition, and the path of a missing file."""
+    """The root cause in words that are safe to show: its class, or Spark's error condition, and the path of a missing file.
+
+    An error of Penstock never contains a row value, so it is shown whole.
+    """
+    if isinstance(error, PenstockError):
+        return str(error)
     file = missing_file(error)
     if file is not None:
         return f"the file {file} is missing"

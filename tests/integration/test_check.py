@@ -491,3 +491,59 @@ def test_K12_transforms_that_do_not_fit_are_named_and_filters_that_may_lack_valu
     assert warning.fix == "ALTER TABLE public.orders REPLICA IDENTITY FULL;"
     shop.execute(warning.fix)
     assert not [each for each in check(tables=rules).warnings if each.code == "filter-may-lack-values"]
+
+
+def test_directories_with_rows_that_others_may_read_are_a_warning(shop: Database, check: Checker, tmp_path: Path) -> None:
+    pipeline = f"check_{shop.name.rsplit('_', 1)[-1]}"
+    places = [tmp_path / "state", tmp_path / "state" / "spool", tmp_path / "lake" / "penstock_dead_letters" / pipeline]
+    for place in places:
+        place.mkdir(parents=True)
+        place.chmod(0o750)
+    found = [finding for finding in check().warnings if finding.code == "readable-by-others"]
+    assert [finding.fix for finding in found] == [f"chmod -R go-rwx {place}" for place in places]
+    for place in places:
+        place.chmod(0o700)
+    assert "readable-by-others" not in {finding.code for finding in check().warnings}
+
+
+@pytest.mark.parametrize("schema", ["penstock_epochs", "penstock_dead_letters", "Penstock_Snapshots"])
+def test_a_schema_named_like_a_directory_of_pipelines_is_refused_in_a_lake_unless_routed(
+    shop: Database, check: Checker, schema: str
+) -> None:
+    shop.execute(f'CREATE SCHEMA "{schema}"; CREATE TABLE "{schema}".t (id int PRIMARY KEY)')
+    rules = ["public.orders", f'"{schema}".t']
+    (problem,) = check(tables=rules).problems
+    assert (problem.code, [each.schema for each in problem.tables]) == ("PEN-1404", [schema])
+    assert "into:" in (problem.fix or "")
+    assert not check(tables=["public.orders", {"table": f'"{schema}".t', "into": "other.t"}]).problems
+
+
+def test_functions_of_others_that_would_run_as_the_capture_role_are_warnings(shop: Database, roles: Roles, check: Checker) -> None:
+    owner, reader = roles.create("owner"), roles.create("reader", "REPLICATION")
+    assert not {"superuser-reads-tables-of-others", "functions-of-others"} & {finding.code for finding in check().warnings}
+    shop.execute("CREATE FUNCTION odd(int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT $1'; CREATE INDEX ON parted (odd(id))")
+    shop.execute("ALTER TABLE items ADD CHECK (odd(id) > 0); CREATE INDEX ON orders (id) WHERE odd(id) > 0")
+    assert "functions-of-others" not in {finding.code for finding in check().warnings}, "they are a superuser's"
+    shop.execute(f"ALTER FUNCTION odd(int) OWNER TO {owner}; ALTER TABLE items OWNER TO {owner}")
+    warnings = check().warnings
+    (superuser,) = [finding for finding in warnings if finding.code == "superuser-reads-tables-of-others"]
+    assert [table.name for table in superuser.tables] == ["items"]
+    assert owner in superuser.what
+    called = [finding for finding in warnings if finding.code == "functions-of-others"]
+    assert sorted(table.name for finding in called for table in finding.tables) == ["items", "orders", "parted"]
+    assert all(f"odd(integer) of {owner}" in finding.what for finding in called)
+    shop.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {reader}; ALTER FUNCTION odd(int) OWNER TO {reader}")
+    codes = {finding.code for finding in check(source=_as(shop, reader)).warnings}
+    assert not {"superuser-reads-tables-of-others", "functions-of-others"} & codes
+
+
+def test_the_least_role_that_the_security_page_names_is_enough(shop: Database, roles: Roles, check: Checker) -> None:
+    page = (Path(__file__).parents[2] / "SECURITY.md").read_text(encoding="utf-8")
+    statements = page.partition("```sql\n")[2].partition("```")[0]
+    create, rest = statements.split(";", 1)
+    options = create.partition("CREATE ROLE penstock LOGIN")[2]
+    role = roles.create("least", options)
+    shop.execute("CREATE SCHEMA sales; CREATE TABLE sales.orders (id int PRIMARY KEY); CREATE TABLE sales.items (id int PRIMARY KEY)")
+    shop.execute(rest.replace("TO penstock", f"TO {role}").replace("DATABASE shop", f"DATABASE {shop.name}"))
+    report = check(source={**_as(shop, role), "publication": "penstock_shop"}, tables=["sales.*"])
+    assert report.problems == []

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock import __version__
+from penstock.cli import main
 from penstock.errors import (
     AuthenticationError,
     ConfigError,
@@ -92,3 +93,16 @@ def test_verify_finds_out_without_spark_that_it_cannot_start(tmp_path: Path) -> 
     assert "PEN-1101" in unreachable.stderr
     assert "--table" in unnamed.stderr
     assert not (tmp_path / "state").exists()
+
+
+def test_a_file_of_a_pipeline_that_is_closed_to_this_user_is_one_message_and_exit_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(**_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/srv/state/tables.json")
+
+    monkeypatch.setattr(main, "app", refused)
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 3
+    assert "/srv/state/tables.json is closed to this user" in capsys.readouterr().err

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from penstock.errors import AuthenticationError, ConnectionLostError, PenstockError, PrivilegeError, Recovery, SenderLimitError
-from penstock.postgres.connection import SourceAddress, classify, connect, connect_replication
+from penstock.errors import AuthenticationError, ConfigError, ConnectionLostError, PenstockError, PrivilegeError, Recovery, SenderLimitError
+from penstock.postgres.connection import Connection, SourceAddress, classify, connect, connect_replication, tls_weakness
 
 STUB = Path(__file__).parents[1] / "refusing_server.py"
 
@@ -71,3 +73,39 @@ def test_C01_a_server_that_is_not_there_is_a_lost_connection() -> None:
         port = probe.getsockname()[1]
     with pytest.raises(ConnectionLostError), connect(SourceAddress.parse(f"postgresql://cdc@127.0.0.1:{port}/shop")):
         pass
+
+
+@pytest.mark.parametrize("name", ["sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"])
+@pytest.mark.parametrize("dsn", ["postgresql://cdc@db/shop?{}=hunter2", "host=db {}=hunter2"])
+def test_a_secret_of_libpq_in_a_dsn_is_refused_and_not_shown(name: str, dsn: str) -> None:
+    with pytest.raises(ConfigError, match=name) as caught:
+        SourceAddress.parse(dsn.format(name))
+    assert "hunter2" not in f"{caught.value} {caught.value.__cause__}"
+
+
+def test_a_dsn_that_cannot_be_parsed_is_not_quoted() -> None:
+    with pytest.raises(ConfigError) as caught:
+        SourceAddress.parse("host=db password=hunter2 hunter3")
+    assert caught.value.__cause__ is None
+    assert "hunter" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("address", "mode", "is_weak"),
+    [
+        ("10.0.0.7", "prefer", True),
+        ("10.0.0.7", "require", True),
+        ("10.0.0.7", "verify-ca", True),
+        ("10.0.0.7", "verify-full", False),
+        ("fe80::1%eth0", "require", True),
+        ("127.0.0.1", "disable", False),
+        ("::1", "prefer", False),
+        ("", "prefer", False),
+    ],
+)
+def test_a_connection_over_the_network_that_does_not_verify_the_server_is_weak(address: str, mode: str, is_weak: bool) -> None:
+    option = SimpleNamespace(keyword=b"sslmode", val=mode.encode())
+    connection = SimpleNamespace(info=SimpleNamespace(hostaddr=address, host="db.example"), pgconn=SimpleNamespace(info=[option]))
+    weakness = tls_weakness(cast(Connection, connection))
+    assert (weakness is not None) == is_weak
+    assert weakness is None or (mode in weakness and "db.example" in weakness)

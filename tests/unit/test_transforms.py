@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -131,6 +132,23 @@ def test_K13_a_hash_is_keyed_and_the_same_for_equal_values_of_every_type() -> No
     numbers = [pa.array([5], pa.int16()), pa.array([5]), pa.array([Decimal("5.000")]), pa.array([5.0])]
     assert all(hash_values(values, KEY)[0] == five for values in numbers)
     assert hash_texts(pa.array(["5.00", None]), KEY, pa.decimal128(38, 18)).to_pylist() == [five.as_py(), None]
+
+
+def test_K13_a_number_is_hashed_in_time_that_grows_with_its_length() -> None:
+    """A number with zeros in the middle takes no longer than another of the same length, by far."""
+    plain, zeros = (pa.array([f"1.{digit * 60_000}1"]) for digit in "20")
+
+    def seconds(texts: pa.Array) -> float:
+        started = time.process_time()
+        hash_texts(texts, KEY, pa.decimal128(38, 18))
+        return time.process_time() - started
+
+    assert min(seconds(zeros) for _ in range(5)) < 50 * max(min(seconds(plain) for _ in range(5)), 1e-4)
+    same = [hash_texts(pa.array([text]), KEY, pa.decimal128(38, 18))[0] for text in ("-10.0", "-10.00", "-10")]
+    assert len(set(same)) == 1
+    assert hash_texts(pa.array(["-0.0", "0.00", "1.010", "100.0"]), KEY, pa.decimal128(38, 18)).equals(
+        hash_values(pa.array(["0", "0", "1.01", "100"]), KEY)
+    )
 
 
 def test_K13_arrays_are_hashed_and_masked_element_by_element() -> None:

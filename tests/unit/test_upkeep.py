@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -99,6 +100,19 @@ def test_a_table_that_cannot_be_looked_after_is_in_nobodys_way(sink: Kept, kept:
     kept.start()
     wait_for(lambda: sink.looks.count(NAMES[0]) > 1 and sink.looks.count(NAMES[2]) > 1, "looks", lambda: sink.looks)
     assert set(sink.looks) == set(NAMES)
+
+
+def test_the_log_says_what_kind_of_error_it_was_and_quotes_no_row(
+    sink: Kept, kept: TableUpkeep, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: TableName) -> None:
+        raise ValueError("The value 'hunter2' of the type \"STRING\" cannot be cast")
+
+    monkeypatch.setattr(sink, "maintain", fail)
+    kept.look()
+    (record,) = {record.message: record for record in caplog.records if record.levelno >= logging.WARNING}.values()
+    assert "hunter2" not in caplog.text + str(vars(record))
+    assert vars(record)["error"] == "ValueError"
 
 
 def test_what_failed_rests_twice_as_long_each_time_until_it_does_not_fail(

@@ -55,7 +55,8 @@ class KnownCopies:
         schema = pa.schema([pa.field("version", pa.string())], {_HORIZON: str(copied.horizon).encode()})
         storage.make_directory(self._directory)
         try:
-            pq.write_table(pa.Table.from_arrays([copied.versions], schema=schema), temporary)
+            with storage.create_file(temporary) as file:
+                pq.write_table(pa.Table.from_arrays([copied.versions], schema=schema), file)
             storage.sync_file(temporary)
         except (OSError, pa.ArrowException) as error:
             raise SpoolError(f"what a copy has cannot be kept: {type(error).__name__}") from error

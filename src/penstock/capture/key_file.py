@@ -57,6 +57,7 @@ class KeyFile:
     def _open(self) -> pq.ParquetWriter:
         if self._writer is None:
             storage.make_directory(self._path.parent)
+            storage.ensure_file(self._path)
             self._writer = pq.ParquetWriter(self._path, self._schema)
         return self._writer
 

@@ -18,6 +18,7 @@ from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.polling_state import NONE_SEEN
 from penstock.capture.polling_tables import inspect_polled
 from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.chunks import lock_table, reading
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.exported import ExportedSnapshot
 from penstock.postgres.moments import Moment, ensure_flushed, export_moment
@@ -43,6 +44,8 @@ class CopiedTables:
             ensure_flushed(other, moment.position)
         keys, copies = KnownKeys(self.settings.keys), KnownCopies(self.settings.keys)
         for table in inspect_polled(connection, self.settings, self.tables).tables:
+            with reading(table.schema.name):
+                lock_table(connection, table.schema.name, table.schema.oid, only=not table.is_partitioned)
             if self.settings.rules.deletes:
                 keys.store_copied(table.schema, moment.position, read_keys_in_order(connection, table))
             versions = _read_latest(connection, table, moment)

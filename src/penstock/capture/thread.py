@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from penstock.errors import PenstockError, Recovery, SlotBusyError, SpoolLockedError
+from penstock.foreign import describe
 from penstock.lag import OpenTransaction
 from penstock.position import Position
 from penstock.retry import Backoff
@@ -177,7 +178,7 @@ class CaptureThread(ABC):
 
     def _fail(self, error: BaseException) -> None:
         # At INFO: the caller of `wait_until` gets the error itself.
-        _log.info("capture failed", extra={"error": str(error) if isinstance(error, PenstockError) else type(error).__name__})
+        _log.info("capture failed", extra={"error": describe(error)})
         with self._changed:
             self._failure = self._trouble = error
             self._changed.notify_all()

@@ -21,7 +21,7 @@ from rich.markup import escape
 from penstock import __version__
 from penstock.cli.dead_letters import app as letters_app
 from penstock.cli.tables import app as tables_app
-from penstock.errors import PenstockError
+from penstock.errors import EnvironmentUnfitError, PenstockError
 from penstock.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LogFormat, LogLevel, configure_logging, is_json
 
 _log = logging.getLogger("penstock.cli")  # run with -m, this module has another name
@@ -166,12 +166,18 @@ def _stderr() -> Console:
     return Console(stderr=True, quiet=is_json())
 
 
+def _closed(error: PermissionError) -> PenstockError:
+    hint = "run the command as the user who runs the pipeline, whose files are for that user alone"
+    return EnvironmentUnfitError(f"{error.filename} is closed to this user", hint=hint)
+
+
 def main() -> None:
     """The console script: errors become one message and an exit code, never a traceback."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints every exception that our own code raises inside a batch
     try:
         app(args=_logging_first(sys.argv[1:]), standalone_mode=True)
-    except PenstockError as error:
+    except (PenstockError, PermissionError) as caught:
+        error = caught if isinstance(caught, PenstockError) else _closed(caught)
         if is_json():
             _log.error("command failed", extra={"code": error.code, "reason": error.message, "fix": error.hint})
         else:

@@ -57,6 +57,6 @@ def start_session(config: PipelineConfig) -> SparkSession:
         f"penstock {config.pipeline}",
         master=config.spark.master,
         packages=config.spark.packages or sink_packages(config),
-        conf={**{f"spark.executorEnv.{name}": value for name, value in worker_environment().items()}, **config.spark.conf},
+        conf={**{f"spark.executorEnv.{name}": value for name, value in worker_environment().items()}, **config.spark.settings()},
         log=config.state / "spark.log",
     )

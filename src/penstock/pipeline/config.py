@@ -35,6 +35,7 @@ from penstock.postgres.publication import ONE_PUBLICATION, names_several
 from penstock.postgres.slot import is_slot_name
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
+from penstock.secret import Secret
 from penstock.sinks.layout import Mode
 from penstock.transforms.transform import Transform
 
@@ -139,7 +140,20 @@ class SparkConfig(Model):
 
     master: str | None = Field(default=None, description="default: what spark-submit was given; without spark-submit, `local[*]`")
     packages: tuple[str, ...] = Field(default=(), description="Maven coordinates; under spark-submit they are given by --packages")
-    conf: dict[str, str] = Field(default_factory=dict, description="settings of Spark; they win over those that Penstock makes")
+    conf: dict[str, str | EnvReference | FileReference] = Field(
+        default_factory=dict,
+        description="settings of Spark; they win over those that Penstock makes. A secret is given by reference, `{env: NAME}` or "
+        "`{file: PATH}`, and appears neither in the arguments of the JVM nor in Spark's pages",
+    )
+
+    def settings(self) -> dict[str, str | Secret]:
+        """With the secrets resolved."""
+        return {name: value if isinstance(value, str) else value.resolve() for name, value in self.conf.items()}
+
+    def resolved(self, base: Path) -> SparkConfig:
+        """Paths in the file are relative to the file."""
+        conf = {name: FileReference(file=base / each.file) if isinstance(each, FileReference) else each for name, each in self.conf.items()}
+        return self.model_copy(update={"conf": conf})
 
 
 class TypesConfig(Model):
@@ -448,7 +462,12 @@ def _resolved(config: PipelineConfig, base: Path) -> PipelineConfig:
     if source.tls is not None:
         paths = {name: base / value for name in ("root_cert", "cert", "key") if (value := getattr(source.tls, name)) is not None}
         source = source.model_copy(update={"tls": source.tls.model_copy(update=paths)})
-    found = {"source": source, "sink": config.sink.resolved(base), "state": base / config.state, "hash_key": config.hash_key}
+    found: dict[str, object] = {
+        "source": source,
+        "sink": config.sink.resolved(base),
+        "state": base / config.state,
+        "spark": config.spark.resolved(base),
+    }
     if isinstance(config.hash_key, FileReference):
         found["hash_key"] = FileReference(file=base / config.hash_key.file)
     return config.model_copy(update=found)

@@ -22,6 +22,7 @@ from penstock.pipeline.formats import check_format
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.position import Position
 from penstock.schema import TableName
+from penstock.sinks.directories import EPOCHS
 
 FORMAT = 1
 _FOLD_FILES = 256
@@ -45,7 +46,7 @@ class EpochLog:
 
     def __init__(self, root: Path, pipeline: str) -> None:
         self._root = root
-        self._directory = root / "penstock_epochs" / pipeline
+        self._directory = root / EPOCHS / pipeline
 
     def last(self) -> Epoch | None:
         """The newest row; None if the pipeline never got so far."""

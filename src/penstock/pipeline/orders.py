@@ -89,8 +89,9 @@ def with_orders(config: PipelineConfig) -> PipelineConfig:
 
 def change_orders(state: Path, change: Callable[[TableOrders], TableOrders]) -> TableOrders:
     """Read, change and write as one step, also when somebody else does the same; gives back what stands now."""
-    state.mkdir(parents=True, exist_ok=True)
-    with (state / _LOCK).open("w") as lock:
+    storage.make_directory(state)
+    storage.ensure_file(state / _LOCK)
+    with (state / _LOCK).open("r+b") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         before = load_orders(state)
         after = change(before)

@@ -9,24 +9,28 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from penstock.spool import storage
+
 _LOCK = "lock"
 
 
 @contextmanager
 def scratch_directory(root: Path) -> Iterator[Path]:
     """A new directory in `root`, for the length of the block. What killed processes left there is removed first."""
-    root.mkdir(parents=True, exist_ok=True)
+    storage.make_directory(root)
     directory = root / secrets.token_hex(8)
     with ExitStack() as held:
         # One at a time: a directory that is made and not locked yet would look as if it were left over.
-        with (root / _LOCK).open("ab") as door:
+        storage.ensure_file(root / _LOCK)
+        with (root / _LOCK).open("r+b") as door:
             fcntl.flock(door, fcntl.LOCK_EX)
             for left in root.iterdir():
                 if left.is_dir() and not _is_locked(left / _LOCK):
                     shutil.rmtree(left, ignore_errors=True)
-            directory.mkdir()
+            storage.make_directory(directory)
             held.callback(shutil.rmtree, directory, ignore_errors=True)
-            fcntl.flock(held.enter_context((directory / _LOCK).open("ab")), fcntl.LOCK_EX)
+            storage.ensure_file(directory / _LOCK)
+            fcntl.flock(held.enter_context((directory / _LOCK).open("r+b")), fcntl.LOCK_EX)
         yield directory
 
 

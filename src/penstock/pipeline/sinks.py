@@ -12,6 +12,7 @@ from penstock.pipeline.sink_config import IcebergConfig, PostgresConfig
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
 from penstock.sinks.base import Sink, Targets
+from penstock.sinks.directories import READS
 from penstock.sinks.layout import Mode
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def open_sink(config: PipelineConfig, spark: SparkSession, mode_of: Callable[[Ta
         from penstock.sinks.executors import SparkExecutors
         from penstock.sinks.postgres.sink import PostgresSink
 
-        scratch = config.sink.root / "penstock_reads"
+        scratch = config.sink.root / READS
         address, naming = _postgres(config.sink.postgres)
         return PostgresSink(SparkExecutors(spark), address, config.pipeline, naming, mode_of=modes, spark=spark, scratch=scratch)
     if config.sink.parquet is not None:

@@ -51,6 +51,7 @@ from penstock.postgres.publication import inspect_relations
 from penstock.retry import Backoff
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import Target, Targets
+from penstock.sinks.directories import reserved_schema
 from penstock.sinks.layout import Mode, added_names
 from penstock.transforms.transform import is_made_by
 
@@ -187,6 +188,8 @@ def select_tables(
     if config.is_routing:
         check = lambda schema: check_names(schema, config.mode_of(schema.name))  # noqa: E731
         route_tables(selection.tables, selection.schemas, selection.refused, config.route_of, check)
+    if config.sink.postgres is None:
+        selection.refused.update({name: found for name in selection.tables if (found := reserved_schema(name)) is not None})
     return selection
 
 

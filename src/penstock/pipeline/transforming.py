@@ -30,6 +30,7 @@ from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target
 from penstock.sinks.executors import Executors, SparkExecutors
 from penstock.sinks.views import View
+from penstock.spool import storage
 from penstock.spool.range import FileSlice
 from penstock.transforms.asking import Queries
 from penstock.transforms.staging import BatchTransform, KeysTask, StageTask, ask, ask_rows, plan_stages, restage, stage
@@ -114,8 +115,8 @@ class TransformingSink(Sink, AskingSink):
         directory = Path(changed.keys).parent / "transformed"
         shutil.rmtree(directory, ignore_errors=True)
         keys, rows = directory / "keys", directory / "rows"
-        keys.mkdir(parents=True)
-        rows.mkdir()
+        for each in (directory, keys, rows):
+            storage.make_directory(each)
         tasks = [
             *(
                 KeysTask(str(path), fitted, str(keys), at, is_keys=True)
@@ -142,7 +143,7 @@ class TransformingSink(Sink, AskingSink):
             self._sink.apply(target, changes, end)
             return
         directory = self._directory / uuid4().hex
-        directory.mkdir(parents=True)
+        storage.make_directory(directory)
         try:
             self._sink.apply(target, self._staged(transform, changes, directory), end)
         except ValuesMissingError as error:
@@ -165,7 +166,7 @@ class TransformingSink(Sink, AskingSink):
         if transform is None:
             return self._sink.find_refused(target, changes, end)
         directory = self._directory / uuid4().hex
-        directory.mkdir(parents=True)
+        storage.make_directory(directory)
         try:
             return self._sink.find_refused(target, self._staged(transform, changes, directory), end)
         finally:
@@ -190,7 +191,7 @@ class TransformingSink(Sink, AskingSink):
         fitted = plan[0].fitted
         if fitted.query is None:
             return plan
-        directory.mkdir()
+        storage.make_directory(directory)
         asked = self._executors.run(ask, [replace(task, directory=str(directory)) for task in plan])
         answers = self._answered(fitted, [path for paths in asked for path in paths], directory)
         return [replace(task, answers=answers) for task in plan]

@@ -168,8 +168,7 @@ class TableUpkeep:
         _log.log(
             logging.DEBUG if is_cut_off else logging.WARNING,
             "something could not be maintained",
-            extra={"what": str(what), "pause_seconds": backoff.seconds, "cause": describe(error)},
-            exc_info=error if _log.isEnabledFor(logging.DEBUG) else None,  # which may quote rows
+            extra={"what": str(what), "pause_seconds": backoff.seconds, "error": describe(error)},
         )
         if is_cut_off or not isinstance(what, TableName):
             return

@@ -2,7 +2,8 @@
 
 Ranges of ctid need no key. The last range of a table is open at its end, so that growth between planning and reading does no harm. A
 rewrite of the table (VACUUM FULL, CLUSTER, TRUNCATE) moves rows to other blocks or hides them; each chunk therefore looks at the
-relation's filenode before and after its rows and fails if it is not the planned one.
+relation's filenode before and after its rows and fails if it is not the planned one. Rows are read by name: the heap is locked first, and
+its name compared with its OID, since another relation in its place, such as a view, could run its owner's functions as our role.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
+from psycopg.pq import ExecStatus
 
 from penstock.change import EXACT, EXACT_TYPE, REPLACED
 from penstock.errors import PenstockError, SnapshotLostError, TableRewrittenError, UnreadableTextError, UnrepresentableError
 from penstock.postgres.catalog import CatalogTable
-from penstock.postgres.connection import Connection, SourceAddress, connect, pass_bytes, translate
+from penstock.postgres.connection import Connection, SourceAddress, connect, pass_bytes, refuse_views, translate
 from penstock.postgres.copying import read_texts
 from penstock.postgres.exported import reader_name
 from penstock.postgres.outline import Leaf, MeasuredTable, TableOutline, inspect_leaves, inspect_row_filter, lock_patience
@@ -37,8 +39,8 @@ Aside = Callable[[pa.RecordBatch, Sequence[PenstockError]], None]
 # whose session has just ended: not in prerequisite state.
 _SNAPSHOT_GONE = frozenset({"22023", "42704", "55000"})
 
-# A column, a table or a schema that was there when the chunk was planned.
-_ALTERED = frozenset({"42703", "42P01", "3F000"})
+# A column, a table or a schema that was there when the chunk was planned; or something in its place that cannot be locked as a table.
+_ALTERED = frozenset({"42703", "42P01", "42809", "3F000"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ def open_snapshot(address: SourceAddress, snapshot: str | None, table: TableName
     with connect(address, reader_name(snapshot)) as connection:
         try:
             with reading(table):
+                refuse_views(connection)
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 if snapshot is not None:
                     _import_snapshot(connection, snapshot, table)
@@ -207,8 +210,8 @@ def reading(table: TableName) -> Iterator[None]:
         yield
     except psycopg.Error as error:
         if error.sqlstate in _ALTERED:
-            raise TableRewrittenError(f"table {table} was altered while it was being read; its snapshot starts again") from error
-        raise translate(error, f"reading {table}") from error
+            raise TableRewrittenError(f"table {table} was altered while it was being read; its snapshot starts again") from None
+        raise translate(error, f"reading {table}") from None
 
 
 def _read(connection: Connection, chunk: Chunk, *, refuse_inexact: bool, aside: Aside | None = None) -> Generator[pa.RecordBatch]:
@@ -223,6 +226,7 @@ def _read(connection: Connection, chunk: Chunk, *, refuse_inexact: bool, aside: 
         return found
 
     with reading(chunk.heap):
+        lock_table(connection, chunk.heap, chunk.heap_oid, only=True)
         check_filenodes(connection, {chunk.heap_oid: chunk.filenode}, chunk.heap)
         # Unlike a loop, `map` holds on to nothing: a block may be one row of a gigabyte.
         yield from map(typed, read_texts(connection, chunk_statement(chunk), len(chunk.schema.columns)))
@@ -276,6 +280,23 @@ def _import_snapshot(connection: Connection, snapshot: str, table: TableName) ->
         if error.sqlstate in _SNAPSHOT_GONE:
             raise SnapshotLostError(f"the snapshot went away while {table} was being read; the rest is read under a new one") from error
         raise
+
+
+def lock_table(connection: Connection, table: TableName, oid: int, *, only: bool) -> None:
+    """Lock a table against being renamed, altered or emptied until the transaction ends; raise if the name is not that of `oid` then.
+
+    `only`: without its partitions. Raises the driver's errors too.
+    """
+    name = sql.Identifier(table.schema, table.name)
+    statement = sql.SQL("LOCK TABLE {}{} IN ACCESS SHARE MODE; SELECT pg_catalog.to_regclass({})::oid").format(
+        sql.SQL("ONLY " if only else ""), name, sql.Literal(name.as_string())
+    )
+    # As bytes: in a SQL_ASCII database the driver would not write a name that is not ASCII.
+    result = connection.pgconn.exec_(statement.as_string().encode())
+    if result.status != ExecStatus.TUPLES_OK:
+        raise psycopg.errors.error_from_result(result)
+    if result.get_value(0, 0) != str(oid).encode():
+        raise TableRewrittenError(f"table {table} was renamed or replaced while it was being read; its snapshot starts again")
 
 
 def check_filenodes(connection: Connection, planned: Mapping[int, int], table: TableName) -> None:

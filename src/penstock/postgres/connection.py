@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import select
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import LiteralString, TypeAlias
 
 import psycopg
@@ -63,6 +64,12 @@ _NEWER_SETTINGS = {140_000: b"SET idle_session_timeout = 0", 170_000: b"SET tran
 
 _RETRIED_CLASSES = {"08", "40", "53", "57"}  # connection, rollback (deadlock), resources, operator intervention (shutdown, restart)
 
+_OF_NAMES = frozenset({"08", "0A", "25", "28", "2B", "3D", "3F", "40", "42", "53", "54", "55", "57", "58"})
+"""Classes of messages about the catalog, or about the server."""
+
+_OF_FILES = frozenset({"XX001", "XX002"})  # a damaged table or index
+_RAISE = "exec_stmt_raise"  # what a function says of a row, whatever class it chooses for that
+
 # A refused connection has no SQLSTATE in libpq, and the server's words may be in any language; but libpq puts a severity before them.
 _OWN_REFUSAL = re.compile(r"no password supplied|certificate|private key file|does not support SSL|unsupported startup parameter")
 """What libpq itself finds wanting, or a pooler, which is nobody to ping."""
@@ -70,6 +77,14 @@ _REFUSAL = re.compile(rf"failed: (?:\S+: |[^:]{{1,40}}:  )|FATAL:|{_OWN_REFUSAL.
 _PASSING = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many", "remaining connection slots")
 _DENIED = re.compile(r"permission denied|replication role|\bREPLICATION\b")  # the attribute's name is the same in every language
 _QUOTED = re.compile('"[^"]*"|«[^»]*»|»[^«]*«|„[^“”]*[“”]|“[^”]*”')
+_SECRET_PARAMETERS = {
+    "sslpassword": "use a client key without a passphrase, kept unreadable",
+    "oauth_client_secret": "use a password or a client certificate: an unattended process cannot go through an OAuth device flow",
+    "scram_client_key": "give the role's password by reference, under password:",
+    "scram_server_key": "give the role's password by reference, under password:",
+}
+"""Secrets of libpq beside the password. A DSN is part of Spark's options, which appear in query plans."""
+
 _WAIT_SECONDS = 1.0
 _CANCEL_SECONDS = 5.0
 
@@ -86,13 +101,13 @@ class SourceAddress:
         """Take a libpq URI or key=value string; a password inside it is taken out of sight."""
         try:
             parameters = conninfo_to_dict(dsn)
-        except psycopg.ProgrammingError as error:
+        except psycopg.ProgrammingError:
             raise ConfigError(
                 "the source dsn is not a libpq connection string",
-                hint="use the form postgresql://user@host:5432/database?sslmode=require",
-            ) from error
-        if "sslpassword" in parameters:
-            raise ConfigError("the source dsn holds an sslpassword in clear", hint="use a client key without a passphrase, kept unreadable")
+                hint="use the form postgresql://user@host:5432/database?sslmode=verify-full",
+            ) from None  # libpq quotes the part of the string that it does not understand
+        for name in _SECRET_PARAMETERS.keys() & parameters.keys():
+            raise ConfigError(f"the source dsn holds the secret {name} in clear", hint=_SECRET_PARAMETERS[name])
         inline = parameters.pop("password", None)
         if password is None and inline is not None:
             password = Secret(str(inline))
@@ -147,11 +162,27 @@ def source_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise translate(error, doing) from error
+        raise translate(error, doing) from None  # a traceback would show the server's detail and context
 
 
 def translate(error: psycopg.Error, doing: str) -> PenstockError:
-    return classify(error.sqlstate or "", str(error), doing)
+    return classify(error.sqlstate or "", server_words(error), doing)
+
+
+def is_about_names(error: psycopg.Error) -> bool:
+    """Whether the server's message can be about nothing but names and settings. Others may quote a value of a row."""
+    state = error.sqlstate or ""
+    return (state[:2] in _OF_NAMES or state in _OF_FILES) and error.diag.source_function != _RAISE
+
+
+def server_words(error: psycopg.Error) -> str:
+    """What may be shown of an error: no value of a row.
+
+    Detail and context are left out: for a violated constraint the detail is the key, and for a COPY the context is the row.
+    """
+    if not error.sqlstate:  # the driver's own, or libpq's
+        return str(error)
+    return (error.diag.message_primary if is_about_names(error) else None) or type(error).__name__
 
 
 def classify(state: str, words: str, doing: str) -> PenstockError:
@@ -192,6 +223,27 @@ def connect(address: SourceAddress, application: str = "penstock") -> Iterator[C
     connection = _connect(address.conninfo(application), f"connecting to {address.describe()}")
     with connection, source_errors(f"asking {address.describe()}"):
         yield connection
+
+
+def refuse_views(connection: Connection) -> None:
+    """For the rest of a session that reads rows by name: refuse views and foreign tables, where the server can.
+
+    A view that is put in a table's place would run functions of the table's owner as our role. Servers know the setting since the minor
+    releases of August 2024; an older one is asked and left as it is. Not within a transaction.
+    """
+    connection.pgconn.exec_(
+        b"SELECT pg_catalog.set_config(name, 'view, foreign-table', false) FROM pg_catalog.pg_settings "
+        b"WHERE name = 'restrict_nonsystem_relation_kind'"
+    )
+
+
+def tls_weakness(connection: Connection) -> str | None:
+    """Why the server that answers a connection over the network is not proven to be the one that is meant; None if it is, or is local."""
+    address = connection.info.hostaddr
+    mode = next((option.val or b"" for option in connection.pgconn.info if option.keyword == b"sslmode"), b"").decode()
+    if not address or ip_address(address.partition("%")[0]).is_loopback or mode == "verify-full":
+        return None
+    return f"sslmode is {mode or 'prefer'}, with which another server could answer in the place of {connection.info.host}"
 
 
 def connect_replication(address: SourceAddress, application: str = "penstock") -> Connection:
@@ -308,7 +360,9 @@ def _execute(connection: Connection, command: bytes, on_wait: Callable[[], None]
             else:
                 on_wait()
     except BaseException:
-        connection.cancel()  # the server would go on by itself, and leave a slot behind
+        with suppress(psycopg.Error):
+            # Else the server would go on by itself, and leave a slot behind. Unlike `cancel`, this keeps to the connection's TLS settings.
+            connection.cancel_safe(timeout=_CANCEL_SECONDS)
         _await_end(connection)
         raise
     result = pgconn.get_result()
@@ -333,7 +387,7 @@ def _await_end(connection: Connection) -> None:
 def _command_error(error: psycopg.Error, doing: str) -> PenstockError:
     if error.sqlstate == "53400":
         return SlotLimitError(
-            f"{doing}: {' '.join(str(error).split())}",
+            f"{doing}: {server_words(error)}",
             hint="drop a slot that nobody needs (SELECT slot_name, active, restart_lsn FROM pg_replication_slots; "
             "SELECT pg_drop_replication_slot('…')), or ALTER SYSTEM SET max_replication_slots to more; then restart the server",
         )

@@ -1,6 +1,7 @@
 """Reading rows by their keys, under an exported snapshot: what changed between two snapshots is read again this way.
 
-Keys come as text, as the type reads it, and are cast to the type of their column, so that the index of the key finds the rows. Two texts
+Keys come as text and are read by the input function of their column's type (of a domain, by that of its base type, without the domain's
+checks), so that the index of the key finds the rows and no function of the table's owner runs. Two texts
 may mean the same to the server and not to us: `1.0` and `1.00`, or `A` and `a` in citext. So a row is given out only for the key
 that it has by the decoder's word; whoever asks for every such key once gets every row once.
 """
@@ -15,7 +16,16 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from penstock.errors import TableRewrittenError
-from penstock.postgres.chunks import Aside, check_filenodes, check_values, kept_values, open_snapshot, reading, snapshot_schema
+from penstock.postgres.chunks import (
+    Aside,
+    check_filenodes,
+    check_values,
+    kept_values,
+    lock_table,
+    open_snapshot,
+    reading,
+    snapshot_schema,
+)
 from penstock.postgres.connection import Connection, SourceAddress
 from penstock.postgres.copying import read_texts
 from penstock.postgres.outline import KeyOperator, TableOutline
@@ -56,6 +66,7 @@ def read_keys(
     with open_snapshot(address, snapshot, table) as connection, reading(table):
         for setting in _BY_INDEX:
             connection.execute(setting)
+        lock_table(connection, table, outline.schema.oid, only=not outline.is_partitioned)
         check_filenodes(connection, filenodes, table)
         for batch in batches:
             yield from _read(connection, outline, batch, refuse_inexact=refuse_inexact, aside=aside)
@@ -89,18 +100,30 @@ def _is_asked(rows: DecodedRows, outline: TableOutline, keys: KeyBatch, places: 
     return same
 
 
-def _equals(column: str, text: sql.Composed, type_name: str, operator: KeyOperator | None) -> sql.Composed:
-    """Compares as the index of the key does, so that the index is used.
+def _asked_type(type_name: str, operator: KeyOperator | None) -> str:
+    """The type by whose input function a key is read."""
+    if operator is None:
+        return type_name
+    return "pg_catalog.text" if operator.equals is None else operator.type_name
 
-    Both sides have just the type that the operator takes. So no other operator of that name is found, whoever made it.
+
+def _equals(column: str, key: sql.Composed, operator: KeyOperator | None) -> sql.Composed:
+    """Compare as the index of the key does, so that the index is used.
+
+    Both sides have exactly the type that the operator takes, so that no operator of the same name that another role made is found.
     """
     mine = sql.SQL("t.{}").format(sql.Identifier(column))
     if operator is None:
-        return sql.SQL("{} = CAST({} AS {})").format(mine, text, sql.SQL(type_name))
+        return sql.SQL("{} = {}").format(mine, key)
     if operator.equals is None:
-        return sql.SQL("pg_catalog.concat({}) = {}").format(mine, text)
-    taken = sql.SQL(operator.type_name)
-    return sql.SQL("CAST({} AS {}) {} CAST({} AS {})").format(mine, taken, sql.SQL(operator.equals), text, taken)
+        return sql.SQL("pg_catalog.concat({}) = {}").format(mine, key)
+    return sql.SQL("CAST({} AS {}) {} {}").format(mine, sql.SQL(operator.type_name), sql.SQL(operator.equals), key)
+
+
+def _array_text(texts: pa.StringArray) -> str:
+    """As the type's own input function reads its elements. A cast from text might be a function of the type's owner."""
+    escaped = (text.replace("\\", "\\\\").replace('"', '\\"') for text in texts.to_pylist())
+    return "{" + ",".join(f'"{text}"' for text in escaped) + "}"
 
 
 def keys_statement(outline: TableOutline, texts: Sequence[pa.StringArray]) -> str:
@@ -111,23 +134,29 @@ def keys_statement(outline: TableOutline, texts: Sequence[pa.StringArray]) -> st
     if any(column.null_count for column in texts):
         raise TableRewrittenError(f"changes of {outline.schema.name} came without their key; its snapshot starts again")
     names = [f"k{at}" for at in range(len(texts))]
-    keys = [sql.SQL("pg_catalog.unnest({}::text[])").format(sql.Literal(column.to_pylist())) for column in texts]
+    operators = [outline.key_operators.get(column) for column in outline.schema.key]
+    types = [_asked_type(name, operator) for name, operator in zip(outline.key_types, operators, strict=True)]
+    keys = [
+        sql.SQL("pg_catalog.unnest({}::{}[])").format(sql.Literal(_array_text(column)), sql.SQL(type_name))
+        for column, type_name in zip(texts, types, strict=True)
+    ]
     asked = sql.Identifier("penstock keys")
     wanted = [
-        _equals(column, sql.SQL("{}.{}").format(asked, sql.Identifier(name)), type_name, outline.key_operators.get(column))
-        for column, name, type_name in zip(outline.schema.key, names, outline.key_types, strict=True)
+        _equals(column, sql.SQL("{}.{}").format(asked, sql.Identifier(name)), operator)
+        for column, name, operator in zip(outline.schema.key, names, operators, strict=True)
     ]
     if outline.row_filter is not None:
         # The server wrote it, from an expression that it checked when the publication was made.
         wanted.append(sql.SQL("({})").format(sql.SQL(outline.row_filter)))
     return (
         sql.SQL(
-            "SELECT {asked}.n, r.* FROM ROWS FROM ({keys}) WITH ORDINALITY AS {asked} ({names}, n) "
+            "SELECT {asked}.n, r.* FROM (SELECT {keys}, pg_catalog.generate_series(1, {count})) AS {asked} ({names}, n) "
             "CROSS JOIN LATERAL (SELECT {columns} FROM {only}{table} AS t WHERE {wanted}) AS r"
         )
         .format(
             asked=asked,
             keys=sql.SQL(", ").join(keys),
+            count=sql.Literal(len(texts[0])),
             names=sql.SQL(", ").join(map(sql.Identifier, names)),
             columns=sql.SQL(", ").join(map(sql.Identifier, outline.schema.column_names)),
             only=sql.SQL("" if outline.is_partitioned else "ONLY "),

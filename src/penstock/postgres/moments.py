@@ -23,7 +23,7 @@ from psycopg import sql
 from penstock.errors import LockWaitError, StandbyError
 from penstock.position import Position
 from penstock.postgres.chunks import reading
-from penstock.postgres.connection import Connection, SourceAddress, connect
+from penstock.postgres.connection import Connection, SourceAddress, connect, refuse_views
 from penstock.postgres.exported import ExportedSnapshot
 from penstock.postgres.health import log_wait
 from penstock.postgres.outline import lock_patience
@@ -106,6 +106,7 @@ def export_moment(
 def _begun(connection: Connection, tables: Sequence[TableName], turn: Turn, held: ExitStack) -> Iterator[None]:
     """A transaction that is begun under the lock of moments, which is put into `held`: to be released once the snapshot is taken."""
     connection.execute(lock_patience())
+    refuse_views(connection)
     try:
         _begin(connection, tables, turn, held)
         yield

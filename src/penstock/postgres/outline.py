@@ -56,7 +56,7 @@ class TableOutline:
     numbers: tuple[int, ...]
     """Of the columns, as the catalog counts them."""
     key_types: tuple[str, ...]
-    """Of the key's columns, as SQL writes them, schema and all."""
+    """Of the key's columns, as SQL writes them, schema and all; of a domain, the type below it."""
     row_filter: str | None
     """Which rows the publication lets into the stream, as the server writes it; the others are no part of the table to us."""
     membership: str | None

@@ -14,8 +14,10 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from penstock.errors import TableRewrittenError
 from penstock.postgres.catalog import inspect_names
-from penstock.postgres.connection import Connection
+from penstock.postgres.chunks import lock_table
+from penstock.postgres.connection import Connection, refuse_views
 from penstock.postgres.queries import query
 from penstock.schema import TableName
 
@@ -65,7 +67,9 @@ def has_older_row(connection: Connection, leaf: int, root: int, mark: int) -> bo
     False also if that cannot be found out: by the rights on part and root, or in a few seconds. None: somebody has the part to himself.
     """
     names = inspect_names(connection, [leaf, root])
-    for heap in (names.get(leaf), names.get(root)):  # whoever may read a table may do so by its root, but perhaps not a part alone
+    refuse_views(connection)
+    for oid in (leaf, root):  # whoever may read a table may do so by its root, but perhaps not a part alone
+        heap = names.get(oid)
         if heap is None:
             return None
         statement = sql.SQL(query("parts", "older_row")).format(heap=sql.Identifier(heap.schema, heap.name))
@@ -73,8 +77,9 @@ def has_older_row(connection: Connection, leaf: int, root: int, mark: int) -> bo
             with connection.transaction():
                 for setting in _PATIENCE:
                     connection.execute(setting)
+                lock_table(connection, heap, oid, only=False)
                 return connection.execute(statement, {"leaf": leaf, "mark": mark}).fetchone() is not None
-        except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable):
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, TableRewrittenError):
             return None
         except psycopg.errors.QueryCanceled:
             return False

@@ -135,11 +135,11 @@ def inspect_highest(connection: Connection, table: PolledTable) -> str | None:
     assert table.cursor is not None
     column = sql.SQL("t.{}").format(sql.Identifier(table.cursor.name))
     shown = sql.SQL(_SHOWN.get(table.cursor.type_name, "{column}")).format(column=column)
-    # Not by max, which some types lack that have an order.
-    statement = sql.SQL("SELECT ({})::text FROM {} ORDER BY {} DESC LIMIT 1").format(shown, _rows(table), column)
+    # Not by max, which some types lack that have an order; and not cast to text, which might be a function of the type's owner.
+    statement = sql.SQL("SELECT {} FROM {} ORDER BY {} DESC LIMIT 1").format(shown, _rows(table), column)
     with reading(table.schema.name):
-        row: Any = connection.execute(statement).fetchone()
-    return None if row is None else str(row[0])
+        found = [text for texts in read_texts(connection, statement.as_string(), 1) for text in texts[0].to_pylist()]
+    return found[0] if found else None
 
 
 def read_keys_in_order(connection: Connection, table: PolledTable) -> Iterator[list[pa.StringArray]]:

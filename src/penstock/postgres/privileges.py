@@ -66,3 +66,22 @@ def inspect_unreadable(connection: Connection, wanted: Mapping[int, Collection[s
         if refused or row_security or not has_usage:
             found.append(Unreadable(TableName(schema, name), has_usage, refused, row_security))
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerCode:
+    """Code of others that may run as this role when tables are read."""
+
+    owners: Mapping[int, str]
+    """By table, its owner, where that is no superuser and this role is one."""
+    functions: Mapping[int, tuple[str, ...]]
+    """By table, functions of others that its indexes and constraints call, each with its owner."""
+
+
+def inspect_owner_code(connection: Connection, oids: Collection[int]) -> OwnerCode:
+    """Of some tables, by OID, their partitions included."""
+    owners: list[Any] = connection.execute(query("privileges", "foreign_owners"), {"oids": list(oids)}).fetchall()
+    functions: dict[int, tuple[str, ...]] = {}
+    for oid, function, owner in connection.execute(query("privileges", "foreign_functions"), {"oids": list(oids)}):
+        functions[int(str(oid))] = (*functions.get(int(str(oid)), ()), f"{function} of {owner}")
+    return OwnerCode(dict(owners), functions)

@@ -1,7 +1,6 @@
 """Errors of a target's server as ours. No message holds what stood in a row.
 
-The server's own words are quoted only where they can be about nothing but names and settings. Where they come from (`CONTEXT`) is never
-quoted: for a COPY that is the row.
+The server's own words are quoted only where they can be about nothing but names and settings (`connection.server_words`).
 """
 
 from __future__ import annotations
@@ -12,14 +11,10 @@ from contextlib import contextmanager
 import psycopg
 
 from penstock.errors import PenstockError, PrivilegeError, SinkError, SinkRefusedError, SourceError, ValuesRefusedError
-from penstock.postgres.connection import classify
+from penstock.postgres.connection import classify, is_about_names, server_words
 
 _PASSING = frozenset({"25", "40"})  # a transaction that was ended, or that met another one
 OF_VALUES = frozenset({"22", "23"})
-_OF_NAMES = frozenset({"08", "0A", "28", "2B", "3D", "3F", "42", "53", "54", "55", "57", "58"})
-"""Classes of messages about the catalog, or about the server."""
-
-_RAISE = "exec_stmt_raise"  # what a trigger says of a row, whatever class it chooses for that
 
 # What depends on a table or a column is told in the detail.
 _WITH_DETAIL = frozenset({"2BP01", "0A000"})
@@ -51,17 +46,13 @@ def _translated(error: psycopg.Error, doing: str) -> PenstockError:
 
 
 def _words(error: psycopg.Error, state: str) -> str:
-    if not state:  # the driver's own, or libpq's: nothing that the server said of a row
-        return str(error)
-    if state[:2] not in _OF_NAMES or error.diag.source_function == _RAISE:
-        return type(error).__name__
-    said = error.diag.message_primary or type(error).__name__
-    detail = error.diag.message_detail if state in _WITH_DETAIL else None
+    said = server_words(error)
+    detail = error.diag.message_detail if state in _WITH_DETAIL and is_about_names(error) else None
     return said if detail is None else f"{said}: {'; '.join(detail.splitlines())}"
 
 
 def _hint(error: psycopg.Error, state: str) -> str:
-    if error.diag.source_function == _RAISE or state[:2] not in _OF_NAMES:
+    if not is_about_names(error):
         return "see the server's log: something in the target, a trigger of its table perhaps, refused the rows"
     if state in _WITH_DETAIL:
         return "drop what the message names, restart the pipeline, and make it anew once the table has followed"

@@ -26,6 +26,7 @@ class RowFile:
         self._path = directory / self.name
         self._schema = schema
         storage.make_directory(directory)
+        storage.ensure_file(self._path)
         self._writer = pq.ParquetWriter(self._path, schema, compression="none")
 
     def write(self, rows: pa.RecordBatch | pa.Table) -> None:

@@ -8,8 +8,27 @@ from urllib.parse import quote
 
 from typing_extensions import override
 
+from penstock.errors import UnsupportedTableError
 from penstock.schema import TableName
-from penstock.sinks.base import Targets
+from penstock.sinks.base import SHADOWS, Targets
+
+EPOCHS = "penstock_epochs"
+DEAD_LETTERS = "penstock_dead_letters"
+SNAPSHOTS = "penstock_snapshots"
+SCRATCH = "penstock_scratch"
+READS = "penstock_reads"
+RESERVED = frozenset({EPOCHS, DEAD_LETTERS, SNAPSHOTS, SCRATCH, READS, SHADOWS})
+"""Directories of pipelines beside the directories of schemas. A schema of such a name would be written into them."""
+
+
+def reserved_schema(table: TableName) -> UnsupportedTableError | None:
+    """Why a table of this schema cannot go to a lake; None if it can."""
+    if table.schema.casefold() not in RESERVED:
+        return None
+    return UnsupportedTableError(
+        f"table {table} cannot be mirrored: the target has a directory {table.schema} for the pipelines' own files",
+        hint="route the table to another schema with into: in a rule of its own, rename the schema at the source, or exclude it",
+    )
 
 
 def directory_name(name: str) -> str:

@@ -86,8 +86,7 @@ class SparkExecutors(Executors):
         except PenstockError:
             raise
         except Exception as error:
-            reason = error.strerror if isinstance(error, OSError) else None
-            raise self._failure(f"a task failed: {reason or type(error).__name__}") from error
+            raise self._failure(f"a task failed: {describe(error)}") from error
 
 
 def error_of_ours(error: Exception, otherwise: type[PenstockError], doing: str = "a task failed") -> PenstockError:

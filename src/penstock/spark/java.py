@@ -16,10 +16,12 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from penstock.errors import EnvironmentUnfitError
 from penstock.spark import truststore
+from penstock.spool import storage
 
 MINIMUM_JAVA = 17
 
@@ -126,17 +128,27 @@ def ensure_wrapper_home(java: Path, cache_dir: Path, certificates: Sequence[byte
     return home
 
 
+def own_temporary_dir() -> Path | None:
+    """This user's directory in the temporary one; None if there is something else in its place."""
+    path = Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}"
+    with suppress(OSError):
+        if storage.ensure_own_directory(path):
+            return path
+    return None
+
+
 def user_cache_dir() -> Path:
     """Where programs that were made or fetched for this user are kept; it is there, and may be written to."""
     base = os.environ.get("XDG_CACHE_HOME")
     wanted = Path(base) if base else Path.home() / ".cache"
-    for candidate in (wanted / "penstock", Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"):
-        try:
-            candidate.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(candidate, os.W_OK) and candidate.stat().st_uid == os.getuid():
-            return candidate
+    cache = wanted / "penstock"
+    with suppress(OSError):
+        storage.make_directory(cache, shared=True)  # a server that runs as another user starts programs from it
+        if os.access(cache, os.W_OK) and cache.stat().st_uid == os.geteuid():
+            return cache
+    temporary = own_temporary_dir()
+    if temporary is not None:
+        return temporary
     raise EnvironmentUnfitError(
         "there is no directory to keep programs in", hint="set XDG_CACHE_HOME to a directory that may be written to"
     )

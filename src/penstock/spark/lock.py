@@ -17,12 +17,14 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from penstock.errors import PipelineBusyError
+from penstock.spool import storage
 
 
 @contextmanager
 def jvm_lock(spark: SparkSession, path: Path, timeout_seconds: float) -> Iterator[None]:
     """Hold the file lock at `path` for the length of the block; `PipelineBusyError` if another JVM keeps it for longer than that."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    storage.make_directory(path.parent)
+    storage.ensure_file(path)
     deadline = time.monotonic() + timeout_seconds
     jvm = spark.sparkContext._jvm  # noqa: SLF001 - the only way there; pyspark's own modules use it too
     assert jvm is not None

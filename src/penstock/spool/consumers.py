@@ -43,6 +43,7 @@ def release(root: Path, consumer: str, position: Position) -> Position:
 def hold(root: Path, consumer: str, position: Position) -> Position:
     """Say that `consumer` needs everything after `position`, also where it has released more: its target may have been put back."""
     document = {"format": FORMAT, "consumer": consumer, "released": str(position)}
+    storage.make_directory(root)
     storage.replace_bytes(SpoolLayout(root).consumer(consumer), json.dumps(document).encode())
     return position
 

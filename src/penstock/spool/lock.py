@@ -50,7 +50,8 @@ class FileLock:
 
     def acquire(self) -> None:
         storage.make_directory(self._path.parent)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        storage.ensure_file(self._path)
+        descriptor = os.open(self._path, os.O_RDWR)
         try:
             self._take(descriptor)
         except (BlockingIOError, PermissionError) as error:
@@ -114,7 +115,13 @@ class ConsumerLock(FileLock):
                 hint='stop the other query, or give each of them a name of its own: .option("consumer", …)',
             )
 
+        self._root = root
         super().__init__(SpoolLayout(root).consumer_lock(consumer), refusal)
+
+    @override
+    def acquire(self) -> None:
+        storage.make_directory(self._root)
+        super().acquire()
 
     @override
     def _take(self, descriptor: int) -> None:

@@ -2,6 +2,9 @@
 
 Everything is a plain function over a local path, called as `storage.name(…)`, so that another filesystem can take its place later and a
 test can stop the world between any two steps. A function that says *durable* has reached the disk when it returns.
+
+Whatever the umask, directories are created with mode 0700 and files with 0600, since they hold rows of the source. `shared=True` leaves the
+mode to the umask: for the tables of a lake, which other programs read.
 """
 
 from __future__ import annotations
@@ -17,6 +20,10 @@ from typing import NamedTuple
 import pyarrow as pa
 
 _SYNCS_AT_ONCE = 8
+_PRIVATE_DIRECTORY = 0o700
+_PRIVATE_FILE = 0o600
+_OTHERS = 0o077
+_WRITABLE_BY_OTHERS = 0o022
 
 
 class Entry(NamedTuple):
@@ -77,17 +84,62 @@ def size_bytes(path: Path) -> int:
     return total
 
 
-def make_directory(path: Path) -> None:
-    """Create `path` and what leads to it. Durable only after `sync_directory` of its parent."""
-    path.mkdir(parents=True, exist_ok=True)
+def make_directory(path: Path, *, shared: bool = False) -> None:
+    """Create `path` and its missing parents. Durable only after `sync_directory` of its parent.
+
+    A missing parent is private if it is inside a private directory. Otherwise its mode is left to the umask, since it may also lead to
+    directories that others read.
+    """
+    if shared:
+        path.mkdir(parents=True, exist_ok=True)
+        return
+    missing = [path] if not path.is_dir() else []
+    while missing and not missing[-1].parent.is_dir():
+        missing.append(missing[-1].parent)
+    if not missing:
+        return
+    is_private = not missing[-1].parent.stat().st_mode & _OTHERS
+    for each in reversed(missing):
+        mode = _PRIVATE_DIRECTORY if is_private or each == path else 0o777
+        each.mkdir(mode, exist_ok=True)
+
+
+def ensure_own_directory(path: Path) -> bool:
+    """Create a directory where others may write beside it, such as the temporary one; False if this cannot be had for this user alone.
+
+    A link is not followed. A directory that another user made, or could write to, may hold anything, and is not used.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(_PRIVATE_DIRECTORY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid() or found.st_mode & _WRITABLE_BY_OTHERS:
+            return False
+        os.fchmod(descriptor, _PRIVATE_DIRECTORY)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def ensure_file(path: Path) -> None:
+    """Create an empty file if there is none.
+
+    A file that exists is not opened: to close it would release the locks that this process has on it.
+    """
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _PRIVATE_FILE))
 
 
 def create_file(path: Path) -> pa.NativeFile:
     """A new file to write into. Durable only after `sync_files`, and `sync_directory` of its parent."""
+    ensure_file(path)
     return pa.OSFile(str(path), mode="wb")
 
 
-def write_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+def write_bytes(path: Path, data: bytes, *, durable: bool = True, shared: bool = False) -> None:
+    if not shared:
+        ensure_file(path)
     with path.open("wb") as file:
         file.write(data)
         if durable:
@@ -108,11 +160,11 @@ def rename(source: Path, target: Path) -> None:
     source.replace(target)
 
 
-def replace_bytes(path: Path, data: bytes, *, durable: bool = True) -> None:
+def replace_bytes(path: Path, data: bytes, *, durable: bool = True, shared: bool = False) -> None:
     """Give the file `path` this content; a reader sees the old one or the new one."""
-    make_directory(path.parent)
+    make_directory(path.parent, shared=shared)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    write_bytes(temporary, data, durable=durable)
+    write_bytes(temporary, data, durable=durable, shared=shared)
     rename(temporary, path)
     if durable:
         sync_directory(path.parent)
@@ -131,6 +183,14 @@ def create_bytes(path: Path, data: bytes) -> bool:
         remove_file(temporary)
     sync_directory(path.parent)
     return True
+
+
+def is_open_to_others(path: Path) -> bool:
+    """Whether the group or other users may use this file or directory; False if that cannot be found out."""
+    try:
+        return bool(path.stat().st_mode & _OTHERS)
+    except OSError:
+        return False
 
 
 def touch(path: Path) -> None:

@@ -20,6 +20,7 @@ from penstock.change import UNCHANGED
 from penstock.errors import SinkError
 from penstock.postgres.types.arrays import Bools, as_arrow, as_bools
 from penstock.spark.query import VALUE, WHERE, row_column
+from penstock.spool import storage
 from penstock.transforms.computed import Computed
 from penstock.transforms.filling import fill
 from penstock.transforms.given import typed_values, whole
@@ -71,7 +72,8 @@ def write_questions(fitted: Fitted, rows: pa.Table, directory: str, group: int) 
     columns = {column.name: typed_values(rows, column).values for column in fitted.questioned}
     numbers = as_arrow(np.arange(rows.num_rows) + (group << _ROW_BITS), pa.int64())
     path = Path(directory) / f"{group}-{secrets.token_hex(8)}.parquet"
-    pq.write_table(pa.table({**columns, row_column(fitted.source.column_names): numbers}), path, compression="none")
+    with storage.create_file(path) as file:
+        pq.write_table(pa.table({**columns, row_column(fitted.source.column_names): numbers}), file, compression="none")
     return str(path.absolute())
 
 

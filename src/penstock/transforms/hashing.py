@@ -28,7 +28,6 @@ import pyarrow as pa
 from penstock.secret import Secret
 from penstock.transforms.texts import by_value, with_elements
 
-_FRACTION = re.compile(r"\.?0+$")
 _NUMBER = re.compile(r"-?\d+\.\d+")
 
 
@@ -83,7 +82,7 @@ def _text_of(value: object) -> str | bytes:
 
 def _plain_number(text: str) -> str:
     """Without zeros that tell nothing; `NaN` and the like as they are."""
-    text = _FRACTION.sub("", text) if _NUMBER.fullmatch(text) else text
+    text = text.rstrip("0").rstrip(".") if _NUMBER.fullmatch(text) else text
     return "0" if text in ("-0", "") else text
 
 

@@ -26,6 +26,7 @@ from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.row_files import write_batches
 from penstock.sinks.slice_reader import read_slices
 from penstock.sinks.values import build_exact
+from penstock.spool import storage
 from penstock.spool.manifest import SegmentFile
 from penstock.spool.range import FileSlice
 from penstock.transforms.applying import count_changes, transform_changes, transform_keys, transform_rows
@@ -83,7 +84,8 @@ def _stage(slices: Sequence[FileSlice], number: int, task: StageTask) -> FileSli
     if not kept.num_rows:
         return None
     path = Path(task.directory) / f"{secrets.token_hex(8)}.parquet"
-    pq.write_table(kept, path, compression="none", use_dictionary=False)  # as in the spool: it is as long as what is read of it
+    with storage.create_file(path) as file:
+        pq.write_table(kept, file, compression="none", use_dictionary=False)  # as in the spool: it is as long as what is read of it
     counts = count_changes(kept, sum(slice.file.counts.moves for slice in slices))
     # Not those of the rows: letters that are replayed come at a position that is later than their own.
     low = min(slice.file.min_position if slice.after is None else Position.of(slice.after.value + 1) for slice in slices)

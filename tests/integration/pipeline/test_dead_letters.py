@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+
 import pytest
 import yaml
 from pyspark.sql import SparkSession
@@ -52,7 +54,11 @@ def test_C08_refused_rows_are_put_aside_and_a_replay_makes_the_mirror_equal(
     held = {str(each.table): each.comparison.held for each in report.verdicts if each.comparison is not None}
     assert held == {"lake.shards": 1, "public.cast_items": 1, "public.items": 3, "public.others": 0}
 
-    letters = spark.read.parquet(str(made.config.sink.root / "penstock_dead_letters" / made.config.pipeline))
+    root = made.config.sink.root
+    private = [made.config.state, made.config.spool, root / "penstock_dead_letters" / made.config.pipeline]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o700}, "they hold rows of the source"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private[2].rglob("*.parquet")} == {0o600}
+    letters = spark.read.parquet(str(root / "penstock_dead_letters" / made.config.pipeline))
     shown = sorted((row["key"], row["status"], row["change_type"], row["row"]) for row in letters.where("table = 'public.items'").collect())
     assert shown == [
         ('{"id":1}', "open", "update_postimage", '{"id":1,"due":"2024-01-01","size":"NaN"}'),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from penstock.errors import MembersDifferError
 from penstock.schema import TableName
 from tests.integration.snapshot.copying import Copying, Watcher
@@ -76,3 +79,20 @@ def test_shards_that_differ_when_they_are_to_be_read_are_refused(copying: Copyin
     _, failures = copying.run("odd_a", "odd_b", into=INTO)
     assert isinstance(failures[INTO], MembersDifferError)
     assert "public.odd_b has a column 'more'" in failures[INTO].message
+
+
+def test_an_interrupted_copy_goes_on_with_the_statements_of_the_catalog_and_not_with_those_stored(copying: Copying, tmp_path: Path) -> None:
+    tables = ("kept_a", "kept_b")
+    make(copying, *tables)
+    copying.run(*tables, into=INTO, chunks=2)
+    edit(copying, "kept_b")
+    (plan,) = tmp_path.rglob("plan.json")
+    document = json.loads(plan.read_bytes())
+    for member in document["members"]:
+        member["row_filter"] = "false"
+        member["key_types"] = ["text); SELECT 1 / 0; --"]
+    plan.write_text(json.dumps(document), encoding="utf-8")
+    watcher, failures = copying.run(*tables, into=INTO)
+    assert not failures
+    assert INTO in watcher.resumed
+    copying.assert_joined(INTO, *tables)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -13,8 +14,10 @@ from penstock.errors import EnvironmentUnfitError
 from penstock.pipeline.checks.findings import Step
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.sink_config import PostgresConfig
+from penstock.postgres.connection import Connection, connect, tls_weakness
 from penstock.postgres.target_ddl import probe_target
-from penstock.spool.storage import remove_tree, replace_bytes
+from penstock.sinks.directories import DEAD_LETTERS, SCRATCH, SNAPSHOTS
+from penstock.spool.storage import is_open_to_others, make_directory, remove_tree, replace_bytes
 
 _LEAST_FREE_BYTES = 256 << 20
 
@@ -26,6 +29,7 @@ def check_places(config: PipelineConfig) -> list[Step]:
 
 def _check_state(config: PipelineConfig) -> Step:
     step = Step("state directory", str(config.state))
+    _warn_of_readers(step, config)
     with step.catching(), made_place(config.spool) as place:
         _write_durably(place)
         free = shutil.disk_usage(place).free
@@ -38,6 +42,15 @@ def _check_state(config: PipelineConfig) -> Step:
                 "spool-larger-than-disk", f"the spool may grow to {config.max_spool_bytes >> 20:,} MiB, more than its disk has left", fix
             )
     return step
+
+
+def _warn_of_readers(step: Step, config: PipelineConfig) -> None:
+    """Directories with rows of the source, made by hand or by a version that left their mode to the umask."""
+    own = [config.sink.root / each / config.pipeline for each in (DEAD_LETTERS, SNAPSHOTS, SCRATCH)]
+    for place in dict.fromkeys([config.state, config.spool, *own]):
+        if is_open_to_others(place):
+            what = f"{place} holds rows of the source, and other users of this machine may read it"
+            step.warn("readable-by-others", what, f"chmod -R go-rwx {shlex.quote(str(place))}")
 
 
 def _check_capture(config: PipelineConfig) -> Step:
@@ -57,7 +70,7 @@ def _check_sink(config: PipelineConfig) -> Step:
     if config.sink.postgres is not None:
         return _check_postgres(config.sink.postgres)
     step = Step("target", str(root))
-    with step.catching(), made_place(root) as place:
+    with step.catching(), made_place(root, shared=True) as place:
         if config.sink.parquet is not None:
             _write_durably(place)
             return step
@@ -79,10 +92,19 @@ def _check_postgres(config: PostgresConfig) -> Step:
     with step.catching():
         address = config.address()
         step.detail = address.describe()
+        with connect(address, "penstock check") as connection:
+            warn_of_tls(step, connection, "sink.postgres.dsn")
         probe_target(address)
         with made_place(config.state) as place:
             _write_durably(place)
     return step
+
+
+def warn_of_tls(step: Step, connection: Connection, key: str) -> None:
+    weakness = tls_weakness(connection)
+    if weakness is not None:
+        fix = f"sslmode=verify-full in {key}, with sslrootcert=system or the file of the certificate authority"
+        step.warn("tls-not-verified", weakness, fix)
 
 
 def _check_spark(config: PipelineConfig) -> Step:
@@ -136,11 +158,11 @@ def _write_table(path: Path) -> None:
 
 
 @contextmanager
-def made_place(path: Path) -> Iterator[Path]:
+def made_place(path: Path, *, shared: bool = False) -> Iterator[Path]:
     """The directory, for the length of the block; what had to be created for it is removed again."""
     try:
         created = [each for each in (path, *path.parents) if not each.exists()]
-        path.mkdir(parents=True, exist_ok=True)
+        make_directory(path, shared=shared)
     except OSError as error:
         raise EnvironmentUnfitError(
             f"{path} cannot be created: {error.strerror}", hint="choose another place, or let this user write there"

@@ -16,6 +16,7 @@ from penstock.capture.trigger_provision import plan_coverage as plan_triggers
 from penstock.errors import LockWaitError, NoTablesError, PenstockError, PrivilegeError, SlotBusyError
 from penstock.lag import OpenTransaction, unreserved_slot
 from penstock.pipeline.checks.findings import Step
+from penstock.pipeline.checks.places import warn_of_tls
 from penstock.pipeline.checks.targets import check_continuing
 from penstock.pipeline.checks.transforms import warn_of_filters, warn_of_old_rows
 from penstock.pipeline.config import PipelineConfig
@@ -27,7 +28,7 @@ from penstock.postgres.ddl_trigger import ensure_trigger
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
 from penstock.postgres.limits import Limits, inspect_limits, room_faults
 from penstock.postgres.moments import export_moment
-from penstock.postgres.privileges import Role, inspect_role, inspect_unreadable
+from penstock.postgres.privileges import Role, inspect_owner_code, inspect_role, inspect_unreadable
 from penstock.postgres.slot import Slot, check_failover, check_idle, check_slot, inspect_server, inspect_slot, server_faults
 from penstock.schema import TableName
 
@@ -45,6 +46,7 @@ def check_source(config: PipelineConfig, address: SourceAddress) -> list[Step]:
     connection_step = Step("connection", address.describe())
     try:
         with connect(address, "penstock check") as connection:
+            warn_of_tls(connection_step, connection, "source.dsn")
             return [connection_step, *_SourceCheck(config, address, connection).run()]
     except PenstockError as error:
         connection_step.problem(error)
@@ -253,6 +255,7 @@ class _SourceCheck:
         for blocker in reading_blockers(unreadable, self._role):
             if blocker.what not in self._told:
                 step.problem(blocker)
+        self._warn_of_owners(step, selection)
         if snapshot is None or not wanted:
             step.is_skipped = True
             return
@@ -264,6 +267,20 @@ class _SourceCheck:
         for heap, failure in probe_chunks(self._address, snapshot.name, chunks).items():
             step.problem(failure, heap)
         step.detail = f"the first block of {len(chunks):,} tables"
+
+    def _warn_of_owners(self, step: Step, selection: Selection) -> None:
+        """Owners of tables whose functions may run with the rights of this role."""
+        names = {table.oid: table.name for table in selection.sources}
+        found = inspect_owner_code(self._connection, names)
+        if found.owners:
+            owners = ", ".join(sorted(set(found.owners.values())))
+            what = f"{self._role.name} is a superuser, and may be made to run functions of those who own tables and are none: {owners}"
+            fix = 'capture with a role that has no more than it needs: SECURITY.md, "Code of table owners"'
+            step.warn("superuser-reads-tables-of-others", what, fix, sorted(names[oid] for oid in found.owners))
+        for oid, functions in found.functions.items():
+            what = f"indexes or constraints of {names[oid]} call functions that run as {self._role.name}: {', '.join(functions)}"
+            fix = "let a superuser or the capture role own them, once they have been looked at: ALTER FUNCTION … OWNER TO …"
+            step.warn("functions-of-others", what, fix, [names[oid]])
 
     def _continuity(self, step: Step, selection: Selection) -> None:
         if self._can_replicate and self._is_slot_sound:

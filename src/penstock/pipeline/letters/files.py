@@ -24,7 +24,8 @@ _SCHEMA = b"penstock.table"
 
 
 def write_durably(path: Path, rows: pa.Table) -> None:
-    pq.write_table(rows, path)
+    with storage.create_file(path) as file:
+        pq.write_table(rows, file)
     storage.sync_file(path)
 
 

@@ -143,7 +143,7 @@ class LetterFolder:
         target = self.directory / f"{_SETTLED}{secrets.token_hex(8)}.parquet"
         temporary = target.with_name(f".{target.name}.tmp")
         seen: set[tuple[object, ...]] = set()
-        with pq.ParquetWriter(temporary, LETTERS) as writer:
+        with storage.create_file(temporary) as file, pq.ParquetWriter(file, LETTERS) as writer:
             for path in paths:  # one at a time: together they may be large
                 letters = _load([path])
                 writer.write_table(each_once(letters.filter(_since(letters, before)), seen))

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 from penstock.pipeline.letters.task import ScreeningTask, ask_screening
 from penstock.sinks.executors import Executors
+from penstock.spool import storage
 from penstock.transforms.asking import Queries
 
 
@@ -22,7 +23,7 @@ def answered(task: ScreeningTask, executors: Executors, queries: Queries | None,
         return
     assert queries is not None, "a pipeline has somebody to ask"
     place = directory / uuid4().hex
-    place.mkdir(parents=True)
+    storage.make_directory(place)
     try:
         task = replace(task, answers=str(place))
         (asked,) = executors.run(ask_screening, [task])

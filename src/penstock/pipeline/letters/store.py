@@ -29,6 +29,7 @@ from penstock.pipeline.letters.screening import Name
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import Target
+from penstock.sinks.directories import DEAD_LETTERS
 from penstock.spool import storage
 from penstock.spool.range import FileSlice
 
@@ -95,7 +96,7 @@ class LetterStore:
 
     def __init__(self, root: Path, pipeline: str, many: int = MANY) -> None:
         """`many`: so many files of a table's open letters are made one."""
-        self.directory = root / "penstock_dead_letters" / pipeline
+        self.directory = root / DEAD_LETTERS / pipeline
         self.pending = self.directory / "_pending"
         self._changes = self.directory / "_changes"
         self.folder = LetterFolder(self.directory, many)
@@ -173,7 +174,8 @@ class LetterStore:
 
     def _make_pending(self) -> None:
         """Durable with what leads to it: a posting in a directory that is gone after a power failure was never made."""
-        storage.make_directory(self.pending)
+        for each in (self.directory, self.pending):
+            storage.make_directory(each)
         if not self._is_durable:
             storage.sync_directories([self.directory, *self.directory.parents[:2]])
             self._is_durable = True

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -32,7 +32,7 @@ from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.chunks import cut_chunks
 from penstock.postgres.connection import Connection, SourceAddress, connect
 from penstock.postgres.exported import ExportedSnapshot
-from penstock.postgres.outline import MeasuredTable, inspect_fingerprint, inspect_outline
+from penstock.postgres.outline import MeasuredTable, TableOutline, inspect_fingerprint, inspect_outline
 from penstock.postgres.types.policy import TypePolicy
 from penstock.retry import Backoff
 from penstock.schema import TableName, TableSchema
@@ -130,8 +130,7 @@ class TableCopy:
                 self._tell_restart(reason)
             self._begin(found, exported)
         else:
-            # The two outlines are equal. The stored one has no operators: SQL from a place that others can write is not run.
-            self._resume(replace(saved, plan=replace(saved.plan, outline=found.outline)))
+            self._resume(saved, found.outline)
         return [(number, self.plan.chunks[number].heap_bytes) for number in self._missing]
 
     def then(self, exported: ExportedSnapshot) -> Step:
@@ -287,8 +286,9 @@ class TableCopy:
         )
         places.observer.snapshot_planned(self.name, len(chunks), self._plan.heap_bytes)
 
-    def _resume(self, saved: SavedSnapshot) -> None:
-        observer, plan = self._places.observer, saved.plan
+    def _resume(self, saved: SavedSnapshot, outline: TableOutline) -> None:
+        """`outline`: of the table as it is now, which does not differ from that of the plan."""
+        observer, plan = self._places.observer, saved.plan.with_outline(outline)
         self._plan, self._records = plan, dict(saved.records)
         facts = {"table": str(self.name), "plan": plan.id, "done": len(saved.records), "chunks": len(plan.chunks)}
         _log.info("chunks are there already", extra=facts)

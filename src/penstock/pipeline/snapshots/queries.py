@@ -23,6 +23,7 @@ from penstock.postgres.chunks import snapshot_schema
 from penstock.schema import TableSchema
 from penstock.sinks.base import ChangedRows, ChunkWriter
 from penstock.sinks.executors import Executors, Out
+from penstock.spool import storage
 from penstock.transforms.asking import Queries, write_questions
 from penstock.transforms.staging import BatchTransform
 from penstock.transforms.transform import Fitted
@@ -53,7 +54,7 @@ class ChunkAsker:
     def copy(self, executors: Executors, read: Callable[[], Batches], finish: Finish[Out], aside: Path | None = None) -> Out:
         """Have `read` read the chunk and `finish` write it, each on an executor. Rows that are refused go to the file `aside`."""
         directory = self.directory / uuid4().hex
-        directory.mkdir(parents=True)
+        storage.make_directory(directory)
         try:
             (copied,) = executors.run(partial(copy_rows, read, self.fitted), [str(directory)])
             answers = str(directory / "answers")
@@ -88,7 +89,11 @@ def copy_rows(read: Callable[[], Batches], fitted: Fitted, directory: str) -> Co
     """Runs on an executor, and perhaps more than once: the files have names of their own each time."""
     path = Path(directory) / f"{secrets.token_hex(8)}.rows"
     questions: list[str] = []
-    with pq.ParquetWriter(path, snapshot_schema(fitted.source), compression="none", use_dictionary=False, write_statistics=False) as writer:
+    schema = snapshot_schema(fitted.source)
+    with (
+        storage.create_file(path) as file,
+        pq.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=False) as writer,
+    ):
         for batch in read():
             if batch.num_rows:
                 asked = write_questions(fitted, pa.Table.from_batches([batch]), directory, len(questions))

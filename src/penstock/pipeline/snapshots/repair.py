@@ -29,6 +29,7 @@ from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.changed import row_schema, text_column
 from penstock.sinks.collapse import match_text_column
 from penstock.sinks.row_files import write_batches
+from penstock.spool import storage
 from penstock.spool.range import FileSlice, SpoolRange
 from penstock.spool.reader import SpoolReader
 from penstock.spool.status import load_status
@@ -115,7 +116,8 @@ def plan_rereading(executors: SnapshotExecutors, outline: TableOutline, slices: 
     """Have the keys collected into files under `directory`; gives a task for each."""
     keys, rows = directory / "keys", directory / "rows"
     shutil.rmtree(directory, ignore_errors=True)
-    rows.mkdir(parents=True)
+    for each in (directory, rows):
+        storage.make_directory(each)
     columns = pa.schema([pa.field(column.name, column.arrow_type) for column in outline.schema.columns])
     place = SnapshotPlace(str(rows), row_schema(columns), "rows")
     tasks: list[KeyTask] = []

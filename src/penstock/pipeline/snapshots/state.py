@@ -32,14 +32,13 @@ from penstock.postgres.chunks import Chunk, whole_leaves
 from penstock.postgres.outline import Leaf, TableOutline
 from penstock.schema import TableName
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
-from penstock.sinks.directories import directory_name
+from penstock.sinks.directories import SNAPSHOTS, directory_name
 from penstock.spool import storage
 from penstock.spool.manifest import parse_schema, schema_document
 
 _log = logging.getLogger(__name__)
 
 FORMAT = 2
-_DIRECTORY = "penstock_snapshots"
 _PLAN = "plan.json"
 
 
@@ -58,6 +57,16 @@ class SnapshotPlan:
     @property
     def heap_bytes(self) -> int:
         return sum(chunk.heap_bytes for chunk in self.chunks)
+
+    def with_outline(self, outline: TableOutline) -> SnapshotPlan:
+        """The same plan for a table as the catalog has it now, which has the same heaps.
+
+        Statements are made from names, types and row filters of the outline. Those of a stored plan come from the target, where others
+        may be able to write, so that they only serve to find out whether the table is still the same.
+        """
+        heaps = whole_leaves(outline)
+        chunks = (replace(heaps[chunk.heap_oid], first=chunk.first, last=chunk.last, heap_bytes=chunk.heap_bytes) for chunk in self.chunks)
+        return replace(self, outline=outline, chunks=tuple(chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +101,14 @@ class SnapshotStore:
 
     def __init__(self, root: Path, pipeline: str) -> None:
         self._target = root
-        self._root = root / _DIRECTORY / pipeline
+        self._root = root / SNAPSHOTS / pipeline
 
     def begin(self, plan: SnapshotPlan) -> None:
         """Make the plan durable, and what was there before it vanish."""
         directory = self._directory(plan.outline.schema.name)
         records = self.records_directory(plan)
-        storage.make_directory(records)
+        for each in (self._root, records):
+            storage.make_directory(each)
         for parent in records.parents:
             storage.sync_directory(parent)
             if parent == self._target:
@@ -174,12 +184,18 @@ def _planned_table(data: bytes | None) -> TableName | None:
 
 def _parse_record(document: dict[str, Any]) -> ChunkRecord:
     file = document["file"]
+    _check_file_name(file["name"])
     return ChunkRecord(
         document["number"],
         Position.parse(document["fence"]),
         SnapshotFile(file["name"], file["rows"], file["bytes"], file["stats"]),
         datetime.fromisoformat(document["finished_at"]),
     )
+
+
+def _check_file_name(*names: str) -> None:
+    if any("/" in name for name in names):
+        raise ValueError("a path in place of a name")
 
 
 def _plan_document(plan: SnapshotPlan) -> dict[str, object]:
@@ -220,6 +236,7 @@ def _parse_plan(document: dict[str, Any]) -> SnapshotPlan:
         raise ValueError("written by another version")
     outline = _parse_outline(document)
     place = document["place"]
+    _check_file_name(document["id"], place["prefix"])
     columns = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(place["columns"])))
     return SnapshotPlan(
         document["id"],

@@ -23,6 +23,7 @@ from penstock.postgres.chunks import Chunk, chunk_schema, read_chunk, snapshot_s
 from penstock.postgres.connection import SourceAddress
 from penstock.sinks.base import ChunkWriter
 from penstock.sinks.executors import SparkExecutors
+from penstock.spool import storage
 from penstock.transforms.staging import BatchTransform
 from penstock.transforms.transform import Fitted
 
@@ -43,7 +44,7 @@ def copy_source(
     """
     for place in (directory, aside):
         if place is not None:
-            place.mkdir(parents=True, exist_ok=True)
+            storage.make_directory(place)
     if fitted is not None and fitted.query is not None:
         return _copy_through(spark, partial(read_chunk, address, snapshot), chunks, directory, fitted, aside=aside)
     copier = _chunk_copier(address, snapshot, directory, fitted, aside)
@@ -104,7 +105,10 @@ def _basket(aside: Path | None) -> Path | None:
 def _written(schema: pa.Schema, directory: Path, batches: Iterator[pa.RecordBatch], _: ChunkWriter | None = None) -> str | None:
     path = directory / f"{secrets.token_hex(8)}.parquet"
     rows = 0
-    with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False, write_statistics=False) as writer:
+    with (
+        storage.create_file(path) as file,
+        pq.ParquetWriter(file, schema, compression="none", use_dictionary=False, write_statistics=False) as writer,
+    ):
         for batch in batches:
             writer.write_batch(batch)
             rows += batch.num_rows

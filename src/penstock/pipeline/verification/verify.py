@@ -56,6 +56,7 @@ from penstock.sinks.base import Sink, Target
 from penstock.sinks.iceberg.catalog import java_class
 from penstock.sinks.layout import CURRENT, DELETED, Mode
 from penstock.sinks.names import quoted
+from penstock.spool import storage
 from penstock.transforms.applying import transform_keys
 from penstock.transforms.transform import Fitted
 
@@ -274,7 +275,8 @@ class SideBySide:
             return None
         made = keys if fitted is None else transform_keys(fitted, keys)
         path = directory / "held.parquet"
-        pq.write_table(made, path)
+        with storage.create_file(path) as file:
+            pq.write_table(made, file)
         return self.spark.read.schema(like.select(*(quoted(name) for name in made.column_names)).schema).parquet(str(path))
 
     def _plan(self, table: CatalogTable) -> tuple[TableSchema, list[Chunk]]:

@@ -33,9 +33,18 @@ WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 
 -- name: attributes
--- With the type as SQL writes it: with the modifier -1, since without one `character` would be read as `character(1)`.
-SELECT a.attname::text, a.attnum::int, pg_catalog.format_type(a.atttypid, -1)
+-- With the type as SQL writes it: with the modifier -1, since without one `character` would be read as `character(1)`. Of a domain, the type
+-- below it: a value that is read as a domain is checked, by functions of the domain's owner.
+SELECT a.attname::text, a.attnum::int, pg_catalog.format_type(b.oid, -1)
 FROM pg_catalog.pg_attribute a
+CROSS JOIN LATERAL (
+    WITH RECURSIVE base (oid, below) AS (
+        SELECT t.oid, t.typbasetype FROM pg_catalog.pg_type t WHERE t.oid = a.atttypid
+        UNION ALL
+        SELECT t.oid, t.typbasetype FROM base JOIN pg_catalog.pg_type t ON t.oid = base.below
+    )
+    SELECT oid FROM base WHERE below = 0
+) b
 WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
 
 -- name: types

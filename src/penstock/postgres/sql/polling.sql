@@ -38,12 +38,19 @@ WHERE l.locktype = 'virtualxid' AND l.mode = 'ExclusiveLock' AND l.pid <> pg_cat
 SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_xacts p WHERE p.database = pg_catalog.current_database()
 
 -- name: cursor_columns
--- What the catalog says of the columns that tables are to be asked by.
-SELECT a.attrelid, a.attname::text, pg_catalog.format_type(a.atttypid, -1), a.attnotnull,
+-- What the catalog says of the columns that tables are to be asked by. Of a domain, the type below it, so that none of its checks is run.
+SELECT a.attrelid, a.attname::text, pg_catalog.format_type(b.oid, -1), a.attnotnull,
        EXISTS (SELECT 1 FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod
-               WHERE m.amname = 'btree' AND o.opcintype = coalesce(nullif(t.typbasetype, 0), a.atttypid))
+               WHERE m.amname = 'btree' AND o.opcintype = b.oid)
 FROM pg_catalog.pg_attribute a
-JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+CROSS JOIN LATERAL (
+    WITH RECURSIVE base (oid, below) AS (
+        SELECT t.oid, t.typbasetype FROM pg_catalog.pg_type t WHERE t.oid = a.atttypid
+        UNION ALL
+        SELECT t.oid, t.typbasetype FROM base JOIN pg_catalog.pg_type t ON t.oid = base.below
+    )
+    SELECT oid FROM base WHERE below = 0
+) b
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 
 -- name: tables

@@ -52,3 +52,44 @@ SELECT pg_catalog.current_setting('server_version'),
        (SELECT s.setting::bigint FROM pg_catalog.pg_settings s WHERE s.name = 'wal_sender_timeout'),
        (SELECT s.setting::bigint FROM pg_catalog.pg_settings s WHERE s.name = 'logical_decoding_work_mem'),
        (SELECT s.setting::bigint FROM pg_catalog.pg_settings s WHERE s.name = 'idle_replication_slot_timeout')
+
+-- name: foreign_owners
+-- If this role is a superuser: of some tables, partitions included, those whose owner is none.
+SELECT DISTINCT t.oid, o.rolname::text
+FROM pg_catalog.unnest(%(oids)s::oid[]) t (oid)
+CROSS JOIN LATERAL (SELECT t.oid UNION SELECT p.relid FROM pg_catalog.pg_partition_tree(t.oid) p) heap (oid)
+JOIN pg_catalog.pg_class c ON c.oid = heap.oid
+JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
+WHERE NOT o.rolsuper
+  AND EXISTS (SELECT 1 FROM pg_catalog.pg_roles r WHERE r.rolname = current_user AND r.rolsuper)
+ORDER BY 1, 2
+
+-- name: foreign_functions
+-- Functions that the planner may call when it reads some tables: those in index expressions, predicates of partial indexes and constraints,
+-- by themselves or behind an operator. Those of superusers and of this role are left out.
+WITH heaps AS (
+    SELECT t.oid AS root, heap.oid
+    FROM pg_catalog.unnest(%(oids)s::oid[]) t (oid)
+    CROSS JOIN LATERAL (SELECT t.oid UNION SELECT p.relid FROM pg_catalog.pg_partition_tree(t.oid) p) heap (oid)
+), used AS (
+    SELECT h.root, d.refclassid, d.refobjid
+    FROM heaps h
+    JOIN pg_catalog.pg_index i ON i.indrelid = h.oid
+    JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = i.indexrelid
+    UNION
+    SELECT h.root, d.refclassid, d.refobjid
+    FROM heaps h
+    JOIN pg_catalog.pg_constraint c ON c.conrelid = h.oid
+    JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objid = c.oid
+), called AS (
+    SELECT u.root, u.refobjid AS function FROM used u WHERE u.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+    UNION
+    SELECT u.root, o.oprcode::oid FROM used u JOIN pg_catalog.pg_operator o ON o.oid = u.refobjid
+    WHERE u.refclassid = 'pg_catalog.pg_operator'::pg_catalog.regclass
+)
+SELECT c.root, c.function::pg_catalog.regprocedure::text, r.rolname::text
+FROM called c
+JOIN pg_catalog.pg_proc p ON p.oid = c.function
+JOIN pg_catalog.pg_roles r ON r.oid = p.proowner
+WHERE NOT r.rolsuper AND r.rolname <> current_user
+ORDER BY 1, 2

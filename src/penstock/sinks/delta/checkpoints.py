@@ -171,7 +171,7 @@ def _leave_hint(log: Path, version: int, actions: int, size: int, files: int) ->
     if not is_newer:
         hint = {"version": version, "size": actions, "sizeInBytes": size, "numOfAddFiles": files}
         storage.remove_file(log / f".{_HINT}.crc")
-        storage.replace_bytes(log / _HINT, json.dumps(hint).encode())
+        storage.replace_bytes(log / _HINT, json.dumps(hint).encode(), shared=True)
 
 
 def _load_past(path: Path, version: int, since_ms: int) -> tuple[pa.StructArray, list[Mapping[str, Any]], int]:

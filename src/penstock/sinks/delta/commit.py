@@ -39,7 +39,7 @@ def commit(path: Path, version: int, actions: Sequence[Mapping[str, Any]]) -> bo
     lines = (json.dumps(action, separators=(",", ":")) for action in actions)
     try:
         storage.sync_directory(path)
-        storage.write_bytes(written, "\n".join(lines).encode() + b"\n")
+        storage.write_bytes(written, "\n".join(lines).encode() + b"\n", shared=True)
         try:
             is_ours = link(written, target)
         finally:

@@ -23,8 +23,9 @@ from penstock.change import EXACT
 from penstock.postgres.types.arrays import as_arrow
 from penstock.sinks.data_files import open_data_file
 from penstock.sinks.delta.bounds import Bounds, Probes
+from penstock.sinks.delta.paths import table_file
 from penstock.sinks.delta.roaring import Positions
-from penstock.sinks.delta.vectors import DeletionVector, load_vector, local_path
+from penstock.sinks.delta.vectors import DeletionVector, load_vector
 from penstock.sinks.gathering import RowGroup, StoredRows, take
 from penstock.sinks.keys import key_codes
 from penstock.sinks.lives import bools_of
@@ -239,7 +240,7 @@ def _groups(metadata: pq.FileMetaData) -> Iterator[tuple[int, int, int]]:
 
 
 def _opened(table: TableFiles, path: str) -> AbstractContextManager[pq.ParquetFile]:
-    return open_data_file(local_path(Path(table.root), path))
+    return open_data_file(table_file(Path(table.root), path))
 
 
 def _columns(table: TableFiles, rows: pa.Table, names: Sequence[str]) -> pa.Table:

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from penstock.errors import SinkError
 from penstock.foreign import describe
+from penstock.sinks.delta.paths import name_in_table
 from penstock.sinks.delta.vectors import DeletionVector
 from penstock.spool import storage
 
@@ -98,7 +99,8 @@ class DeltaState:
 class _Replay:
     """A state that is being put together."""
 
-    def __init__(self, begun: DeltaState | None = None) -> None:
+    def __init__(self, root: Path, begun: DeltaState | None = None) -> None:
+        self._root = root
         self.protocol: Mapping[str, Any] | None = begun.protocol if begun else None
         self.metadata: Metadata | None = begun.metadata if begun else None
         self.files: dict[str, DataFile] = dict(begun.files) if begun else {}
@@ -117,6 +119,7 @@ class _Replay:
 
     def add(self, action: Mapping[str, Any]) -> None:
         if "add" in action:
+            name_in_table(self._root, action["add"]["path"])
             self.files[action["add"]["path"]] = DataFile(action["add"])
         elif "txn" in action:
             self.transactions[action["txn"]["appId"]] = int(action["txn"]["version"])
@@ -203,7 +206,7 @@ def _advanced(path: Path, state: DeltaState, upto: int | None = None) -> DeltaSt
         data = storage.read_bytes(commit_file(path, version + 1)) if mark is not None else None
         if data is None:
             return state if replay is None else replace(state, version=version, mark=newest, **replay.parts())
-        replay = replay or _Replay(state)
+        replay = replay or _Replay(path, state)
         replay.commit(_actions(data))
         version, newest = version + 1, mark
 
@@ -235,7 +238,7 @@ def _begun(log: Path, upto: int | None = None) -> DeltaState | None:
 
 def _replayed(log: Path, parts: Iterable[str]) -> _Replay:
     """What the files of a checkpoint come to."""
-    replay = _Replay()
+    replay = _Replay(log.parent)
     for action in _checkpointed(log, parts):
         replay.add(action)
     return replay

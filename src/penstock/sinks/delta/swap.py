@@ -27,11 +27,12 @@ from penstock.sinks.base import Target
 from penstock.sinks.delta.commit import commit, commit_info, link, removed, transaction
 from penstock.sinks.delta.definition import listed
 from penstock.sinks.delta.log import COPY, KEY, MODE, ORIGIN, OWNER, SOURCE_OID, load_applied, record_position
+from penstock.sinks.delta.paths import table_file
 from penstock.sinks.delta.protocol import check_writable, joined_protocol
 from penstock.sinks.delta.schema import FIELD_ID, PHYSICAL_NAME
 from penstock.sinks.delta.sessions import failing
 from penstock.sinks.delta.state import DataFile, DeltaState, Metadata, Unsupported, load_state
-from penstock.sinks.delta.vectors import local_path, vector_file
+from penstock.sinks.delta.vectors import vector_file
 from penstock.sinks.delta.writer import ATTEMPTS
 from penstock.sinks.names import quoted
 from penstock.spool import storage
@@ -215,7 +216,7 @@ def _files(root: Path, files: Iterable[DataFile]) -> list[Path]:
     """Where the data files, and the files with their deletion vectors, are."""
     found = []
     for file in files:
-        found.append(local_path(root, file.path))
+        found.append(table_file(root, file.path))
         if file.vector is not None and file.vector.storage != "i":
             found.append(vector_file(root, file.vector))
     return list(dict.fromkeys(found))

@@ -17,15 +17,19 @@ import re
 import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from penstock.errors import FileOutsideTableError
 from penstock.sinks.delta.checkpoints import checkpoint_file, is_ours
 from penstock.sinks.delta.log import OWNER
+from penstock.sinks.delta.paths import name_in_table, table_file
 from penstock.sinks.delta.retention import asked_seconds, removed_seconds
 from penstock.sinks.delta.state import DataFile, DeltaState, Unsupported, commit_file, is_restore, load_checkpointed
-from penstock.sinks.delta.vectors import DeletionVector, local_path, vector_file
+from penstock.sinks.delta.vectors import DeletionVector, vector_name
 from penstock.sinks.upkeep import Upkeep
 from penstock.spool import storage
 
@@ -156,16 +160,19 @@ class LogTrimmer:
             if "remove" in action
             for file in self._files(action["remove"])
         }
-        for file in gone - held:
-            if file.is_relative_to(self._path):
-                storage.remove_file(file)
+        for name in gone - held:
+            with suppress(FileOutsideTableError):
+                storage.remove_file(table_file(self._path, quote(name)))
 
-    def _files(self, action: Mapping[str, Any]) -> Iterator[Path]:
-        """A file of the table, and that of its vector."""
-        yield local_path(self._path, action["path"])
+    def _files(self, action: Mapping[str, Any]) -> Iterator[str]:
+        """The names of a file of the table, and of the file with its vector. A file outside the table is left alone."""
         found = action.get("deletionVector")
+        uris = [action["path"]]
         if found is not None and found["storageType"] != "i":
-            yield vector_file(self._path, DeletionVector.parse(found))
+            uris.append(vector_name(DeletionVector.parse(found)))
+        for uri in uris:
+            with suppress(FileOutsideTableError):
+                yield name_in_table(self._path, uri)
 
     def _actions(self, version: int, kind: bytes) -> Iterator[Mapping[str, Any]]:
         data = storage.read_bytes(commit_file(self._path, version)) or b""

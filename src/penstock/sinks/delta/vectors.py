@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote
 from uuid import UUID, uuid4
 
 from penstock.errors import SinkError, TargetFileLostError
 from penstock.postgres.types.arrays import distinct
+from penstock.sinks.delta.paths import table_file
 from penstock.sinks.delta.roaring import Positions, decode_positions, encode_positions
 from penstock.spool import storage
 
@@ -85,21 +86,17 @@ def _load_data(root: Path, vector: DeletionVector) -> bytes:
 
 
 def vector_file(root: Path, vector: DeletionVector) -> Path:
+    return table_file(root, vector_name(vector))
+
+
+def vector_name(vector: DeletionVector) -> str:
+    """The path of the file that holds it, as a log writes paths."""
     if vector.storage == "u":
         prefix, name = vector.place[:-_UUID_LETTERS], vector.place[-_UUID_LETTERS:]
-        return root / prefix / f"deletion_vector_{UUID(bytes=_z85_decode(name))}.bin"
+        return quote(str(Path(prefix, f"deletion_vector_{UUID(bytes=_z85_decode(name))}.bin")))
     if vector.storage == "p":
-        return local_path(root, vector.place)
+        return vector.place
     raise ValueError(f"a vector of the kind {vector.storage!r}")
-
-
-def local_path(root: Path, uri: str) -> Path:
-    """Where a file of the table at `root` lies that the log calls `uri`; `ValueError` if that is not on a disk."""
-    parts = urlsplit(uri)
-    if parts.scheme not in ("", "file") or parts.netloc:
-        raise ValueError("a file that is not on a local disk")
-    # In a relative name, `?` and `#` would be escaped; an absolute one stands for itself.
-    return root / unquote(parts.path if parts.scheme else uri)
 
 
 def write_vectors(root: Path, positions: Iterable[tuple[str, Positions]]) -> dict[str, DeletionVector]:
@@ -114,7 +111,7 @@ def write_vectors(root: Path, positions: Iterable[tuple[str, Positions]]) -> dic
         parts += (struct.pack(">I", len(data)), data, struct.pack(">I", zlib.crc32(data)))
         at += len(data) + 8
     if vectors:
-        storage.write_bytes(root / f"deletion_vector_{name}.bin", b"".join(parts))
+        storage.write_bytes(root / f"deletion_vector_{name}.bin", b"".join(parts), shared=True)
     return vectors
 
 

@@ -21,6 +21,7 @@ from penstock.sinks.layout import Mode
 from penstock.sinks.shares import adds_only, plan_parts, share_files
 from penstock.sinks.slice_reader import Part
 from penstock.sinks.source_truncates import source_column
+from penstock.spool import storage
 
 Run = Callable[[Sequence[EpochTask]], list[EpochFiles]]
 
@@ -57,6 +58,7 @@ class EpochWriter:
 
     def rewrite(self, target: EpochTarget) -> list[NewFile]:
         """All rows that are there, as they are from then on."""
+        storage.make_directory(self._scratch)
         return self._reader.rewrite(target, self._executors, self._scratch)
 
     def merge(self, loaded: LoadedTable, locations: Sequence[str]) -> NewFile | None:
@@ -70,6 +72,7 @@ class EpochWriter:
         return None if made is None else NewFile(made.name, made.rows, made.bytes)
 
     def _settled(self, target: EpochTarget, task: EpochTask, parts: list[Part | None], run: Run) -> TableChange:
+        storage.make_directory(self._scratch)
         scratch = self._scratch / uuid4().hex
         try:
             task = replace(task, scratch=str(scratch))

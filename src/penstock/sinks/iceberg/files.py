@@ -209,10 +209,11 @@ def _wanted(keys: pa.Table | None, task: EpochTask, names: Sequence[str], *, is_
         return Wanted((), None, is_old)
     if not is_old and columns == tuple(names) and COUNT not in keys.column_names:
         keys = keys.filter(_any_null(keys, columns))
-    Path(task.scratch).mkdir(parents=True, exist_ok=True)
+    storage.make_directory(Path(task.scratch))
     path = Path(task.scratch) / f"keys-{secrets.token_hex(8)}.parquet"
     values = fitted(_distinct(keys.select(columns)), pa.schema([task.place.schema.field(name) for name in columns]))
-    pq.write_table(values.rename_columns([f"k_{at}" for at in range(len(columns))]), path)
+    with storage.create_file(path) as file:
+        pq.write_table(values.rename_columns([f"k_{at}" for at in range(len(columns))]), file)
     return Wanted(columns, str(path), is_old)
 
 

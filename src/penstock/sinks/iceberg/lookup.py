@@ -28,6 +28,7 @@ from penstock.sinks.iceberg.schema import by_number, field_ids, numbers_of
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import CURRENT
 from penstock.sinks.lives import bools_of
+from penstock.spool import storage
 
 _AT_ONCE = 4
 
@@ -92,11 +93,12 @@ def find_rows(task: FindTask) -> FoundFile:
 
 def _write_found(groups: Sequence[_FoundGroup], there: npt.NDArray[np.bool_], task: FindTask) -> str:
     """Write whole rows, a row group at a time: all of them may be many times larger than their keys."""
-    Path(task.directory).mkdir(parents=True, exist_ok=True)
+    storage.make_directory(Path(task.directory))
     path = Path(task.directory) / f"found-{secrets.token_hex(8)}.parquet"
     names = [f"v_{at}" for at in range(len(task.schema))]
     start = 0
-    with pq.ParquetWriter(path, task.schema.empty_table().rename_columns(names).schema) as writer:
+    schema = task.schema.empty_table().rename_columns(names).schema
+    with storage.create_file(path) as out, pq.ParquetWriter(out, schema) as writer:
         for group in groups:
             at = np.compress(there[start : start + group.at.size], group.at)
             start += group.at.size

@@ -18,6 +18,7 @@ from threading import Lock
 from pyspark.sql import SparkSession
 
 from penstock.errors import SinkError
+from penstock.foreign import describe
 from penstock.sinks.iceberg.catalog import LoadedTable, TableMovedError, failing
 from penstock.sinks.iceberg.leftovers import FoundFiles, find_files, owns_directory
 from penstock.sinks.iceberg.rewriting import Merge, rewrite_files
@@ -79,7 +80,7 @@ class Maintainer:
                 if is_due(table):
                     work(table)
             except (SinkError, TableMovedError) as error:
-                _log.warning("table not maintained", extra={"location": table.location, "error": repr(error)})
+                _log.warning("table not maintained", extra={"location": table.location, "error": describe(error)})
 
     def _is_slow(self, table: LoadedTable) -> bool:
         count = max(table.delete_files or 0, table.data_files - self._data_files)

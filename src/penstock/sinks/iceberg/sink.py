@@ -27,7 +27,7 @@ from penstock.errors import SinkError, TableRewrittenError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound
-from penstock.sinks.directories import tells_case_apart
+from penstock.sinks.directories import SCRATCH, tells_case_apart
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors, SparkExecutors
 from penstock.sinks.fitting import check_changes
@@ -96,7 +96,7 @@ class IcebergSink(Sink):
         self._catalog = IcebergCatalog(spark, place.catalog, place.warehouse)
         self._executors = executors or SparkExecutors(spark)
         self._reader = LakeReader(spark, place.catalog, self._executors)
-        self._writer = EpochWriter(self._reader, self._executors, place.warehouse / "penstock_scratch" / pipeline)
+        self._writer = EpochWriter(self._reader, self._executors, place.warehouse / SCRATCH / pipeline)
         self._reached: dict[TableName, Position] = {}
         self._maintainers: dict[TableName, Maintainer] = {}
         self._turns: dict[TableName, Lock] = {}

@@ -73,10 +73,10 @@ class ParquetSink(ParquetTargets, Sink):
         begun = LogTable.of(self._pipeline, schema, f"{_HIDDEN}snapshot-{secrets.token_hex(8)}")
         layout = _layout(begun)
         copy = path / begun.copy
-        storage.make_directory(path)
+        storage.make_directory(path, shared=True)
         save_table(path, replace(begun, counts=False))
         _remove(path, lambda name: name.startswith((_HIDDEN, POSITION)))
-        storage.make_directory(copy)
+        storage.make_directory(copy, shared=True)
         # Whoever reads a log in which nothing has happened yet finds its columns here.
         pq.write_table(layout.schema.empty_table(), copy / _SHAPE)
         storage.sync_file(copy / _SHAPE)
@@ -211,7 +211,7 @@ class ParquetSink(ParquetTargets, Sink):
         """Write what belongs to a position, then let it be seen."""
         _remove(path, lambda name: name.startswith(_HIDDEN))
         directory = path / f"{_HIDDEN}epoch-{secrets.token_hex(8)}"
-        storage.make_directory(directory)
+        storage.make_directory(directory, shared=True)
         tasks = [] if task is None else [task(str(directory))]
         light = all(are_light(each.slices) for each in tasks)
         written = self._executors.run(write_epoch, tasks, light=light) if tasks else []

@@ -67,7 +67,7 @@ def save_table(path: Path, table: LogTable) -> None:
         "copy": table.copy,
         "counts": table.counts,
     }
-    storage.replace_bytes(path / _DOCUMENT, json.dumps(document).encode())
+    storage.replace_bytes(path / _DOCUMENT, json.dumps(document).encode(), shared=True)
 
 
 def load_table(path: Path) -> LogTable | None:

@@ -19,6 +19,7 @@ from penstock.schema import TableName
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Layout
 from penstock.sinks.postgres.rows import parse_rows, stored_names
+from penstock.spool import storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -52,7 +53,7 @@ def read_table(spark: SparkSession, executors: Executors, source: TableSource, s
     from pyspark.sql.pandas.types import from_arrow_schema
 
     directory = scratch / secrets.token_hex(8)
-    directory.mkdir(parents=True)
+    storage.make_directory(directory)
     with target_connection(source.address, f"reading {source.place}") as connection:
         blocks = count_blocks(connection, source.place)
     starts = list(range(0, max(1, blocks), _BLOCKS_A_PART))
@@ -84,7 +85,7 @@ def copy_blocks(task: ReadTask) -> None:
     with target_connection(source.address, f"reading {source.place}") as connection:
         found, texts = read_blocks(connection, source.place, stored_names(source.layout), (task.first, task.last))
         _check_position(source, found)
-        with pq.ParquetWriter(task.path, source.layout.schema) as writer:
+        with storage.create_file(Path(task.path)) as file, pq.ParquetWriter(file, source.layout.schema) as writer:
             for block in texts:
                 writer.write_table(parse_rows([block], source.layout))
 
