@@ -10,7 +10,7 @@ from penstock.position import Position
 from penstock.postgres.types.policy import TypePolicy
 from penstock.schema import TableName
 from penstock.sinks.base import Sink, TableChanges, Target
-from penstock.spool.values import check_values
+from penstock.spool.values import check_identified, check_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class Bringer:
     def bring(self, target: Target, changes: TableChanges, end: Position) -> Target | None:
         """Bring one table to `end`. Gives the target as it is then; None if there was nothing to do."""
         follower, letters = self.follower, self.letters
+        check_identified(changes.slices)
         if letters is None:
             check_values(changes.table, changes.slices, refuse_inexact=self.types.refuses_inexact)
         else:
