@@ -6,7 +6,9 @@ import psycopg
 import pytest
 
 from penstock.capture.provision import inspect_coverage
-from penstock.postgres.connection import SourceAddress
+from penstock.errors import TableWithoutKeyError
+from penstock.postgres.catalog import KeyFault, check_mirrorable, inspect_key_faults, inspect_schemas, inspect_tables
+from penstock.postgres.connection import SourceAddress, connect
 from penstock.schema import TableName
 from tests.fix_postgres import Database
 
@@ -126,3 +128,26 @@ def test_partitions_that_log_another_key_than_their_root_announces_are_blockers_
     for blocker in blockers:
         database.execute(blocker.remedy)
     assert inspect_coverage(address, "pub", names, old_rows=True).satisfied
+
+
+@pytest.mark.versions(14, 16, 18)
+def test_T33_a_key_with_a_generated_column_that_the_stream_does_not_carry_is_no_key(database: Database, address: SourceAddress) -> None:
+    """The remaining columns of it do not identify a row."""
+    generated = "a int, b int, g int GENERATED ALWAYS AS (b / 2) STORED, PRIMARY KEY (a, g)"
+    database.execute(f"CREATE TABLE keyed ({generated}); CREATE TABLE whole ({generated}); ALTER TABLE whole REPLICA IDENTITY FULL")
+    database.execute(f"CREATE TABLE indexed ({generated}, c int NOT NULL UNIQUE)")
+    database.execute("ALTER TABLE indexed REPLICA IDENTITY USING INDEX indexed_c_key")
+    database.execute("CREATE PUBLICATION pub FOR TABLE keyed, whole, indexed")
+    is_18 = database.query("SELECT current_setting('server_version_num')::int >= 180000")[0][0]
+    with connect(address) as connection:
+        tables = inspect_tables(connection)
+        schemas = inspect_schemas(connection, tables, publication="pub")
+        faults = inspect_key_faults(connection, schemas.values())
+        planned = inspect_schemas(connection, tables, publication="ours")
+    assert {name.name: schema.key for name, schema in schemas.items()} == {"indexed": ("c",), "keyed": ("a",), "whole": ()}
+    assert {name.name: fault for name, fault in faults.items()} == {"keyed": KeyFault.GENERATED, "whole": KeyFault.GENERATED}
+    keyed = TableName("public", "keyed")
+    with pytest.raises(TableWithoutKeyError, match="generated column in its key") as caught:
+        check_mirrorable(schemas[keyed], faults[keyed])
+    assert "publish_generated_columns = stored" in (caught.value.hint or "")
+    assert planned[keyed].key == (("a", "g") if is_18 else ("a",)), "a publication of ours carries it where it can"

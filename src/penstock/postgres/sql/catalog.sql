@@ -14,7 +14,14 @@ ORDER BY n.nspname, c.relname
 -- name: columns
 -- Those that the publication names, since Postgres 15, where the table is in it; 15 also names generated ones, which it does not publish.
 -- Else all but the generated ones: they enter the stream only if they are stored and the publication says so, which it can since Postgres 18.
-WITH published AS MATERIALIZED (
+-- One that does not exist yet will say so, since we create it.
+WITH generated AS MATERIALIZED (
+  SELECT COALESCE(
+    (SELECT pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's' FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s::text),
+    %(publication)s::text IS NOT NULL AND pg_catalog.current_setting('server_version_num')::int >= 180000
+      AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s::text)
+  ) AS stored
+), published AS MATERIALIZED (
   SELECT c.oid, pg_catalog.to_jsonb(t) -> 'attnames' AS names
   FROM pg_catalog.pg_publication_tables t
   JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
@@ -27,9 +34,7 @@ LEFT JOIN published p ON p.oid = a.attrelid
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
   AND CASE WHEN pg_catalog.jsonb_typeof(p.names) = 'array' THEN p.names ? a.attname::text
       AND (a.attgenerated = '' OR pg_catalog.current_setting('server_version_num')::int >= 180000)
-    ELSE a.attgenerated = '' OR a.attgenerated = 's' AND EXISTS (
-      SELECT 1 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s AND pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's'
-    ) END
+    ELSE a.attgenerated = '' OR a.attgenerated = 's' AND (SELECT stored FROM generated) END
 ORDER BY a.attrelid, a.attnum
 
 -- name: attributes
@@ -60,12 +65,14 @@ LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
 WHERE t.oid >= 10000
 
 -- name: keys
-SELECT i.indrelid, array_agg(a.attname::text ORDER BY a.attnum)
+-- With those that are generated, and whether whole rows go into the log.
+SELECT i.indrelid, array_agg(a.attname::text ORDER BY a.attnum),
+       COALESCE(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attgenerated <> ''), '{}'), bool_or(c.relreplident = 'f')
 FROM pg_catalog.pg_index i
 JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
 WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
-  AND (%(oids)s::oid[] IS NULL OR i.indrelid = ANY (%(oids)s::oid[]))
+  AND i.indrelid = ANY (%(oids)s::oid[])
 GROUP BY i.indrelid
 
 -- name: key_faults
