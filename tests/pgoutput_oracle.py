@@ -50,7 +50,7 @@ class _Stream:
 
     rows: list[tuple[int, OracleRow]] = field(default_factory=list)
     messages: list[LogicalMessage] = field(default_factory=list)
-    tables: dict[int, tuple[int, TableSchema]] = field(default_factory=dict)
+    tables: dict[int, tuple[int, TableSchema, bool]] = field(default_factory=dict)
     ordinal: int = 0
 
 
@@ -66,7 +66,7 @@ class Oracle:
     """Those outside of transactions."""
 
     def __post_init__(self) -> None:
-        self._tables: dict[int, tuple[int, TableSchema]] = {}
+        self._tables: dict[int, tuple[int, TableSchema, bool]] = {}
         self._visible = self._tables
         self._described = 0
         self._streams: dict[int, _Stream] = {}
@@ -238,7 +238,7 @@ class Oracle:
         if identity == b"f":
             flagged = [name for name in names if name in known] if set(known) <= set(names) else []
         self._described += 1
-        self._visible[oid] = (self._described, TableSchema(oid, name, tuple(columns), tuple(flagged)))
+        self._visible[oid] = (self._described, TableSchema(oid, name, tuple(columns), tuple(flagged)), identity == b"f")
 
     def _change(self, kind: bytes, reader: _Reader) -> list[OracleRow]:
         (oid,) = reader.fields("!I")
@@ -268,7 +268,12 @@ class Oracle:
         return [*old, self._row(table, ChangeType.UPDATE_POSTIMAGE, 1, new)]
 
     def _shown(self, table: TableSchema, marker: bytes, values: list[Value]) -> list[Value]:
-        return values if self.old_rows and marker == b"O" else _key_only(table, values)
+        """The old row as a delete shows it. What identifies the row and did not travel counts as unchanged."""
+        shown = values if self.old_rows and marker == b"O" else _key_only(table, values)
+        needs_whole = marker == b"K" and (not table.key or (self.old_rows and self._visible[table.oid][2]))
+        needed = table.column_names if needs_whole else table.key
+        names = zip(table.column_names, shown, strict=True)
+        return [Absent.UNCHANGED if value is None and name in needed else value for name, value in names]
 
     def _truncate(self, reader: _Reader) -> list[int]:
         count, _ = reader.fields("!IB")

@@ -52,7 +52,8 @@ METADATA_FIELDS: tuple[pa.Field, ...] = (
     pa.field(COMMIT_TIMESTAMP, pa.timestamp("us", "UTC")),
     pa.field(ORDINAL, pa.int64(), nullable=False),
     pa.field(XID, pa.int64(), nullable=False),
-    # Names of columns whose stored value did not travel (unchanged TOAST); null when there are none.
+    # Names of columns whose stored value did not travel (unchanged TOAST); null when there are none. A delete names columns only if it
+    # lacks part of what identifies its row: such a change is never applied.
     pa.field(UNCHANGED, pa.list_(pa.string())),
     # Column name → exact Postgres text, for values that the typed column cannot hold; null when there are none.
     pa.field(EXACT, EXACT_TYPE),
@@ -119,6 +120,8 @@ class ChangeCounts:
     """Texts that are not UTF-8, and so cannot be had at all."""
     preimages: int = 0
     """Rows as they were before an update; in batches of their own."""
+    unidentified: int = 0
+    """Rows whose key, or whose whole old row where there is no key, did not travel. They name the missing columns in `_unchanged`."""
 
     @property
     def rows(self) -> int:
@@ -135,6 +138,7 @@ class ChangeCounts:
             self.inexact + other.inexact,
             self.unreadable + other.unreadable,
             self.preimages + other.preimages,
+            self.unidentified + other.unidentified,
         )
 
 

@@ -348,6 +348,26 @@ class TableGapError(TableError):
     code = "PEN-1413"
 
 
+class RowUnidentifiedError(TableError):
+    """A change does not carry the key of its row: a partition logs its changes by another replica identity than its root has."""
+
+    code = "PEN-1417"
+
+    @classmethod
+    def of(cls, table: object) -> Self:
+        return cls(
+            f"a change of {table} does not carry the key, or the whole old row, that identifies its row in the target",
+            hint=f"give every partition of {table} the replica identity of its root (penstock check prints the statements), "
+            f"then penstock tables resync {table}",
+        )
+
+
+class PartitionIdentityError(ReplicaIdentityError):
+    """A partition logs old keys by another replica identity than its root announces, so deletes and key updates would miss their row."""
+
+    code = "PEN-1418"
+
+
 class MembersDifferError(TableError):
     """Tables that are routed into one have not the same columns and key, or one of them cannot be mirrored."""
 

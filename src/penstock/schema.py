@@ -73,6 +73,8 @@ class Attributes:
     """The columns that are numbered, where those of the table are made of them by a transform."""
     made_by: str = ""
     """Which transform it was."""
+    hidden_key: tuple[str, ...] = ()
+    """Generated columns of the key that the stream does not carry, so that `TableSchema.key` alone does not identify rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import pytest
 from penstock.capture import spooling
 from penstock.capture.wal import WalCapture
 from penstock.contracts.capture import Change, ChangeStream, Delete, Event, Truncate, Upsert
-from penstock.errors import NoTablesError, SnapshotLostError, UnrepresentableError
+from penstock.errors import NoTablesError, PartitionIdentityError, RowUnidentifiedError, SnapshotLostError, UnrepresentableError
 from penstock.position import Position
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from penstock.postgres.types.policy import TypePolicy
@@ -259,3 +259,29 @@ def test_value_that_is_refused_ends_the_stream_at_its_transaction_after_all_befo
     with closing(wal.capture().live()) as stream:
         changes = take(stream, 3, wal.deadline_seconds)
     assert [change.event.key["id"] for change in changes if isinstance(change.event, Upsert)] == [4, 5, 6], "once the policy takes it"
+
+
+def test_a_delete_that_does_not_carry_the_key_ends_the_stream_after_everything_before_it(wal: WalHarness) -> None:
+    values = Values(wal, "id int, code text NOT NULL, ts int NOT NULL, PRIMARY KEY (id, ts)) PARTITION BY RANGE (ts")
+    part = f'{values.sql[:-1]}_part"'
+    wal.database.execute(f"CREATE UNIQUE INDEX by_code ON {values.sql} (code, ts)")
+    wal.database.execute(f"ALTER TABLE {values.sql} REPLICA IDENTITY USING INDEX by_code")
+    wal.database.execute(f"CREATE TABLE {part} PARTITION OF {values.sql} DEFAULT")
+    wal.database.execute(
+        f"CREATE PUBLICATION {wal.capture().settings.publication} FOR TABLE {values.sql} WITH (publish_via_partition_root)"
+    )
+    with pytest.raises(PartitionIdentityError, match="logs") as caught:
+        values.capture.live()
+    assert caught.value.hint
+    index = wal.database.query("SELECT indexrelid::regclass::text FROM pg_index WHERE indrelid = %s::regclass AND NOT indisprimary", part)[
+        0
+    ][0]
+    wal.database.execute(f"ALTER TABLE {part} REPLICA IDENTITY USING INDEX {index.split('.', 1)[1]}")
+    with closing(values.capture.live()) as stream:
+        wal.database.execute(f"INSERT INTO {values.sql} VALUES (1, 'a', 1), (2, 'b', 2); DELETE FROM {values.sql} WHERE id = 1")
+        # In one transaction, so that no look at the catalog can find it.
+        wal.database.execute(f"ALTER TABLE {part} REPLICA IDENTITY DEFAULT; DELETE FROM {values.sql} WHERE id = 2; {caught.value.hint}")
+        events = [change.event for change in take(stream, 3, wal.deadline_seconds)]
+        assert events[-1] == Delete(values.table, {"code": "a", "ts": 1})
+        with pytest.raises(RowUnidentifiedError, match="does not carry the key"):
+            take(stream, 1, wal.deadline_seconds)

@@ -242,3 +242,53 @@ def test_X03_the_end_of_a_part_of_a_transaction_that_was_never_sent_is_passed_ov
     assert PgOutputDecoder().decode([stream_abort(20, 21), stream_abort(20, 22)]) == []
     with pytest.raises(ProtocolError, match="not open"):
         PgOutputDecoder().decode([stream_abort(20, 20)])
+
+
+CODED = Table(9, "coded", (TableColumn("id", 23), TableColumn("code", 25, is_key=True), TableColumn("ts", 23, is_key=True)), identity="i")
+"""A partitioned table whose root is identified by (code, ts)."""
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "keys", "shown", "named"),
+    [
+        (CODED, delete(9, [b"1", None, None]), {}, (None, None, None), ["code", "ts"]),
+        (CODED, update(9, [b"2", b"a", b"5"], [b"1", None, None]), {}, (None, None, None), ["code", "ts"]),
+        (CODED, delete(9, [None, b"a", None]), {}, (None, "a", None), ["ts"]),
+        (CODED, delete(9, [b"1", b"a", None], b"O"), {}, (None, "a", None), ["ts"]),
+        (FULL, delete(8, [b"1", None, None]), {}, (1, None, None), ["name", "body"]),
+        (FULL, update(8, [b"2", b"b", b"x"], [b"1", None, None]), {}, (1, None, None), ["name", "body"]),
+    ],
+)
+def test_an_old_key_that_did_not_travel_whole_counts_as_unidentified_and_names_what_is_missing(
+    table: Table, change: bytes, keys: dict[int, tuple[str, ...]], shown: tuple[Any, ...], named: list[str]
+) -> None:
+    step = decode_changes(table, change, keys=keys)
+    first = rows(step)[0]
+    assert (first[0], first[2:-1], first[-1]) == ("delete", shown, named)
+    assert sum(batch.counts.unidentified for batch in step.batches) == 1
+
+
+def test_an_update_whose_key_is_neither_in_the_new_row_nor_in_the_old_key_is_unidentified() -> None:
+    (batch,) = decode_changes(CODED, update(9, [b"1", UNCHANGED, b"5"])).batches
+    assert (batch.counts.unidentified, batch.counts.unchanged) == (1, 1)
+
+
+def test_keys_that_travel_whole_are_identified() -> None:
+    sound = [insert(9, [b"1", b"a", b"5"]), update(9, [b"2", b"a", b"5"]), update(9, [b"2", b"b", b"5"], [None, b"a", b"5"])]
+    wider = delete(9, [b"2", b"b", b"5"])  # of a partition whose own key holds the root's
+    step = decode_changes(CODED, *sound, wider, delete(9, [None, b"b", b"5"], b"O"), truncate(9))
+    assert [batch.counts.unidentified for batch in step.batches] == [0]
+    assert {row[-1] for row in rows(step)} == {None}
+    whole = decode_changes(FULL, delete(8, [b"1", None, None], b"O"), update(8, [b"1", None, None], [b"1", b"a", None], b"O"))
+    assert [batch.counts.unidentified for batch in whole.batches] == [0]
+
+
+def test_where_old_rows_are_asked_for_and_announced_a_delete_without_one_is_unidentified() -> None:
+    gone = [delete(8, [b"1", None, None]), delete(8, [b"2", b"b", None], b"O")]
+    (step,) = PgOutputDecoder({8: ("id",)}, old_rows=True).decode([begin(1), relation(FULL), *gone, commit(100)])
+    assert rows(step) == [("delete", 0, 1, None, None, ["name", "body"]), ("delete", 1, 2, "b", None, None)]
+    assert isinstance(step, Transactions)
+    assert [batch.counts.unidentified for batch in step.batches] == [1]
+    keyed = [begin(1), relation(ITEMS), delete(7, [b"1", None, None]), commit(100)]
+    (step,) = PgOutputDecoder(old_rows=True).decode(keyed)
+    assert rows(step) == [("delete", 0, 1, None, None, None)], "nobody announced more than the key"

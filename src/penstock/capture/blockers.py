@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from penstock.contracts.provisioning import Blocker, CoverageReport
 from penstock.errors import (
     NoTablesError,
+    PartitionIdentityError,
     PrivilegeError,
     PublicationError,
     ReplicaIdentityError,
@@ -21,6 +22,7 @@ from penstock.errors import (
     UntrustedObjectError,
 )
 from penstock.postgres.ownership import Trust, remedy
+from penstock.postgres.partition_identity import PartitionMismatch, describe_mismatches
 from penstock.postgres.privileges import Role, Unreadable
 from penstock.postgres.publication import OPERATIONS, HeapIdentity, Listing, Publication, Relation
 from penstock.postgres.queries import identifier
@@ -171,6 +173,16 @@ def _identity_blockers(relation: Relation) -> Iterator[Blocker]:
             f"{fixes} or else: {full}" if fixes else full,
             (relation.name,),
         )
+
+
+def partition_blockers(mismatches: Iterable[PartitionMismatch]) -> Iterator[Blocker]:
+    """One for each table: its partitions that log old keys by another replica identity than the root announces."""
+    of_table: dict[TableName, list[PartitionMismatch]] = defaultdict(list)
+    for mismatch in mismatches:
+        of_table[mismatch.root].append(mismatch)
+    for table, found in of_table.items():
+        what, fix = describe_mismatches(found), " ".join(each.fix for each in found)
+        yield Blocker(PartitionIdentityError.code, what, fix, (table,))
 
 
 def _identity_fault(heap: HeapIdentity) -> str:

@@ -91,7 +91,13 @@ def _ensure_first(settings: CaptureSettings, on_wait: OnWait) -> Slot:
             f"slot {settings.slot} is gone: what committed since it was last read cannot be had any more", hint=COPY_ANEW
         )
     slot, _ = ensure_capture(
-        settings.address, settings.slot, settings.publication, settings.tables, failover=settings.failover, on_wait=on_wait
+        settings.address,
+        settings.slot,
+        settings.publication,
+        settings.tables,
+        failover=settings.failover,
+        old_rows=settings.old_rows,
+        on_wait=on_wait,
     )
     return slot
 

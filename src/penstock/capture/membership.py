@@ -104,7 +104,10 @@ class MemberWatch:
 
     def _inspect(self) -> MemberCatalog:
         settings = self._settings
-        return inspect_members(settings.address, settings.publication, lambda table: self._takes is None or table in self._takes)
+        takes = self._takes
+        return inspect_members(
+            settings.address, settings.publication, lambda table: takes is None or table in takes, old_rows=settings.old_rows
+        )
 
     def _holes(self, found: MemberCatalog, recorded: Mapping[TableName, Member]) -> list[str]:
         reasons = {name: self._hole(found, name, member, recorded) for name, member in recorded.items()}

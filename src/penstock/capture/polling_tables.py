@@ -11,7 +11,7 @@ from penstock.capture.polling_rules import XMIN
 from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.polling_state import TableState
 from penstock.errors import PenstockError, TableError, TableRewrittenError
-from penstock.postgres.catalog import CatalogTable, KeyFault, inspect_key_faults, inspect_schemas, inspect_tables
+from penstock.postgres.catalog import CatalogTable, inspect_key_faults, inspect_schemas, inspect_tables
 from penstock.postgres.connection import Connection
 from penstock.postgres.moments import Moment
 from penstock.postgres.polled import PolledTable, Window, check_cursor, inspect_cursors, inspect_highest, read_keys_in_order, read_versions
@@ -51,8 +51,8 @@ def inspect_polled(connection: Connection, settings: PollingSettings, tables: Se
     for table in tables:
         schema, column = schemas[table.name], settings.rules.cursor_of(table.name)
         try:
-            if not schema.key:
-                raise faults.get(table.name, KeyFault.MISSING).error(table.name)
+            if table.name in faults:
+                raise faults[table.name].error(table.name)
             cursor = None if column == XMIN else check_cursor(table.name, column, cursors.get((table.oid, column)))
         except TableError as error:
             found.refused[table.name] = error

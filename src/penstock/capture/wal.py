@@ -115,11 +115,13 @@ class WalCapture(ChangeCapture, CaptureProvisioning):
 
     @override
     def inspect_coverage(self, required: AbstractSet[TableName]) -> CoverageReport:
-        return provision.inspect_coverage(self.settings.address, self.settings.publication, required)
+        return provision.inspect_coverage(self.settings.address, self.settings.publication, required, old_rows=self.settings.old_rows)
 
     @override
     def ensure_coverage(self, required: AbstractSet[TableName], manage: bool) -> CoverageReport:
-        return provision.ensure_coverage(self.settings.address, self.settings.publication, required, manage)
+        return provision.ensure_coverage(
+            self.settings.address, self.settings.publication, required, manage, old_rows=self.settings.old_rows
+        )
 
     def _ensure_coverage(self) -> None:
         tables = frozenset(self.settings.tables)

@@ -17,7 +17,7 @@ from typing import Self
 
 from penstock.capture.membership import MemberWatch, check_publication
 from penstock.capture.settings import CaptureSettings
-from penstock.errors import PenstockError, PublicationError, TableGapError
+from penstock.errors import PartitionIdentityError, PenstockError, PublicationError, TableGapError
 from penstock.lag import CaptureLag
 from penstock.position import Position
 from penstock.postgres.connection import connect
@@ -95,7 +95,7 @@ class SourceWatch:
         while not self._stopping.is_set() and self._hole is None:
             try:
                 self._look(at_tables=next(looks))
-            except (PublicationError, TableGapError) as error:
+            except (PublicationError, TableGapError, PartitionIdentityError) as error:
                 self._hole = error
             except PenstockError as error:
                 _log.info("the source could not be looked at", extra={"code": error.code})

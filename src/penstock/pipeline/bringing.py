@@ -13,7 +13,7 @@ from penstock.postgres.types.policy import TypePolicy
 from penstock.retry import Backoff
 from penstock.schema import TableName
 from penstock.sinks.base import Sink, TableChanges, Target
-from penstock.spool.values import check_values
+from penstock.spool.values import check_identified, check_values
 
 _QUICK_ATTEMPTS = 3
 _QUICK_PAUSE_SECONDS = 0.1
@@ -47,6 +47,7 @@ class Bringer:
     def bring(self, target: Target, changes: TableChanges, end: Position) -> Target | None:
         """Bring one table to `end`. Gives the target as it is then; None if there was nothing to do."""
         follower, letters = self.follower, self.letters
+        check_identified(changes.slices)
         if letters is None:
             check_values(changes.table, changes.slices, refuse_inexact=self.types.refuses_inexact)
         else:

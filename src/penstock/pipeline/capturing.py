@@ -44,7 +44,7 @@ def plan_capture(config: PipelineConfig) -> CaptureSettings:
     if EpochLog(config.sink.root, config.pipeline).last() is not None:
         raise slot_missing(config)
     wanted = [table.name for table in selection.sources]
-    report = inspect_coverage(address, config.publication, wanted)
+    report = inspect_coverage(address, config.publication, wanted, old_rows=config.source.old_rows)
     blocked = {name for blocker in report.blockers for name in blocker.tables}
     return config.capture_settings(tables=[name for name in wanted if name not in blocked] or wanted)
 

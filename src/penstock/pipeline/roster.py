@@ -130,7 +130,9 @@ class Roster:
         side = side_of(self.config)
         with connect(self.config.source.address()) as connection:
             # Before the tables are looked at: one that is dropped between the two is none that left.
-            left = side.departures(connection, [source for sources in list(self._sources.values()) for source in sources])
+            sources = [source for sources in self._sources.values() for source in sources]
+            left = side.departures(connection, sources)
+            misfits = side.misfits(connection, sources)
             selection = select_tables(connection, self.config, seen=side.seen)
             lost = {name: oid for name, oid in self.applier.oids.items() if config.has(name) and not selection.knows(name)}
             gone = why_gone(connection, lost, config.selects)
@@ -143,7 +145,7 @@ class Roster:
         if new:
             self._add(_part(selection, new), orders)
         self._pause(orders)
-        self._give_up(left, selection, orders)
+        self._give_up(left, misfits, selection, orders)
         self.applier.notice(Look(selection.schemas, selection.seen_at, gone, moved))
         self._resync([name for name in orders.resync if config.has(name)], selection, gone)
         self._mend(selection)
@@ -151,16 +153,23 @@ class Roster:
             with connect(self.config.source.address()) as connection:
                 nudge(connection)
 
-    def _give_up(self, left: Mapping[TableName, str], selection: Selection, orders: TableOrders) -> None:
-        """Tables of which changes are in no log. What is copied anew needs none of them; another table of the name is for the epochs."""
+    def _give_up(
+        self, left: Mapping[TableName, str], misfits: Mapping[TableName, PenstockError], selection: Selection, orders: TableOrders
+    ) -> None:
+        """Fail tables of which changes are in no log (`left`), or do not identify their rows (`misfits`).
+
+        A table that is resynced needs none of them; another table of the name is for the epochs.
+        """
         oids = self.applier.oids
         for name, table in selection.tables.items():
             status = self.applier.statuses.get(name)
             if status is None or name in orders.resync or not (status.is_followed or status.state is TableState.PAUSED):
                 continue
-            source = next((source.name for source in table.sources if source.name in left), None)
+            source = next((source.name for source in table.sources if source.name in left or source.name in misfits), None)
             if source is not None and oids.get(name) == table.oid:
-                self.applier.give_up(name, departed(source, left[source], name, self.sink.describe(name)))
+                is_misfit = source in misfits
+                error = misfits[source] if is_misfit else departed(source, left[source], name, self.sink.describe(name))
+                self.applier.give_up(name, error)
 
     def _moved(self, connection: Connection, selection: Selection, orders: TableOrders) -> dict[TableName, str]:
         """Tables to resync for what the log does not show: partitions that brought or took rows, types that were altered."""

@@ -12,13 +12,14 @@ from dataclasses import replace
 
 from typing_extensions import override
 
+from penstock.capture.blockers import partition_blockers
 from penstock.capture.choosing import polling_settings
 from penstock.capture.continuity import check_same_system
 from penstock.capture.polling_copies import CopyExport
 from penstock.capture.polling_feed import PollingFeed
 from penstock.capture.polling_settings import PollingSettings
 from penstock.capture.polling_tables import find_tables, inspect_polled
-from penstock.capture.provision import ensure_capture, inspect_coverage
+from penstock.capture.provision import blocked, ensure_capture, inspect_coverage
 from penstock.errors import PenstockError, SlotMissingError
 from penstock.lag import unreserved_slot
 from penstock.pipeline.config import PipelineConfig
@@ -34,8 +35,9 @@ from penstock.postgres.exported import Export, export_snapshot
 from penstock.postgres.health import log_wait
 from penstock.postgres.horizon import shown_position
 from penstock.postgres.moments import flush_log, inspect_system
+from penstock.postgres.partition_identity import inspect_partition_identities
 from penstock.postgres.publication import drop_table, inspect_memberships
-from penstock.postgres.slot import OnWait, check_server, current_position, inspect_server, inspect_slot
+from penstock.postgres.slot import OnWait, Slot, check_server, current_position, inspect_server, inspect_slot
 from penstock.postgres.timeline import SystemIdentity, identify_system
 from penstock.schema import TableName
 from penstock.spool.reader import SpoolReader
@@ -102,6 +104,10 @@ class CaptureSide(ABC):
         """Of tables that are captured: those of which changes may be missing, and why. A look while the pipeline runs, so a cheap one."""
         return {}
 
+    def misfits(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, PenstockError]:
+        """Of tables that are captured: those whose changes no longer identify their rows. Asked while the pipeline runs, so it is cheap."""
+        return {}
+
     @abstractmethod
     def renew(self, tables: Sequence[TableName]) -> Mapping[TableName, str]:
         """See to it before tables are copied anew; gives by which act each is captured now."""
@@ -147,10 +153,9 @@ class WalSide(CaptureSide):
     @override
     def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
         config = self._config
-        fail_blocked(tables, inspect_coverage(self._address, config.publication, tables.capturable))
-        _, added = ensure_capture(
-            self._address, config.slot, config.publication, tables.capturable, failover=config.source.failover, on_wait=on_wait
-        )
+        old_rows = config.source.old_rows
+        fail_blocked(tables, inspect_coverage(self._address, config.publication, tables.capturable, old_rows=old_rows))
+        _, added = self._ensure_capture(tables.capturable, on_wait)
         fail_unpublished(tables, added, describe)
         with connect(self._address) as connection:
             found = inspect_memberships(connection, config.publication, tables.owners)
@@ -166,11 +171,21 @@ class WalSide(CaptureSide):
         return departures(load_memberships(self._config.state), inspect_memberships(connection, self.publication, tables), tables)
 
     @override
+    def misfits(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, PenstockError]:
+        mismatches = inspect_partition_identities(connection, list(tables), old_rows=self._config.source.old_rows)
+        return {table: blocked([blocker]) for blocker in partition_blockers(mismatches) for table in blocker.tables}
+
+    @override
     def renew(self, tables: Sequence[TableName]) -> Mapping[TableName, str]:
-        config = self._config
-        ensure_capture(self._address, config.slot, config.publication, tables, failover=config.source.failover)
+        self._ensure_capture(tables)
         with connect(self._address) as connection:
-            return inspect_memberships(connection, config.publication, tables)
+            return inspect_memberships(connection, self.publication, tables)
+
+    def _ensure_capture(self, tables: Sequence[TableName], on_wait: OnWait = log_wait) -> tuple[Slot, list[TableName]]:
+        source = self._config.source
+        return ensure_capture(
+            self._address, self.slot, self.publication, tables, failover=source.failover, old_rows=source.old_rows, on_wait=on_wait
+        )
 
     @override
     def leave(self, tables: Collection[TableName]) -> None:

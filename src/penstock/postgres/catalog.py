@@ -44,15 +44,62 @@ class CatalogTable:
 
 
 def inspect_tables(connection: Connection) -> list[CatalogTable]:
-    """All tables that could be captured, in name order. System schemas, partitions, temporary and unlogged tables are not."""
-    rows: list[Any] = connection.execute(query("catalog", "tables")).fetchall()
+    """All tables that could be captured, in name order. System schemas, partitions, temporary and unlogged tables are not, nor those of
+    `inspect_misnamed`."""
+    rows: list[Any] = connection.execute(query("catalog", "tables"), {"without": list(inspect_misnamed(connection))}).fetchall()
     return [CatalogTable(oid, TableName(schema, name)) for oid, schema, name in rows]
 
 
 def inspect_outside(connection: Connection) -> list[tuple[TableName, str, str]]:
     """Views, materialized views, foreign and unlogged tables: name, kind and persistence, as the catalog has them."""
-    rows: list[Any] = connection.execute(query("catalog", "outside")).fetchall()
+    rows: list[Any] = connection.execute(query("catalog", "outside"), {"without": list(inspect_misnamed(connection))}).fetchall()
     return [(TableName(schema, name), kind, persistence) for schema, name, kind, persistence in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Misnamed:
+    """A table that cannot be captured, since a name of it is not UTF-8. Bytes that are not are shown as `\\xe9`."""
+
+    name: TableName
+    what: str
+    """Which name it is."""
+
+    def error(self) -> UnsupportedTableError:
+        return UnsupportedTableError(
+            f"{self.what} has a name that is not UTF-8, and a SQL_ASCII database converts nothing",
+            hint="rename it (ALTER TABLE … RENAME), or exclude the table",
+        )
+
+
+def inspect_misnamed(connection: Connection) -> dict[int, Misnamed]:
+    """By OID, tables and views of which the own name, or that of a column or a partition, is not UTF-8.
+
+    Only a SQL_ASCII database has them. The server refuses to send such a name, so every statement has to leave them out.
+    """
+    if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
+        return {}
+    rows: list[Any] = connection.execute(query("catalog", "name_bytes")).fetchall()
+    found: dict[int, Misnamed] = {}
+    for oid, schema, name, relation, columns in rows:
+        table = TableName(_shown(schema), _shown(name))
+        column = next((each for each in columns if not _is_utf8(each)), None)
+        if not _is_utf8(relation):
+            found.setdefault(oid, Misnamed(table, f"relation {_shown(relation)} of table {table}"))
+        elif column is not None:
+            found.setdefault(oid, Misnamed(table, f"column {_shown(column)} of table {table}"))
+    return found
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
 
 
 def inspect_names(connection: Connection, oids: Collection[int]) -> dict[int, TableName]:
@@ -62,14 +109,35 @@ def inspect_names(connection: Connection, oids: Collection[int]) -> dict[int, Ta
     return {oid: TableName(schema, name) for oid, schema, name in rows}
 
 
-def inspect_keys(connection: Connection, oids: Collection[int] | None = None) -> Mapping[int, tuple[str, ...]]:
-    """Relation OID → the columns that tell its rows apart, in table order: the replica identity's index, else the primary key.
+@dataclass(frozen=True, slots=True)
+class CatalogIdentity:
+    """The columns that identify a table's rows, in table order: those of the replica identity's index, else of the primary key."""
 
-    Of the relations `oids`, or of all there are.
-    """
-    parameters = {"oids": None if oids is None else list(oids)}
+    columns: tuple[str, ...]
+    generated: frozenset[str]
+    """Those of them that are generated."""
+    is_full: bool
+    """Whether whole rows go into the log, and the columns are those of the primary key."""
+
+    def hidden(self, carried: Collection[str]) -> tuple[str, ...]:
+        """Generated columns that are not among those that the stream carries."""
+        return tuple(name for name in self.columns if name in self.generated and name not in carried)
+
+    def key(self, carried: Collection[str]) -> tuple[str, ...]:
+        """The key as the stream has it: without hidden columns, as a Relation message flags it; under FULL, where it flags all, a key of
+        which a column is hidden is none."""
+        hidden = self.hidden(carried)
+        return () if hidden and self.is_full else tuple(name for name in self.columns if name not in hidden)
+
+
+_NO_IDENTITY = CatalogIdentity((), frozenset(), is_full=False)
+
+
+def inspect_keys(connection: Connection, oids: Collection[int]) -> Mapping[int, CatalogIdentity]:
+    """What identifies the rows of the relations `oids`; those without any key are left out."""
+    parameters = {"oids": list(oids)}
     rows: list[Any] = connection.execute(query("catalog", "keys"), parameters).fetchall()
-    return {oid: tuple(names) for oid, names in rows}
+    return {oid: CatalogIdentity(tuple(names), frozenset(generated), is_full) for oid, names, generated, is_full in rows}
 
 
 def inspect_primary_key(connection: Connection, oid: int) -> CatalogKey | None:
@@ -104,10 +172,13 @@ def inspect_schemas(
         columns[oid].append(types.column(name, type_oid, modifier))
         numbers[oid].append(number)
     keys, widths = inspect_keys(connection, oids), _inspect_widths(connection, oids)
-    return {
-        name: TableSchema(oid, name, tuple(columns[oid]), keys.get(oid, ()), Attributes(tuple(numbers[oid]), *widths.get(oid, (0, ""))))
-        for oid, name in ((table.oid, table.name) for table in tables)
-    }
+    found: dict[TableName, TableSchema] = {}
+    for table in tables:
+        own, identity = tuple(columns[table.oid]), keys.get(table.oid, _NO_IDENTITY)
+        names = [column.name for column in own]
+        attributes = Attributes(tuple(numbers[table.oid]), *widths.get(table.oid, (0, "")), hidden_key=identity.hidden(names))
+        found[table.name] = TableSchema(table.oid, table.name, own, identity.key(names), attributes)
+    return found
 
 
 def _inspect_widths(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[int, str]]:
@@ -129,6 +200,8 @@ class KeyFault(StrEnum):
     MISSING = "missing"
     NOTHING = "nothing"
     DEFERRABLE = "deferrable"
+    GENERATED = "generated"
+    """The key has a generated column that the stream does not carry."""
 
     def error(self, name: TableName) -> TableWithoutKeyError:
         what, fix = {
@@ -138,17 +211,26 @@ class KeyFault(StrEnum):
                 "has a deferrable primary key, which does not go into the log",
                 "REPLICA IDENTITY USING INDEX …; with another unique index, which is not deferrable;",
             ),
+            KeyFault.GENERATED: (
+                "has a generated column in its key, which the stream does not carry",
+                (
+                    "REPLICA IDENTITY FULL; or USING INDEX …; with a unique index without generated columns; "
+                    "from Postgres 18 on also ALTER PUBLICATION … SET (publish_generated_columns = stored);"
+                ),
+            ),
         }[self]
         hint = f"ALTER TABLE {identifier(name.schema, name.name)} {fix} or choose the mode append for it, or exclude the table"
         return TableWithoutKeyError(f"table {name} {what}, so its rows cannot be told apart", hint=hint)
 
 
 def inspect_key_faults(connection: Connection, schemas: Iterable[TableSchema]) -> dict[TableName, KeyFault]:
-    """Of the tables among `schemas` that have no key: why."""
-    names = {schema.oid: schema.name for schema in schemas if not schema.key}
+    """Of the tables among `schemas` that have no key, or not a whole one: why."""
+    schemas = list(schemas)
+    generated = {schema.name: KeyFault.GENERATED for schema in schemas if schema.attributes is not None and schema.attributes.hidden_key}
+    names = {schema.oid: schema.name for schema in schemas if not schema.key and schema.name not in generated}
     rows: list[Any] = connection.execute(query("catalog", "key_faults"), {"oids": list(names)}).fetchall() if names else []
     known = {oid: KeyFault.NOTHING if is_nothing else KeyFault.DEFERRABLE for oid, is_nothing in rows}
-    return {name: known.get(oid, KeyFault.MISSING) for oid, name in names.items()}
+    return {**generated, **{name: known.get(oid, KeyFault.MISSING) for oid, name in names.items()}}
 
 
 def inspect_whole_rows(connection: Connection, oids: Collection[int]) -> set[int]:
@@ -160,9 +242,9 @@ def inspect_whole_rows(connection: Connection, oids: Collection[int]) -> set[int
 def check_mirrorable(schema: TableSchema, fault: KeyFault | None = KeyFault.MISSING) -> None:
     """Raise the error that names why `schema` cannot be mirrored, if there is a reason.
 
-    `fault` is why it has no key, if it has none; None if it needs none.
+    `fault` is why it has no key, or not a whole one; None if it needs none.
     """
-    if not schema.key and fault is not None:
+    if fault is KeyFault.GENERATED or (not schema.key and fault is not None):
         raise fault.error(schema.name)
     if not schema.columns:
         raise UnsupportedTableError(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from penstock.postgres.catalog import inspect_tables
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.outline import lock_patience
+from penstock.postgres.partition_identity import check_partition_identities
 from penstock.postgres.publication import inspect_memberships
 from penstock.schema import TableName
 
@@ -62,11 +63,17 @@ class MemberCatalog:
         return "was taken out of the publication" if must_be_published else None
 
 
-def inspect_members(address: SourceAddress, publication: str, selects: Callable[[TableName], bool]) -> MemberCatalog:
-    """As it is now. `LockWaitError` if somebody has a table to himself."""
+def inspect_members(
+    address: SourceAddress, publication: str, selects: Callable[[TableName], bool], *, old_rows: bool = False
+) -> MemberCatalog:
+    """As it is now. `LockWaitError` if another session holds a lock on a table.
+
+    `PartitionIdentityError` if changes of a member do not identify their rows; with `old_rows`, whole old rows are expected.
+    """
     with connect(address) as connection:
         connection.execute(lock_patience(_LOCK_SECONDS))
         tables = inspect_tables(connection)
         chosen = {table.name: table.oid for table in tables if selects(table.name)}
         acts = inspect_memberships(connection, publication, chosen)
+        check_partition_identities(connection, acts, old_rows=old_rows)
     return MemberCatalog({table.oid: table.name for table in tables}, {name: Member(chosen[name], act) for name, act in acts.items()})

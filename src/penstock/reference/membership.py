@@ -14,6 +14,7 @@ from penstock.errors import CheckpointError, NoTablesError, TableGapError
 from penstock.postgres.catalog import check_mirrorable, inspect_key_faults, inspect_schema, inspect_tables
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.outline import lock_patience
+from penstock.postgres.partition_identity import check_partition_identities
 from penstock.postgres.publication import inspect_memberships
 from penstock.postgres.timeline import identify_system
 from penstock.postgres.types.policy import TypePolicy
@@ -59,6 +60,7 @@ def inspect_member(address: SourceAddress, publication: str, table: TableName) -
     with connect(address) as connection:
         connection.execute(lock_patience(_LOCK_SECONDS))
         oid = next((each.oid for each in inspect_tables(connection) if each.name == table), 0)
+        check_partition_identities(connection, [table])
         return Membership(system, oid, inspect_memberships(connection, publication, [table]).get(table, ""))
 
 

@@ -45,7 +45,9 @@ def ensure_source(request: SourceRequest) -> None:
         slot = inspect_slot(connection, settings.slot)
         tables = [table.name for table in choose_tables(connection, request)]
     if slot is not None or load_identity(settings.spool) is None:
-        ensure_capture(settings.address, settings.slot, settings.publication, tables, failover=settings.failover)
+        ensure_capture(
+            settings.address, settings.slot, settings.publication, tables, failover=settings.failover, old_rows=settings.old_rows
+        )
 
 
 def check_owner(settings: CaptureSettings) -> bool:

@@ -39,7 +39,9 @@ class TableWatch:
             return
         is_first, self._due = self._due == 0.0, time.monotonic() + self._look_seconds
         try:
-            found = inspect_members(self._settings.address, self._settings.publication, self._request.choice.selects)
+            found = inspect_members(
+                self._settings.address, self._settings.publication, self._request.choice.selects, old_rows=self._settings.old_rows
+            )
         except LockWaitError:  # somebody has a table to himself, perhaps for hours: the stream goes on meanwhile
             if is_first:
                 raise

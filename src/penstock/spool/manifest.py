@@ -168,7 +168,7 @@ def _file_document(file: SegmentFile) -> dict[str, object]:
         "path": file.path,
         "rows": file.rows,
         "bytes": file.bytes,
-        "counts": asdict(file.counts),
+        "counts": _counts_document(file.counts),
         "min_position": str(file.min_position),
         "max_position": str(file.max_position),
         "commit_version": None if file.commit_version is None else str(file.commit_version),
@@ -176,6 +176,14 @@ def _file_document(file: SegmentFile) -> dict[str, object]:
         "xid": file.xid,
         **({"is_old": True} if file.is_old else {}),
     }
+
+
+def _counts_document(counts: ChangeCounts) -> dict[str, int]:
+    """Versions that do not know `unidentified` cannot read a manifest that has it, and must not: they would apply such rows."""
+    document = asdict(counts)
+    if not counts.unidentified:
+        del document["unidentified"]
+    return document
 
 
 def _parse_file(document: dict[str, Any]) -> SegmentFile:

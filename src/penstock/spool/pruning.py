@@ -67,7 +67,9 @@ def _copy(file: pq.ParquetFile, kept: list[npt.NDArray[np.bool_]], target: Path,
         return PrunedFile(target, 0, 0, ChangeCounts())
     size_bytes = copy.finish()
     moves = min(whole.moves, copy.counts.inserts, copy.counts.deletes)
-    return PrunedFile(target, copy.rows, size_bytes, replace(copy.counts, moves=moves, unreadable=whole.unreadable))
+    return PrunedFile(
+        target, copy.rows, size_bytes, replace(copy.counts, moves=moves, unreadable=whole.unreadable, unidentified=whole.unidentified)
+    )
 
 
 def _batch(table: TableSchema, rows: pa.RecordBatch) -> ChangeBatch:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, XID, ChangeType, metadata_place
+from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, UNCHANGED, XID, ChangeType, metadata_place
 from penstock.errors import SpoolCorruptError
 from penstock.spool.range import FileSlice
 
@@ -35,21 +35,36 @@ def read_exact(slice: FileSlice) -> Iterator[tuple[int, ExactEntries]]:
     Of old rows, those of deletes too, only the key counts: what else they show came and was looked at before.
     """
     key = frozenset(slice.file.schema.key)
+    for kind, version, entries in _read_filled(slice, EXACT):
+        counted = [each for each in entries if each[0] in key] if key and kind in _OLD else entries
+        if counted:
+            yield version, counted
+
+
+def read_unidentified(slice: FileSlice) -> Iterator[int]:
+    """The commit of each wanted row that does not identify its row, in order: it names a key column in `_unchanged`, or it is a delete
+    that names any column there."""
+    key = frozenset(slice.file.schema.key)
+    for kind, version, names in _read_filled(slice, UNCHANGED):
+        if kind == ChangeType.DELETE or not key.isdisjoint(names):
+            yield version
+
+
+def _read_filled(slice: FileSlice, name: str) -> Iterator[tuple[str, int, Any]]:
+    """Change type, commit and value of each wanted row in which the metadata column `name` is not null. Other columns are not read."""
     after = slice.after.value if slice.after is not None else None
     upto = slice.upto.value if slice.upto is not None else None
+    wanted = (CHANGE_TYPE, COMMIT_VERSION, name)
     with _opened(slice) as file:
-        for batch in file.iter_batches(columns=[CHANGE_TYPE, COMMIT_VERSION, EXACT]):
+        for batch in file.iter_batches(columns=list(wanted)):
             # Columns of the table that have these names are read too: of each name, the metadata is the last.
-            kinds, versions, exact = (
-                batch.column(max(batch.schema.get_all_field_indices(name))) for name in (CHANGE_TYPE, COMMIT_VERSION, EXACT)
-            )
+            kinds, versions, values = (batch.column(max(batch.schema.get_all_field_indices(each))) for each in wanted)
             if slice.file.commit_version is not None:
                 versions = pa.repeat(pa.scalar(slice.file.commit_version.value, pa.int64()), batch.num_rows)
-            held = exact.is_valid()
-            for kind, version, entries in zip(*(column.filter(held).to_pylist() for column in (kinds, versions, exact)), strict=True):
-                counted = [each for each in entries if each[0] in key] if key and kind in _OLD else entries
-                if counted and (after is None or version > after) and (upto is None or version <= upto):
-                    yield version, counted
+            held = values.is_valid()
+            for kind, version, value in zip(*(column.filter(held).to_pylist() for column in (kinds, versions, values)), strict=True):
+                if (after is None or version > after) and (upto is None or version <= upto):
+                    yield kind, version, value
 
 
 def metadata_column(batch: pa.RecordBatch, slice: FileSlice, name: str) -> pa.Array:

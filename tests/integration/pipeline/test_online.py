@@ -221,3 +221,32 @@ def test_N11_N13_a_table_is_renewed_beside_its_target_and_takes_its_place(
     made.run_once()
     made.assert_equal("public.t", "public.broken")
     assert not list((made.config.sink.root / "penstock_shadows").rglob("*.parquet"))
+
+
+def test_a_table_whose_partition_logs_another_key_than_its_root_fails_alone(database: Database, mirror: MirrorFactory) -> None:
+    """The change shows it where the catalog no longer does, and the catalog where no change does: a key update carries no old key."""
+    database.execute("CREATE TABLE good (id int PRIMARY KEY); INSERT INTO good VALUES (1)")
+    database.execute("CREATE TABLE bad (id int, code text NOT NULL, ts int NOT NULL, PRIMARY KEY (id, ts)) PARTITION BY RANGE (ts)")
+    database.execute("CREATE UNIQUE INDEX by_code ON bad (code, ts); ALTER TABLE bad REPLICA IDENTITY USING INDEX by_code")
+    database.execute("CREATE TABLE bad_a PARTITION OF bad FOR VALUES FROM (0) TO (10)")
+    mended = "ALTER TABLE bad_a REPLICA IDENTITY USING INDEX bad_a_code_ts_idx"
+    database.execute(f"{mended}; INSERT INTO bad VALUES (1, 'a', 1), (2, 'b', 2)")
+    made = mirror()
+    made.run_once()
+    database.execute(f"ALTER TABLE bad_a REPLICA IDENTITY DEFAULT; DELETE FROM bad WHERE id = 1; {mended}; INSERT INTO good VALUES (2)")
+    tables = made.run_once().tables
+    assert (tables["public.bad"].state, tables["public.good"].state) == (TableState.FAILED, TableState.STREAMING)
+    assert "PEN-1417" in (tables["public.bad"].reason or "")
+    assert (len(made.rows("public.bad")), len(made.rows("public.good"))) == (2, 2), "nothing of the refused change is applied"
+    order(made.path, ["public.bad"], "renew")
+    with running(made) as run:
+        run.wait_for_rows("public.bad", 1)
+        run.wait_for_state("public.bad", TableState.STREAMING)
+        database.execute("CREATE TABLE bad_b PARTITION OF bad FOR VALUES FROM (10) TO (20); INSERT INTO bad VALUES (3, 'c', 11)")
+        run.wait_for_state("public.bad", TableState.FAILED)
+        status = run.pipeline.statuses[TableName.parse("public.bad")]
+        assert "PEN-1418" in (status.reason or "")
+        assert status.remedy == 'ALTER TABLE "public"."bad_b" REPLICA IDENTITY USING INDEX "bad_b_code_ts_idx";'
+        database.execute("INSERT INTO good VALUES (3)")
+        run.wait_for_rows("public.good", 3)
+        assert run.state("public.good") is TableState.STREAMING

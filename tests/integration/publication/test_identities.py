@@ -6,7 +6,9 @@ import psycopg
 import pytest
 
 from penstock.capture.provision import inspect_coverage
-from penstock.postgres.connection import SourceAddress
+from penstock.errors import TableWithoutKeyError
+from penstock.postgres.catalog import KeyFault, check_mirrorable, inspect_key_faults, inspect_schemas, inspect_tables
+from penstock.postgres.connection import SourceAddress, connect
 from penstock.schema import TableName
 from tests.fix_postgres import Database
 
@@ -74,3 +76,78 @@ def test_R04_T33_an_identity_with_a_generated_column_that_is_not_published_is_re
     assert inspect_coverage(address, "pub", names).satisfied
     for name in names:
         database.execute(f"UPDATE {name} SET v = 2")
+
+
+def _parted(database: Database, name: str, columns: str, unique: str) -> None:
+    """A table with a partition, and a partition of a partition."""
+    database.execute(f"CREATE TABLE {name} ({columns}) PARTITION BY RANGE (ts); {unique}")
+    database.execute(f"CREATE TABLE {name}_a PARTITION OF {name} FOR VALUES FROM (0) TO (10)")
+    database.execute(f"CREATE TABLE {name}_b PARTITION OF {name} FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (ts)")
+    database.execute(f'CREATE TABLE "{name}_B c" PARTITION OF {name}_b DEFAULT')
+
+
+@pytest.mark.versions(14, 18)
+def test_partitions_that_log_another_key_than_their_root_announces_are_blockers_with_the_statement_for_each(
+    database: Database, address: SourceAddress
+) -> None:
+    _parted(
+        database,
+        "coded",
+        "id int, code text NOT NULL, ts int NOT NULL, PRIMARY KEY (id, ts)",
+        "CREATE UNIQUE INDEX by_code ON coded (code, ts)",
+    )
+    database.execute("ALTER TABLE coded REPLICA IDENTITY USING INDEX by_code")
+    _parted(database, "keyed", "id int, code text NOT NULL, ts int, PRIMARY KEY (id, ts)", "CREATE UNIQUE INDEX ON keyed (code, ts)")
+    database.execute("ALTER TABLE keyed_a REPLICA IDENTITY USING INDEX keyed_a_code_ts_idx")
+    _parted(database, "whole", "id int, ts int", "ALTER TABLE whole REPLICA IDENTITY FULL")
+    database.execute('ALTER TABLE whole_a ADD PRIMARY KEY (id); ALTER TABLE "whole_B c" REPLICA IDENTITY FULL')
+    _parted(database, "same", "id int, ts int, PRIMARY KEY (id, ts)", "ALTER TABLE same REPLICA IDENTITY FULL")
+    _parted(database, "wide", "id int, ts int, PRIMARY KEY (id, ts)", "SELECT 1")
+    database.execute("ALTER TABLE wide_a REPLICA IDENTITY FULL; CREATE TABLE plain (id int PRIMARY KEY)")
+    names = {TableName("public", name) for name in ("coded", "keyed", "whole", "same", "wide", "plain")}
+    database.execute(f"CREATE PUBLICATION pub FOR TABLE {', '.join(map(str, names))} WITH (publish_via_partition_root = true)")
+    report = inspect_coverage(address, "pub", names)
+    assert {str(blocker.tables[0]): (blocker.code, blocker.remedy) for blocker in report.blockers} == {
+        "public.coded": (
+            "PEN-1418",
+            (
+                'ALTER TABLE "public"."coded_B c" REPLICA IDENTITY USING INDEX "coded_B c_code_ts_idx"; '
+                'ALTER TABLE "public"."coded_a" REPLICA IDENTITY USING INDEX "coded_a_code_ts_idx";'
+            ),
+        ),
+        "public.keyed": ("PEN-1418", 'ALTER TABLE "public"."keyed_a" REPLICA IDENTITY DEFAULT;'),
+        "public.whole": ("PEN-1418", 'ALTER TABLE "public"."whole_a" REPLICA IDENTITY FULL;'),
+    }
+    for blocker in report.blockers:
+        database.execute(blocker.remedy)
+    assert inspect_coverage(address, "pub", names).satisfied
+    (blocker,) = inspect_coverage(address, "pub", {TableName("public", "same")}, old_rows=True).blockers
+    assert blocker.remedy == 'ALTER TABLE "public"."same_B c" REPLICA IDENTITY FULL; ALTER TABLE "public"."same_a" REPLICA IDENTITY FULL;'
+    blockers = inspect_coverage(address, "pub", names, old_rows=True).blockers
+    assert {blocker.tables[0].name for blocker in blockers} == {"same", "wide"}, "a table without any whole row promises none"
+    for blocker in blockers:
+        database.execute(blocker.remedy)
+    assert inspect_coverage(address, "pub", names, old_rows=True).satisfied
+
+
+@pytest.mark.versions(14, 16, 18)
+def test_T33_a_key_with_a_generated_column_that_the_stream_does_not_carry_is_no_key(database: Database, address: SourceAddress) -> None:
+    """The remaining columns of it do not identify a row."""
+    generated = "a int, b int, g int GENERATED ALWAYS AS (b / 2) STORED, PRIMARY KEY (a, g)"
+    database.execute(f"CREATE TABLE keyed ({generated}); CREATE TABLE whole ({generated}); ALTER TABLE whole REPLICA IDENTITY FULL")
+    database.execute(f"CREATE TABLE indexed ({generated}, c int NOT NULL UNIQUE)")
+    database.execute("ALTER TABLE indexed REPLICA IDENTITY USING INDEX indexed_c_key")
+    database.execute("CREATE PUBLICATION pub FOR TABLE keyed, whole, indexed")
+    is_18 = database.query("SELECT current_setting('server_version_num')::int >= 180000")[0][0]
+    with connect(address) as connection:
+        tables = inspect_tables(connection)
+        schemas = inspect_schemas(connection, tables, publication="pub")
+        faults = inspect_key_faults(connection, schemas.values())
+        planned = inspect_schemas(connection, tables, publication="ours")
+    assert {name.name: schema.key for name, schema in schemas.items()} == {"indexed": ("c",), "keyed": ("a",), "whole": ()}
+    assert {name.name: fault for name, fault in faults.items()} == {"keyed": KeyFault.GENERATED, "whole": KeyFault.GENERATED}
+    keyed = TableName("public", "keyed")
+    with pytest.raises(TableWithoutKeyError, match="generated column in its key") as caught:
+        check_mirrorable(schemas[keyed], faults[keyed])
+    assert "publish_generated_columns = stored" in (caught.value.hint or "")
+    assert planned[keyed].key == (("a", "g") if is_18 else ("a",)), "a publication of ours carries it where it can"

@@ -9,12 +9,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.change import EXACT_TYPE, ChangeCounts
-from penstock.errors import SpoolCorruptError, UnreadableTextError, UnrepresentableError
+from penstock.change import EXACT_TYPE, ChangeCounts, Transactions
+from penstock.errors import RowUnidentifiedError, SpoolCorruptError, UnreadableTextError, UnrepresentableError
+from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from penstock.schema import Column, TableSchema
 from penstock.spool import SpoolReader, SpoolWriter
 from penstock.spool.range import FileSlice
-from penstock.spool.values import check_values, first_refused
+from penstock.spool.values import check_identified, check_values, first_refused
+from tests.pgoutput_builder import Table, TableColumn, begin, commit, delete, insert, relation
 from tests.unit.spool.builders import ORDERS, Commit, at, committed, piece, transactions
 
 NAMESAKE = replace(
@@ -112,3 +114,26 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     whole.path.write_bytes(b"no parquet")
     with pytest.raises(SpoolCorruptError):
         check_values(ORDERS.name, [whole], refuse_inexact=True)
+
+
+def test_a_change_that_does_not_identify_its_row_stops_its_table_from_its_commit_on(tmp_path: Path) -> None:
+    coded = Table(9, "coded", (TableColumn("id", 23), TableColumn("code", 25, is_key=True)), identity="i")
+    log = [relation(coded)]
+    for end, change in ((10, insert(9, [b"1", b"a"])), (20, delete(9, [b"1", None])), (30, insert(9, [b"1", b"b"]))):
+        log += [begin(end), change, commit(end)]
+    (step,) = PgOutputDecoder().decode([log[1], log[0], *log[2:]])
+    assert isinstance(step, Transactions)
+    writer = SpoolWriter(tmp_path, at(1))
+    writer.append(step)
+    writer.seal()
+    writer.close()
+    reader = SpoolReader(tmp_path)
+    (name,) = reader.read(at(1), at(30)).tables
+    for start, end, found in ((1, 30, 20), (1, 10, None), (20, 30, None), (10, 20, 20)):
+        slices = reader.read(at(start), at(end)).tables[name].slices
+        refused = first_refused(name, slices, refuse_inexact=False)
+        assert (None if refused is None else refused.version) == found
+        if found is not None:
+            with pytest.raises(RowUnidentifiedError, match=r"a change of public\.coded") as caught:
+                check_identified(slices)
+            assert "penstock tables resync public.coded" in (caught.value.hint or "")

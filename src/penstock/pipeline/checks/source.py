@@ -227,7 +227,7 @@ class _SourceCheck:
         if not wanted:
             step.is_skipped = True
             return
-        plan = plan_coverage(self._connection, name, wanted)
+        plan = plan_coverage(self._connection, name, wanted, old_rows=self._config.source.old_rows)
         for blocker in plan.report.blockers:
             step.problem(blocker)
             self._told.add(blocker.what)

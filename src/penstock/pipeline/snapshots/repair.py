@@ -33,6 +33,7 @@ from penstock.spool import storage
 from penstock.spool.range import FileSlice, SpoolRange
 from penstock.spool.reader import SpoolReader
 from penstock.spool.status import load_status
+from penstock.spool.values import check_identified
 from penstock.spool.waiting import wait_for_end
 
 _KEYS_A_QUERY = 2_000
@@ -81,6 +82,7 @@ def _end_of_look(reader: SpoolReader, position: Position) -> Position:
 def _slices(found: SpoolRange, outline: TableOutline) -> list[FileSlice]:
     schemas = {part.schema.oid: part.schema for part in outline.parts}
     slices = [slice for table in found.tables.values() for slice in table.slices if slice.file.oid in schemas]
+    check_identified(slices)
     for slice in slices:
         if slice.file.counts.truncates:
             raise TableRewrittenError(f"table {slice.file.table} was emptied while it was being copied; its snapshot starts again")

@@ -34,6 +34,7 @@ from penstock.schema import TableName
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.evolution import CopyAnew
 from penstock.spool.reader import SpoolReader
+from penstock.spool.values import check_identified
 
 _log = logging.getLogger(__name__)
 
@@ -238,6 +239,7 @@ class Shadows:
         routed = {} if self._follower is None else self._follower.routed
         found = gather(shadow, reader.read(applied, end), routed) if applied < end else None
         changes = TableChanges(name, (), ChangeCounts()) if found is None else found
+        check_identified(changes.slices)
         if found is not None and self._follower is not None:
             changes = self._follower.follow(sink, shadow, changes)
         if self._letters is not None:

@@ -81,6 +81,6 @@ def _split(groups: Sequence[TableChanges], changes: Changes, tuples: Tuples) -> 
         second_high = second_low + int(np.count_nonzero(own.has_old))
         first = [column[low:high] for column in tuples.first[:width]]
         second = [column[second_low:second_high] for column in tuples.second[:width]] if second_low < second_high else []
-        parts.append(TablePart(item.table, own, Tuples(first, second)))
+        parts.append(TablePart(item.table, own, Tuples(first, second), item.is_full))
         low, second_low = high, second_high
     return parts

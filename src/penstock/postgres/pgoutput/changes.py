@@ -67,6 +67,8 @@ class TableChanges:
 
     table: TableSchema
     members: IntArray
+    is_full: bool
+    """Whether the table's replica identity is FULL."""
 
 
 def find_changes(frames: Frames, timeline: Timeline) -> tuple[Changes, int]:
@@ -122,8 +124,8 @@ def group(frames: Frames, changes: Changes, versions: Versions) -> list[TableCha
 
 def _by_version(frames: Frames, changes: Changes, members: IntArray, versions: list[Version]) -> list[TableChanges]:
     messages = changes.messages[members]
-    if not versions or messages[0] < versions[0][0]:
+    if not versions or messages[0] < versions[0].index:
         raise frames.fault(int(messages[0]), "changes a table that no Relation message has described")
-    cuts = [*np.searchsorted(messages, [index for index, _ in versions]).tolist(), len(members)]
+    cuts = [*np.searchsorted(messages, [version.index for version in versions]).tolist(), len(members)]
     parts = zip(versions, cuts[:-1], cuts[1:], strict=True)
-    return [TableChanges(table, members[low:high]) for (_, table), low, high in parts if low < high]
+    return [TableChanges(version.schema, members[low:high], version.is_full) for version, low, high in parts if low < high]

@@ -79,15 +79,6 @@ class _Reader:
         self._at = end + 1
         return field
 
-    def text_of_others(self) -> str:
-        """A text that any role may have written, in a database that checks no encoding: it need not be UTF-8."""
-        end = self._body.find(b"\0", self._at)
-        if end < 0:
-            raise self.fault("has a name without an end")
-        field = self._body[self._at : end]
-        self._at = end + 1
-        return field.decode(errors="replace")
-
     def finish(self) -> None:
         if self._at != len(self._body):
             raise self.fault("is longer than its fields")
@@ -141,7 +132,7 @@ def decode_message(frames: Frames, index: int) -> Message:
     reader = _Reader(frames, index)
     is_transactional = bool(reader.number(1) & 1)
     lsn = Lsn(reader.number(8))
-    prefix = reader.text_of_others()
+    prefix = reader.text()
     content = reader.take(reader.number(4))
     reader.finish()
     return Message(is_transactional, lsn, prefix, content)

@@ -21,8 +21,16 @@ from penstock.postgres.pgoutput.transactions import Timeline
 from penstock.postgres.types.resolver import TypeResolver
 from penstock.schema import TableName, TableSchema
 
-Version = tuple[int, TableSchema]
-"""The index of the message from which a schema holds, and the schema."""
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A table's shape from one message on."""
+
+    index: int
+    schema: TableSchema
+    is_full: bool
+    """Whether the replica identity is FULL, so that every old row travels whole."""
+
 
 BEFORE_ALL = -1
 
@@ -71,11 +79,11 @@ class Versions:
         if found is not None:
             return found
         known = self._described.get(oid)
-        return [] if known is None else [(BEFORE_ALL, known.schema)]
+        return [] if known is None else [Version(BEFORE_ALL, known.schema, known.is_full)]
 
-    def add(self, oid: int, index: int, schema: TableSchema) -> None:
-        """Call it before the table is described anew."""
-        self._changed[oid] = [*self.of(oid), (index, schema)]
+    def add(self, oid: int, version: Version) -> None:
+        """Call it before the table is described again."""
+        self._changed[oid] = [*self.of(oid), version]
 
 
 class RelationHistory:
@@ -110,8 +118,8 @@ class RelationHistory:
             described = self._describe(body, relation, timeline.place_at(frames, index))
             if relation.is_full and not self._keys.has_seen(oid):
                 known.unseen[oid] = described
-            if before is None or before.schema != described.schema:
-                versions.add(oid, index, described.schema)
+            if before is None or (before.schema, before.is_full) != (described.schema, described.is_full):
+                versions.add(oid, Version(index, described.schema, described.is_full))
             known.put(oid, described)
         self._settle_keys(frames, timeline, known, versions)
         return versions
@@ -145,7 +153,7 @@ class RelationHistory:
             if index is not None:
                 key = self._keys.settle(oid, described.later, described.schema.column_names)
                 schema = replace(described.schema, key=key)
-                versions.add(oid, max(index, versions.of(oid)[-1][0]), schema)
+                versions.add(oid, Version(max(index, versions.of(oid)[-1].index), schema, described.is_full))
                 known.put(oid, replace(described, schema=schema, later=None))
 
     def _rekeyed(self, described: _Described) -> _Described:

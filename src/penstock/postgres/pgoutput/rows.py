@@ -6,12 +6,16 @@ so an update that carries the old row is a `delete` of that and an `insert` of t
 
 Where old rows are asked for, and the whole old row travels (replica identity FULL), a delete shows all of it, and the old rows of updates
 are a batch of their own, of `update_preimage`.
+
+A Relation message describes a partitioned table's root, but each partition logs old keys by its own replica identity. So the key that the
+message flags may not be in a change. Such a row names the missing columns in `_unchanged` and counts as unidentified, and its readers
+refuse it (`spool.values`). Identity columns are NOT NULL, so a null in an old key always means that the column did not travel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -53,6 +57,8 @@ class TablePart:
     table: TableSchema
     changes: Changes
     tuples: Tuples
+    is_full: bool
+    """Whether the Relation message says that old rows travel whole."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,6 +85,8 @@ class _Plan:
     rows: _Rows
     columns: list[Wanted]
     is_old: bool = False
+    missing: Mapping[int, BoolArray] = field(default_factory=dict)
+    """By place of the column, in which rows a value that identifies the row did not travel."""
 
 
 def build_batches(frames: Frames, timeline: Timeline, parts: Sequence[TablePart], *, old_rows: bool = False) -> list[list[ChangeBatch]]:
@@ -104,9 +112,12 @@ def _build_all(frames: Frames, buffer: pa.Buffer, timeline: Timeline, plans: Seq
 
 def _build(plan: _Plan, decoded: DecodedRows, metadata: list[pa.Array]) -> ChangeBatch:
     names, unchanged_count = _unchanged(plan)
+    unidentified = int(np.count_nonzero(np.logical_or.reduce([*plan.missing.values()]))) if plan.missing else 0
     inserts, updates, deletes, truncates, old = np.bincount(plan.rows.codes, minlength=len(_CODES)).tolist()
     unreadable = sum(decoded.unreadable.values())
-    counts = ChangeCounts(inserts, updates, deletes, truncates, plan.rows.moves, unchanged_count, decoded.inexact, unreadable, old)
+    counts = ChangeCounts(
+        inserts, updates, deletes, truncates, plan.rows.moves, unchanged_count, decoded.inexact, unreadable, old, unidentified
+    )
     rows = pa.RecordBatch.from_arrays([*decoded.columns, *metadata, names, decoded.exact], schema=change_schema(plan.table))
     return ChangeBatch(plan.table, rows, counts, plan.is_old)
 
@@ -141,11 +152,36 @@ def _plan(buffer: pa.Buffer, part: TablePart, *, old_rows: bool) -> list[_Plan]:
         Wanted(column, spans, rows.tuples, shows_key if any_key and column.name not in table.key else None)
         for column, spans in zip(table.columns, columns, strict=True)
     ]
-    plan = _Plan(table, changes.messages[rows.changes], rows, wanted)
+    missing = _missing(table, rows, wanted, changes.is_whole[rows.changes], promises_whole=old_rows and part.is_full)
+    plan = _Plan(table, changes.messages[rows.changes], rows, wanted, missing=missing)
     if not old_rows:
         return [plan]
     replaced = rows.changes[(rows.codes == _UPDATED) & (changes.has_old & changes.is_whole)[rows.changes]]
     return [plan, _plan_old(part, replaced)] if len(replaced) else [plan]
+
+
+def _missing(
+    table: TableSchema, rows: _Rows, wanted: Sequence[Wanted], is_whole: BoolArray, *, promises_whole: bool
+) -> dict[int, BoolArray]:
+    """By place of the column, the rows whose identifying value did not travel; columns without such rows are left out.
+
+    A key identifies a row, or the whole old row where there is none. With `promises_whole` the whole old row was asked for and announced.
+    """
+    is_old = rows.codes == _DELETED
+    found: dict[int, BoolArray] = {}
+    for at, column in enumerate(wanted):
+        kinds = column.spans.kinds
+        if table.key and column.column.name not in table.key:
+            lacking = is_old & ~is_whole if promises_whole else None
+        elif kinds is None:
+            lacking = None
+        elif table.key:
+            lacking = (kinds[rows.tuples] == tuples.UNCHANGED) | is_old & (kinds[rows.tuples] == tuples.NULL)
+        else:
+            lacking = is_old & ~is_whole & (kinds[rows.tuples] != tuples.TEXT)
+        if lacking is not None and lacking.any():
+            found[at] = lacking
+    return found
 
 
 def _plan_old(part: TablePart, replaced: IntArray) -> _Plan:
@@ -207,16 +243,19 @@ def _moved(buffer: pa.Buffer, table: TableSchema, old: list[ColumnSpans], new: l
     return moved
 
 
-def _unchanged_rows(column: Wanted) -> IntArray:
+def _unchanged_rows(column: Wanted, missing: BoolArray | None) -> IntArray:
     if column.spans.kinds is None:
-        return np.empty(0, np.int64)
-    missing = column.spans.kinds[column.chosen] == tuples.UNCHANGED
-    return np.flatnonzero(missing if column.hidden is None else missing & ~column.hidden)
+        return np.empty(0, np.int64) if missing is None else np.flatnonzero(missing)
+    unchanged = column.spans.kinds[column.chosen] == tuples.UNCHANGED
+    if column.hidden is not None:
+        unchanged &= ~column.hidden
+    return np.flatnonzero(unchanged if missing is None else unchanged | missing)
 
 
 def _unchanged(plan: _Plan) -> tuple[pa.ListArray, int]:
     """The column `_unchanged`, and in how many rows it says something."""
-    rows = {at: missing for at, column in enumerate(plan.columns) if len(missing := _unchanged_rows(column))}
+    named = ((at, _unchanged_rows(column, plan.missing.get(at))) for at, column in enumerate(plan.columns))
+    rows = {at: found for at, found in named if len(found)}
     if not rows:
         return pa.nulls(len(plan.rows), _NAMES_TYPE), 0
     ragged = Ragged.plan(len(plan.rows), rows)

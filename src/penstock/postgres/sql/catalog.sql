@@ -9,12 +9,20 @@ WHERE c.relkind IN ('r', 'p')
   AND c.relpersistence = 'p'
   AND n.nspname <> 'information_schema'
   AND n.nspname !~ '^pg_'
+  AND c.oid <> ALL (%(without)s::oid[])
 ORDER BY n.nspname, c.relname
 
 -- name: columns
 -- Those that the publication names, since Postgres 15, where the table is in it; 15 also names generated ones, which it does not publish.
 -- Else all but the generated ones: they enter the stream only if they are stored and the publication says so, which it can since Postgres 18.
-WITH published AS MATERIALIZED (
+-- One that does not exist yet will say so, since we create it.
+WITH generated AS MATERIALIZED (
+  SELECT COALESCE(
+    (SELECT pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's' FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s::text),
+    %(publication)s::text IS NOT NULL AND pg_catalog.current_setting('server_version_num')::int >= 180000
+      AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s::text)
+  ) AS stored
+), published AS MATERIALIZED (
   SELECT c.oid, pg_catalog.to_jsonb(t) -> 'attnames' AS names
   FROM pg_catalog.pg_publication_tables t
   JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
@@ -27,9 +35,7 @@ LEFT JOIN published p ON p.oid = a.attrelid
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
   AND CASE WHEN pg_catalog.jsonb_typeof(p.names) = 'array' THEN p.names ? a.attname::text
       AND (a.attgenerated = '' OR pg_catalog.current_setting('server_version_num')::int >= 180000)
-    ELSE a.attgenerated = '' OR a.attgenerated = 's' AND EXISTS (
-      SELECT 1 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s AND pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's'
-    ) END
+    ELSE a.attgenerated = '' OR a.attgenerated = 's' AND (SELECT stored FROM generated) END
 ORDER BY a.attrelid, a.attnum
 
 -- name: attributes
@@ -49,6 +55,7 @@ WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
 
 -- name: types
 -- Built-in types have OIDs below 10000. A type with an element is an array only if the element says so too.
+-- Only base types are read by their name; that of a table's row type, or of an array of it, need not be UTF-8.
 WITH RECURSIVE needed (oid) AS (
     (
         SELECT oid FROM pg_catalog.pg_type WHERE oid >= 10000 AND %(oids)s::oid[] IS NULL
@@ -62,7 +69,7 @@ WITH RECURSIVE needed (oid) AS (
     LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
     WHERE t.typtype = 'd' OR e.oid IS NOT NULL
 )
-SELECT t.oid, t.typname, t.typtype::text, t.typbasetype, t.typtypmod, coalesce(e.oid, 0), coalesce(e.typdelim::text, ',')
+SELECT t.oid, CASE WHEN t.typtype = 'b' AND e.oid IS NULL THEN t.typname ELSE '' END, t.typtype::text, t.typbasetype, t.typtypmod, coalesce(e.oid, 0), coalesce(e.typdelim::text, ',')
 FROM needed
 JOIN pg_catalog.pg_type t ON t.oid = needed.oid
 LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
@@ -98,12 +105,14 @@ JOIN pg_catalog.pg_type t ON t.oid = u.oid
 WHERE t.typtype IN ('e', 'c')
 
 -- name: keys
-SELECT i.indrelid, array_agg(a.attname::text ORDER BY a.attnum)
+-- With those that are generated, and whether whole rows go into the log.
+SELECT i.indrelid, array_agg(a.attname::text ORDER BY a.attnum),
+       COALESCE(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attgenerated <> ''), '{}'), bool_or(c.relreplident = 'f')
 FROM pg_catalog.pg_index i
 JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
 WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
-  AND (%(oids)s::oid[] IS NULL OR i.indrelid = ANY (%(oids)s::oid[]))
+  AND i.indrelid = ANY (%(oids)s::oid[])
 GROUP BY i.indrelid
 
 -- name: key_operators
@@ -235,6 +244,7 @@ WHERE (c.relkind IN ('v', 'm', 'f') OR c.relkind IN ('r', 'p') AND c.relpersiste
   AND NOT c.relispartition
   AND n.nspname <> 'information_schema'
   AND n.nspname !~ '^pg_'
+  AND c.oid <> ALL (%(without)s::oid[])
 ORDER BY n.nspname, c.relname
 
 -- name: names
@@ -243,3 +253,20 @@ SELECT c.oid, n.nspname::text, c.relname::text
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%(oids)s::oid[])
+
+-- name: name_bytes
+-- In a SQL_ASCII database: names that are not plain ASCII, as bytes, of tables, their partitions and their columns. By the table or its root.
+SELECT r.oid, pg_catalog.convert_to(rn.nspname::text, 'SQL_ASCII'), pg_catalog.convert_to(r.relname::text, 'SQL_ASCII'),
+       pg_catalog.convert_to(pg_catalog.concat(n.nspname, '.', c.relname), 'SQL_ASCII'),
+       ARRAY(SELECT pg_catalog.convert_to(a.attname::text, 'SQL_ASCII') FROM pg_catalog.pg_attribute a
+             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname::text !~ '^[ -~]*$')
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_class r ON r.oid = CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid) ELSE c.oid END
+JOIN pg_catalog.pg_namespace rn ON rn.oid = r.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+  AND (pg_catalog.concat(n.nspname, c.relname) !~ '^[ -~]*$' OR EXISTS (
+    SELECT 1 FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname::text !~ '^[ -~]*$'
+  ))
+ORDER BY r.oid, c.oid

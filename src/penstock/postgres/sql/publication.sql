@@ -137,3 +137,52 @@ WHERE (r.oid IN (SELECT c.relowner FROM pg_catalog.pg_class c WHERE c.oid = ANY 
   )
 ORDER BY r.rolsuper, r.rolname
 LIMIT 1
+
+-- name: partition_identities
+-- Partitions whose old keys lack what the stream announces for their root. A Relation message flags the key of the root, and each heap logs
+-- old keys by its own identity; neither ALTER TABLE … REPLICA IDENTITY nor a new partition passes it on. A heap that logs whole rows has
+-- every key; one without any identity fails at UPDATE and DELETE. With `whole`, old rows are asked for: if the root or a heap has FULL, then
+-- all heaps need it. From the catalog alone, so that no lock is waited for.
+WITH RECURSIVE root (oid, schema, name, identity) AS MATERIALIZED (
+    SELECT c.oid, n.nspname, c.relname, c.relreplident
+    FROM ROWS FROM (pg_catalog.unnest(%(schemas)s::text[]), pg_catalog.unnest(%(names)s::text[])) AS r (nspname, relname)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname AND c.relkind = 'p'
+), parts (root, oid) AS (
+    SELECT r.oid, r.oid FROM root r
+    UNION ALL
+    SELECT p.root, i.inhrelid FROM parts p
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid
+    JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition
+), leaf AS MATERIALIZED (
+    SELECT p.root, c.oid, n.nspname, c.relname, c.relreplident
+    FROM parts p
+    JOIN pg_catalog.pg_class c ON c.oid = p.oid AND c.relkind = 'r'
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+), key AS MATERIALIZED (
+    -- Of roots and leaves: the columns that old keys hold, or of a root under FULL those of the primary key, which the stream is keyed by.
+    SELECT i.indrelid, i.indexrelid, ARRAY(
+        SELECT a.attname::text FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
+        ORDER BY pg_catalog.array_position((i.indkey::int2[])[0:i.indnkeyatts - 1], a.attnum)
+    ) AS columns
+    FROM parts p
+    JOIN pg_catalog.pg_class c ON c.oid = p.oid
+    JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisvalid
+    WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
+), attached (root, oid) AS (
+    SELECT r.oid, k.indexrelid FROM root r JOIN key k ON k.indrelid = r.oid
+    UNION ALL
+    SELECT a.root, i.inhrelid FROM attached a JOIN pg_catalog.pg_inherits i ON i.inhparent = a.oid
+)
+SELECT r.schema, r.name, r.identity::text, l.nspname, l.relname, COALESCE(rk.columns, '{}'), lk.columns,
+       (SELECT x.relname FROM attached a JOIN pg_catalog.pg_index i ON i.indexrelid = a.oid AND i.indrelid = l.oid
+        JOIN pg_catalog.pg_class x ON x.oid = i.indexrelid WHERE a.root = r.oid)
+FROM root r
+JOIN leaf l ON l.root = r.oid
+JOIN key lk ON lk.indrelid = l.oid
+LEFT JOIN key rk ON rk.indrelid = r.oid
+WHERE l.relreplident <> 'f'
+  AND (rk.columns IS NULL OR NOT lk.columns @> rk.columns
+    OR %(whole)s AND (r.identity = 'f' OR EXISTS (SELECT 1 FROM leaf other WHERE other.root = r.oid AND other.relreplident = 'f')))
+ORDER BY r.schema, r.name, l.nspname, l.relname
