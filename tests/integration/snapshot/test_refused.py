@@ -36,7 +36,7 @@ from tests.plain_queries import Made, PlainQuery
 STRICT = TypePolicy(on_unrepresentable="error")
 
 
-class _CrashError(Exception):
+class _CrashError(BaseException):
     """In the place of SIGKILL."""
 
 

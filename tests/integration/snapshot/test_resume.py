@@ -277,5 +277,5 @@ def test_progress_is_told_and_can_be_read_by_anybody(copying: Copying, tmp_path:
     assert load_progress(tmp_path / "lake", PIPELINE, name) is None
 
 
-class _CrashError(Exception):
+class _CrashError(BaseException):
     pass
