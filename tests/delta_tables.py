@@ -16,7 +16,7 @@ from penstock.position import Position
 from penstock.sinks.base import SnapshotPlace
 from penstock.sinks.delta.commit import added, commit, commit_info, transaction
 from penstock.sinks.delta.epoch import DeltaEpoch
-from penstock.sinks.delta.rows import ScanFile, TableFiles, read_all
+from penstock.sinks.delta.rows import ScanFile, TableFiles, read_groups
 from penstock.sinks.delta.schema import file_schema, table_schema
 from penstock.sinks.delta.state import DeltaState, load_state
 from penstock.sinks.executors import Executors, In, Out
@@ -119,6 +119,10 @@ def add_rows(path: Path, rows: pa.Table, position: int = 100) -> None:
 
 def epoch(path: Path, layout: Layout, slices: Sequence[FileSlice], end: int) -> DeltaEpoch:
     return DeltaEpoch(path, APPLICATION, layout, state_of(path), Position.of(end), slices)
+
+
+def read_all(table: TableFiles) -> pa.Table:
+    return pa.concat_tables([table.schema.empty_table(), *(rows for file in table.files for rows in read_groups(table, file))])
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:

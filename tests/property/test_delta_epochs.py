@@ -15,14 +15,24 @@ from hypothesis import strategies as st
 
 from penstock.position import Position
 from penstock.schema import TableSchema
-from penstock.sinks.delta import epoch as delta_epoch
-from penstock.sinks.delta.rows import read_all
+from penstock.sinks import gathering, shares, slice_reader
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.slices import slices_after
 from penstock.sinks.steps import slices_upto, step_ends
 from penstock.spool import SpoolReader, SpoolWriter
 from penstock.spool.range import FileSlice
-from tests.delta_tables import APPLICATION, InlineExecutors, add_rows, at_version, create_table, epoch, files_of, rows_of, state_of
+from tests.delta_tables import (
+    APPLICATION,
+    InlineExecutors,
+    add_rows,
+    at_version,
+    create_table,
+    epoch,
+    files_of,
+    read_all,
+    rows_of,
+    state_of,
+)
 from tests.integration.sinks.history import ODD
 from tests.integration.sinks.source import Transaction, whole
 from tests.property.chronicle import Record, canonical
@@ -89,19 +99,21 @@ def test_after_every_epoch_the_delta_table_is_what_the_model_says(table: TableSc
             assert canonical(then, layout) == expected, "every version stays as it was"
 
 
-@settings(max_examples=6, deadline=None)
-@given(sizes=sizes, count=st.integers(2, 4))
-def test_an_epoch_in_parts_comes_to_the_same(sizes: Sizes, count: int) -> None:
-    source = chronicle(ODD, sizes, moves_leave_values=False)
-    layout = layout_of(ODD, Mode.MIRROR)
+@pytest.mark.parametrize("mode", [Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY])
+@settings(max_examples=4, deadline=None)
+@given(sizes=sizes, size=st.integers(2000, 8000))
+def test_an_epoch_cut_by_bytes_and_built_in_slices_comes_to_the_same(mode: Mode, sizes: Sizes, size: int) -> None:
+    source = chronicle(ODD, sizes)
+    layout = layout_of(ODD, mode)
     with (
         pytest.MonkeyPatch.context() as patch,
-        lake(layout, source.fence, source.expected(Mode.MIRROR, source.fence), mapped=True) as target,
+        lake(layout, source.fence, source.expected(mode, source.fence), mapped=True) as target,
     ):
-        rows = sum(len(each.changes) for each in source.log)
-        patch.setattr(delta_epoch, "_ROWS_A_TASK", max(rows // count, 1))
+        patch.setattr(shares, "BYTES_A_TASK", size)
+        patch.setattr(slice_reader, "_PIECE_BYTES", size)
+        patch.setattr(gathering, "SLICE_BYTES", size // 10)
         target.apply(ODD, source.log)
-        assert target.canonical() == canonical(source.expected(Mode.MIRROR, source.position), layout)
+        assert target.canonical() == canonical(source.expected(mode, source.position), layout)
 
 
 @pytest.mark.parametrize("mode", MODES)

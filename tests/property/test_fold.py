@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.change import UNCHANGED
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.fold import Outcome, fold
+from penstock.sinks.gathering import NewRows
 from penstock.sinks.layout import CURRENT, VALID_FROM, VALID_TO, Layout, Mode
 from penstock.sinks.slice_reader import Part, parted
 from tests.integration.sinks.history import BEYOND, FLOATS, ODD, PLAIN, History
@@ -136,7 +137,7 @@ def test_the_parts_of_an_epoch_come_to_the_same_as_the_whole(mode: Mode, sizes: 
     outcomes = [fold(parted(changes, layout, Part(index, count)), layout, target.lookup) for index in range(count)]
     gone, rows = (pa.concat_tables([getattr(each, name) for each in outcomes]) for name in ("gone", "rows"))
     assert len({each.emptied for each in outcomes}) == 1
-    target.apply(Outcome(outcomes[0].emptied, gone, rows))
+    target.apply(Outcome(outcomes[0].emptied, gone, NewRows.of(rows)))
     assert canonical(target.rows, layout) == canonical(source.expected(mode, source.position), layout)
 
 

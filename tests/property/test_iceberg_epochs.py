@@ -19,10 +19,10 @@ from typing_extensions import override
 from penstock.change import EXACT, ChangeCounts, ChangeType
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
+from penstock.sinks import gathering, shares, slice_reader
 from penstock.sinks.base import SnapshotPlace, TableChanges
 from penstock.sinks.evolution import CopyAnew, Evolution
 from penstock.sinks.executors import Executors
-from penstock.sinks.iceberg import epoch as iceberg_epoch
 from penstock.sinks.iceberg.catalog import NewFile, TableChange
 from penstock.sinks.iceberg.epoch import EpochWriter
 from penstock.sinks.iceberg.evolution import Past, past_of
@@ -183,13 +183,14 @@ def test_after_every_epoch_the_iceberg_table_is_what_the_model_says(table: Table
 
 @pytest.mark.parametrize("mode", [Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY])
 @settings(max_examples=3, deadline=None)
-@given(sizes=sizes, count=st.integers(2, 3))
-def test_an_epoch_in_parts_comes_to_the_same(mode: Mode, sizes: Sizes, count: int) -> None:
-    source = chronicle(ODD, sizes, moves_leave_values=False)
+@given(sizes=sizes, size=st.integers(2000, 8000))
+def test_an_epoch_cut_by_bytes_and_built_in_slices_comes_to_the_same(mode: Mode, sizes: Sizes, size: int) -> None:
+    source = chronicle(ODD, sizes)
     layout = layout_of(ODD, mode)
-    rows = sum(len(each.changes) for each in source.log)
     with pytest.MonkeyPatch.context() as patch, lake(layout, source.expected(mode, source.fence), source.fence) as target:
-        patch.setattr(iceberg_epoch, "_ROWS_A_TASK", max(rows // count, 1))
+        patch.setattr(shares, "BYTES_A_TASK", size)
+        patch.setattr(slice_reader, "_PIECE_BYTES", size)
+        patch.setattr(gathering, "SLICE_BYTES", size // 10)
         follow(target, ODD, source.log)
         assert target.canonical() == canonical(source.expected(mode, source.position), layout)
 

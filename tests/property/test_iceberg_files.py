@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.sinks.base import SnapshotPlace
 from penstock.sinks.fold import COUNT, Outcome
+from penstock.sinks.gathering import NewRows
 from penstock.sinks.iceberg.files import EpochTask, Stored, WrittenFile, named_columns, write_outcome
 from penstock.sinks.iceberg.schema import FIELD_ID, delete_columns
 from penstock.sinks.layout import Layout, Mode
@@ -125,7 +126,7 @@ def test_rows_that_go_go_and_no_others(data: st.DataObject, layout: Layout) -> N
     stored = _table(layout, [(key, "old") for key in held], names).cast(layout.schema)
     new = _table(layout, [(key, "new") for key in back], names).cast(layout.schema)
     emptied = data.draw(st.sampled_from([False, False, False, True]))
-    outcome = Outcome(emptied, _table(layout, [(key, "") for key in gone], named), new)
+    outcome = Outcome(emptied, _table(layout, [(key, "") for key in gone], named), NewRows.of(new))
     left = [] if emptied else [(key, "old") for key in held if repr(key) not in set(map(repr, gone))]
     expected = pa.concat_tables([_table(layout, left, names).cast(layout.schema), new])
     with tempfile.TemporaryDirectory() as directory:
@@ -151,5 +152,5 @@ def test_of_equal_rows_without_key_so_many_go_as_went(data: st.DataObject) -> No
     for each in gone:
         left.remove(each)
     with tempfile.TemporaryDirectory() as directory:
-        found = Lake(KEYLESS, table(held), Path(directory)).commit(Outcome(False, counted, schema.empty_table()))
+        found = Lake(KEYLESS, table(held), Path(directory)).commit(Outcome(False, counted, NewRows(schema)))
     assert _shown(found) == _shown(table(left))

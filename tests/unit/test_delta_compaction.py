@@ -16,9 +16,8 @@ from penstock.errors import SinkError
 from penstock.sinks.delta import compaction as delta_compaction
 from penstock.sinks.delta.commit import commit, removed
 from penstock.sinks.delta.compaction import SharedTable, compact, costly_files
-from penstock.sinks.delta.rows import read_all
 from penstock.sinks.delta.state import DataFile, load_state
-from tests.delta_tables import APPLICATION, InlineExecutors, add_rows, files_of, rows_of, state_of
+from tests.delta_tables import APPLICATION, InlineExecutors, add_rows, files_of, read_all, rows_of, state_of
 from tests.integration.sinks.source import Value
 from tests.unit.test_delta_epoch import LAYOUT, Lake, Meanwhile
 

@@ -15,6 +15,7 @@ from typing_extensions import override
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
+from penstock.sinks import shares
 from penstock.sinks.base import ChangedRows
 from penstock.sinks.delta import deletions
 from penstock.sinks.delta import epoch as delta_epoch
@@ -197,8 +198,10 @@ def test_a_table_without_vectors_takes_inserts_and_leaves_the_rest_to_delta(tmp_
     assert [row["id"] for row in rows_of(path)] == [20]
 
 
-def test_large_epochs_are_shared_out_and_key_changes_with_values_left_behind_are_not(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_epoch, "_ROWS_A_TASK", 2)
+def test_large_epochs_are_shared_out_and_parts_follow_key_changes_that_leave_values_behind(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shares, "ROWS_A_TASK", 2)
     for key in (1, 2, 3):
         lake.source.update((Value(key),), {"note": Value("x")})
     lake.source.commit()
@@ -207,7 +210,8 @@ def test_large_epochs_are_shared_out_and_key_changes_with_values_left_behind_are
     for key in (1, 2, 3):
         lake.source.update((Value(key),), {"id": Value(key + 100)}, ["note"])
     lake.source.commit()
-    assert len(lake.epoch(lake.slices()).plan(2)) == 1
+    tasks = lake.epoch(lake.slices()).plan(2)
+    assert [task.part.follows_moves for task in tasks if task.part] == [True] * 3
 
 
 class Weighing(InlineExecutors):
@@ -231,7 +235,7 @@ def test_positions_of_deleted_rows_that_exceed_the_bound_go_to_vectors_without_t
     lake: Lake, bound: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delta_epoch, "REPORTED_BYTES", bound)
-    monkeypatch.setattr(delta_epoch, "_ROWS_A_TASK", 2)
+    monkeypatch.setattr(shares, "ROWS_A_TASK", 2)
     monkeypatch.setattr(deletions, "_ROWS_A_TASK", 2)
     for keys in ([1, 2, 6, 7, 20], [3, 8, 9, 21], [4]):
         for key in keys:

@@ -118,7 +118,7 @@ def test_a_row_is_met_by_its_whole_key_in_any_row_group(tmp_path: Path) -> None:
     found = find_rows(table, keys, ("a", "b"))
     assert places(found) == {"f0": [1, 10], "f1": [1]}
     assert [each.file_rows for each in found] == [12, 2]
-    assert read_rows(table, found).to_pylist() == [*keys.to_pylist()[:2], keys.to_pylist()[1]]
+    assert read_rows(table, found, ()).known.to_pylist() == [*keys.to_pylist()[:2], keys.to_pylist()[1]]
     assert find_rows(table, keys.slice(0, 0), ("a", "b")) == []
 
 
@@ -154,7 +154,7 @@ def test_files_of_others_have_times_without_a_unit_and_lack_later_columns(tmp_pa
     keys = pa.table({"a": [1], "b": pa.array([datetime(9000, 1, 1, tzinfo=UTC)], ZONED)})
     found = find_rows(table, keys, ("a", "b"))
     assert places(found) == {"f0": [0]}
-    assert read_rows(table, found).to_pylist() == [{"a": 1, "b": datetime(9000, 1, 1, tzinfo=UTC), "c": None}]
+    assert read_rows(table, found, ()).known.to_pylist() == [{"a": 1, "b": datetime(9000, 1, 1, tzinfo=UTC), "c": None}]
 
 
 def test_a_key_with_a_dot_in_its_name_is_not_taken_for_a_column_inside_of_another(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_key_with_a_dot_in_its_name_is_not_taken_for_a_column_inside_of_anothe
     table = TableFiles(str(tmp_path), rows.schema, rows.schema, ("a.b",), (ScanFile("f0", ((None, None),), None),))
     found = find_rows(table, pa.table({"a.b": [2, 3]}), ("a.b",))
     assert places(found) == {"f0": [1]}
-    assert read_rows(table, found).to_pylist() == rows.slice(1).to_pylist()
+    assert read_rows(table, found, ()).known.to_pylist() == rows.slice(1).to_pylist()
 
 
 def test_a_file_that_is_gone_is_an_error_of_ours(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, O
 from penstock.errors import SchemaChangedError, SinkError
 from penstock.position import Position
 from penstock.sinks import slice_reader
+from penstock.sinks.gathering import take
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.slice_reader import Part, read_slices
-from penstock.sinks.values import take
 from penstock.spool import SpoolReader, SpoolWriter
 from penstock.spool.range import FileSlice
 from tests.integration.sinks.history import ODD, PLAIN, History

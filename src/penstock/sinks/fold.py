@@ -15,11 +15,12 @@ import pyarrow as pa
 from penstock.change import COMMIT_VERSION, EXACT, EXACT_TYPE, ORDINAL, UNCHANGED, ChangeType
 from penstock.errors import SinkRefusedError
 from penstock.postgres.types.arrays import Bools, as_arrow, bitmap
+from penstock.sinks.gathering import NewRows, take
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.lives import Lives, Rows, firsts_and_lasts, ints_of, is_kind
 from penstock.sinks.soft_deletes import fold_soft_deletes
-from penstock.sinks.values import Lookup, Stored, Values, key_table, required, take
+from penstock.sinks.values import Lookup, Stored, Values, key_table, required
 from penstock.sinks.versions import fold_versions
 
 COUNT = "_count\0"
@@ -34,8 +35,13 @@ class Outcome:
     gone: pa.Table
     """`Layout.identity` and `_exact`, each row once: rows that the target may have or not. Of a table without key the whole rows, and how
     many of each go, as `COUNT`."""
-    rows: pa.Table
+    new: NewRows
     """`Layout.schema`."""
+
+    @property
+    def rows(self) -> pa.Table:
+        """All that are inserted, at once."""
+        return self.new.whole()
 
 
 def fold(changes: pa.Table, layout: Layout, lookup: Lookup) -> Outcome:
@@ -57,11 +63,11 @@ def _mirror(changes: pa.Table, layout: Layout, lookup: Lookup) -> Outcome:
     upserts = last[~is_kind(changes, ChangeType.DELETE)[last]]
     gone = key_table(changes, there, layout.key)
     if changes.column(UNCHANGED).null_count == changes.num_rows:
-        return Outcome(emptied, gone, _chosen(changes.select(layout.schema.names), upserts))
+        return Outcome(emptied, gone, NewRows.of(_chosen(changes.select(layout.schema.names), upserts)))
     values = Values.plan(layout, Lives(changes, codes), np.sort(upserts))
     stored = Stored.find(changes, values.asked, layout, lookup)
     required(~values.lacking | (stored.met[values.bases] >= 0))
-    return Outcome(emptied, gone, values.build(stored))
+    return Outcome(emptied, gone, values.new_rows(stored, layout.schema, lambda _, built: built))
 
 
 def _counted(changes: pa.Table, layout: Layout, *, emptied: bool) -> Outcome:
@@ -78,12 +84,13 @@ def _counted(changes: pa.Table, layout: Layout, *, emptied: bool) -> Outcome:
     whole = changes.select(layout.schema.names)
     gone = take(whole, first[net < 0])
     counts = as_arrow(-net[net < 0], pa.int64())
-    return Outcome(emptied, gone.append_column(COUNT, counts), take(whole, np.repeat(first, np.maximum(net, 0))))
+    return Outcome(emptied, gone.append_column(COUNT, counts), NewRows.of(take(whole, np.repeat(first, np.maximum(net, 0)))))
 
 
 def _append(changes: pa.Table, layout: Layout, lookup: Lookup) -> Outcome:
     del lookup
-    return Outcome(False, pa.table({EXACT: pa.nulls(0, EXACT_TYPE)}), changes.select(layout.schema.names).cast(layout.schema))
+    rows = changes.select(layout.schema.names).cast(layout.schema)
+    return Outcome(False, pa.table({EXACT: pa.nulls(0, EXACT_TYPE)}), NewRows.of(rows))
 
 
 _FOLDS: Mapping[Mode, Callable[[pa.Table, Layout, Lookup], Outcome]] = {

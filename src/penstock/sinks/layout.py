@@ -12,7 +12,7 @@ Every row also has `_exact`: the exact texts of values that the typed columns ca
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -66,6 +66,12 @@ _ADDED: Mapping[Mode, tuple[pa.Field, ...]] = {
     ),
     Mode.APPEND: tuple(pa.field(field.name, field.type) for field in METADATA_FIELDS),
 }
+
+
+def known_columns(layout: Layout, asked: Sequence[str]) -> list[str]:
+    """The columns by which rows of the target are told apart, and those of a lookup; without a key all of them."""
+    known = {*layout.identity, *asked, *added_names(layout.mode)} if layout.key else set(layout.schema.names)
+    return [name for name in layout.schema.names if name in known]
 
 
 def added_names(mode: Mode) -> frozenset[str]:

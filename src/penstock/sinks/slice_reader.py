@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -12,27 +12,58 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, METADATA_FIELDS, METADATA_NAMES, ORDINAL, XID, ChangeType
+from penstock.change import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    METADATA_FIELDS,
+    METADATA_NAMES,
+    ORDINAL,
+    UNCHANGED,
+    XID,
+    ChangeType,
+)
 from penstock.errors import SchemaChangedError, SinkError
 from penstock.postgres.types.arrays import Bools, as_bools, bitmap
 from penstock.schema import TableSchema
-from penstock.sinks.key_hashes import key_hashes
+from penstock.sinks.gathering import take
+from penstock.sinks.key_hashes import Hashes, key_hashes
 from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.lives import ints_of
+from penstock.sinks.lives import bools_of, ints_of, is_kind
 from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
+
+_PIECE_BYTES = 64 << 20
+_BUFFER_BYTES = 1 << 20
+_PLACE_FACTOR = 0x9E37_79B9_7F4A_7C15
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """One of `count` parts of an epoch, which together hold each change once, and all changes of a key in the same.
 
-    A truncate concerns every key, so every part has it; but not of an append log, which is cut into runs of changes. Whoever parts an epoch
-    of a mode that looks rows up sees to it that `truncate` is not among its changes, nor a key change that leaves values behind.
+    A truncate concerns every key, so every part has it; but not of an append log, which is cut into runs of changes. An epoch of a mode
+    that looks rows up is not parted if `truncate` is among its changes.
     """
 
     index: int
     count: int
+    follows_moves: bool = False
+    """Keys that are connected by key changes which leave values behind are in the same part."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JoinedKeys:
+    """Hashes of keys that are to be in one part with others, ascending, and the hash that stands for them."""
+
+    hashes: Hashes
+    roots: Hashes
+
+    def replaced(self, hashes: Hashes) -> Hashes:
+        if not len(self.hashes):
+            return hashes
+        at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        return np.where(self.hashes[at] == hashes, self.roots[at], hashes)
 
 
 def read_slices(
@@ -50,8 +81,62 @@ def read_slices(
     elif layout.mode is Mode.APPEND:
         read = list(_run(slices, schema, part, views))
     else:
-        read = [parted(rows, layout, part) for rows in read_groups(slices, layout, views)]
+        joined = join_keys(lambda: _key_groups(slices, layout, views), layout) if part.follows_moves else None
+        read = [parted(rows, layout, part, joined) for rows in read_groups(slices, layout, views)]
     return pa.concat_tables([schema.empty_table(), *read])
+
+
+def _key_groups(slices: Sequence[FileSlice], layout: Layout, views: Mapping[TableSchema, View]) -> Iterator[pa.Table]:
+    """The changes without the values that are not part of the key."""
+    return read_groups(slices, replace(layout, columns=pa.schema([layout.columns.field(name) for name in layout.key])), views)
+
+
+def join_keys(read: Callable[[], Iterable[pa.Table]], layout: Layout) -> JoinedKeys:
+    """Find the keys that key changes connect: an insert that leaves values behind, and the delete with the ordinal before it.
+
+    The changes are read twice, so that no more of them are held than such inserts.
+    """
+    inserts = []
+    for rows in read():
+        moved = is_kind(rows, ChangeType.INSERT) & bools_of(rows.column(UNCHANGED).is_valid())
+        inserts.append(_places(rows, layout, moved, 1))
+    places, hashes = _concatenated(inserts)
+    order = np.argsort(places)
+    places, hashes = places[order], hashes[order]
+    deletes = []
+    for rows in read() if len(places) else ():
+        own, others = _places(rows, layout, is_kind(rows, ChangeType.DELETE), 0)
+        at = np.minimum(np.searchsorted(places, own), len(places) - 1)
+        met = places[at] == own
+        deletes.append((others[met], hashes[at[met]]))
+    return _joined(*_concatenated(deletes))
+
+
+def _places(rows: pa.Table, layout: Layout, chosen: Bools, before: int) -> tuple[Hashes, Hashes]:
+    """Numbers for version and ordinal of the change that is so many `before` each of these, and the hashes of their keys."""
+    some = take(rows, np.flatnonzero(chosen))
+    versions, ordinals = (ints_of(some.column(name)).astype(np.uint64) for name in (COMMIT_VERSION, ORDINAL))
+    # Two places with one number would only put more keys together.
+    return versions * np.uint64(_PLACE_FACTOR) + ordinals - np.uint64(before), key_hashes(some, layout.key)
+
+
+def _concatenated(pairs: Sequence[tuple[Hashes, Hashes]]) -> tuple[Hashes, Hashes]:
+    empty = np.empty(0, np.uint64)
+    return np.concatenate([empty, *(one for one, _ in pairs)]), np.concatenate([empty, *(other for _, other in pairs)])
+
+
+def _joined(ones: Hashes, others: Hashes) -> JoinedKeys:
+    """Connected components of these pairs, each known by its least hash."""
+    known, numbers = np.unique(np.concatenate([ones, others]), return_inverse=True)
+    one, other = numbers[: len(ones)], numbers[len(ones) :]
+    label = np.arange(len(known))
+    while not np.array_equal(label[one], label[other]):
+        low = np.minimum(label[one], label[other])
+        for end in (label[one], label[other]):
+            np.minimum.at(label, end, low)
+        while not np.array_equal(label, label[label]):
+            label = label[label]
+    return JoinedKeys(known, known[label])
 
 
 def in_order(changes: pa.Table) -> pa.Table:
@@ -62,7 +147,7 @@ def in_order(changes: pa.Table) -> pa.Table:
 def read_groups(
     slices: Sequence[FileSlice], layout: Layout, views: Mapping[TableSchema, View] = MappingProxyType({})
 ) -> Iterator[pa.Table]:
-    """The same, a row group at a time: more than one need not be held."""
+    """The same, a row group at a time, or a part of a large one: more need not be held."""
     schema = _schema(layout)
     for slice in slices:
         yield from (_wanted(rows, slice, schema, views) for rows in _row_groups(slice, schema, views))
@@ -90,7 +175,7 @@ def _run(slices: Sequence[FileSlice], schema: pa.Schema, part: Part, views: Mapp
 @contextmanager
 def _opened(slice: FileSlice) -> Iterator[pq.ParquetFile]:
     try:
-        with pq.ParquetFile(slice.path) as file:
+        with pq.ParquetFile(slice.path, buffer_size=_BUFFER_BYTES) as file:
             yield file
     except (OSError, pa.ArrowInvalid) as error:
         raise SinkError(f"the spooled changes of {slice.file.table} cannot be read: {error}") from error
@@ -110,7 +195,13 @@ def _row_groups(slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema,
     with _opened(slice) as file:
         names = _names(file, slice, schema, views)
         for group in range(file.num_row_groups):
-            yield file.read_row_group(group, columns=names)
+            found = file.metadata.row_group(group)
+            if found.total_byte_size <= _PIECE_BYTES:
+                yield file.read_row_group(group, columns=names)
+                continue
+            rows = max(1, found.num_rows * _PIECE_BYTES // found.total_byte_size)
+            for batch in file.iter_batches(rows, row_groups=[group], columns=names):
+                yield pa.Table.from_batches([batch])
 
 
 def _names(file: pq.ParquetFile, slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema, View]) -> list[str]:
@@ -176,7 +267,7 @@ def named_changes(changes: pa.Table, names: Collection[tuple[int, int]]) -> Bool
     return found
 
 
-def parted(changes: pa.Table, layout: Layout, part: Part) -> pa.Table:
+def parted(changes: pa.Table, layout: Layout, part: Part, joined: JoinedKeys | None = None) -> pa.Table:
     """One part of the changes of an epoch, or of any of them; but of an append log only of all."""
     if layout.mode is Mode.APPEND:
         low, high = (changes.num_rows * at // part.count for at in (part.index, part.index + 1))
@@ -184,6 +275,7 @@ def parted(changes: pa.Table, layout: Layout, part: Part) -> pa.Table:
     if not changes.num_rows:
         return changes
     hashes = key_hashes(changes, layout.key or layout.columns.names)
+    hashes = hashes if joined is None else joined.replaced(hashes)
     truncates = pc.equal(changes.column(CHANGE_TYPE), ChangeType.TRUNCATE.value).combine_chunks()
     mine = (hashes % np.uint64(part.count) == part.index) | as_bools(truncates)
     return changes.filter(pa.Array.from_buffers(pa.bool_(), len(mine), [None, bitmap(mine)]))

@@ -5,12 +5,15 @@ Under each key the target has one row, of the last life that the key had. A row 
 
 from __future__ import annotations
 
+from functools import reduce
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.change import COMMIT_TIMESTAMP
 from penstock.postgres.types.arrays import as_arrow, bitmap
+from penstock.sinks.gathering import NewRows
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import DELETED, DELETED_AT, Layout
 from penstock.sinks.lives import Lives, Rows, firsts_and_lasts
@@ -18,7 +21,7 @@ from penstock.sinks.truncates import spelled_out
 from penstock.sinks.values import Lookup, Stored, Values, key_table, required
 
 
-def fold_soft_deletes(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.Table, pa.Table]:
+def fold_soft_deletes(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.Table, NewRows]:
     """The keys whose rows go, and the rows that come."""
     changes, lookup = spelled_out(changes, layout, lookup)
     (codes,) = key_codes([changes], layout.key)
@@ -35,7 +38,7 @@ def fold_soft_deletes(changes: pa.Table, layout: Layout, lookup: Lookup) -> tupl
     ]
     return (
         pa.concat_tables([key_table(changes, each.rows, layout.key) for each in flagged]),
-        pa.concat_tables([_flagged(each, stored) for each in flagged]),
+        reduce(NewRows.__add__, (each.new_rows(stored, layout.schema, _flagged) for each in flagged)),
     )
 
 
@@ -64,10 +67,9 @@ def _ends(values: Values, codes: Rows) -> Rows:
     return np.compress(ends != later, ends)
 
 
-def _flagged(values: Values, stored: Stored) -> pa.Table:
+def _flagged(values: Values, table: pa.Table) -> pa.Table:
     rows, lives = values.rows, values.lives
     deleted = pa.Array.from_buffers(pa.bool_(), len(rows), [None, bitmap(lives.is_delete[rows])])
     times = lives.changes.column(COMMIT_TIMESTAMP).take(as_arrow(rows, pa.int64()))
     at = pc.if_else(deleted, times, pa.scalar(None, times.type))
-    table = values.build(stored)
     return table.append_column(DELETED, deleted).append_column(DELETED_AT, at).select(values.layout.schema.names)

@@ -14,10 +14,11 @@ import pyarrow.compute as pc
 
 from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, EXACT_TYPE, ORDINAL, XID, ChangeType
 from penstock.postgres.types.arrays import Bools, bitmap
+from penstock.sinks.gathering import StoredRows, take
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.lives import Rows, bools_of, firsts_and_lasts, ints_of, is_kind
-from penstock.sinks.values import Lookup, key_table, live_rows, take
+from penstock.sinks.values import Lookup, key_table, live_rows
 from penstock.sinks.views import View
 
 
@@ -38,17 +39,17 @@ def spelled_by_source(changes: pa.Table, layout: Layout, source: str | None, loo
     names = pc.unique(take(changes, np.flatnonzero(is_kind(changes, ChangeType.TRUNCATE))).column(source))
     stored = live_rows(lookup(pa.table({source: names, EXACT: pa.nulls(len(names), EXACT_TYPE)})), layout)
     for name in names.to_pylist():
-        own = take(stored, np.flatnonzero(_is_from(stored, source, name)))
+        own = stored.only(_is_from(stored.known, source, name))
         changes = _spelled(changes, layout, _is_from(changes, source, name), own)
     return changes
 
 
-def _spelled(changes: pa.Table, layout: Layout, own: Bools, stored: pa.Table) -> pa.Table:
+def _spelled(changes: pa.Table, layout: Layout, own: Bools, stored: StoredRows) -> pa.Table:
     """With the truncates among its `own` changes spelled out, for one table, of which the target has `stored`."""
     places = np.flatnonzero(own & is_kind(changes, ChangeType.TRUNCATE)).tolist()
     if not layout.key:
         return _forgotten(changes, layout, own, stored, places[-1])
-    codes, stored_codes = key_codes([changes, stored], layout.key)
+    codes, stored_codes = key_codes([changes, stored.known], layout.key)
     is_delete = is_kind(changes, ChangeType.DELETE)
     mine = np.flatnonzero(own)
     pieces, low = [], 0
@@ -58,18 +59,18 @@ def _spelled(changes: pa.Table, layout: Layout, own: Bools, stored: pa.Table) ->
         last = since[lasts]
         keys = [key_table(changes, np.sort(last[~is_delete[last]]), layout.key)]
         if place == places[0]:
-            keys.append(key_table(stored, np.flatnonzero(~np.isin(stored_codes, codes[since])), layout.key))
+            keys.append(key_table(stored.known, np.flatnonzero(~np.isin(stored_codes, codes[since])), layout.key))
         pieces += [changes.slice(low, place - low), _deletes(changes, place, keys)]
         low = place + 1
     return pa.concat_tables([*pieces, changes.slice(low)])
 
 
-def _forgotten(changes: pa.Table, layout: Layout, own: Bools, stored: pa.Table, last: int) -> pa.Table:
+def _forgotten(changes: pa.Table, layout: Layout, own: Bools, stored: StoredRows, last: int) -> pa.Table:
     """Without a key all that counts is how many equal rows there are: what the table was through before its last truncate comes to none."""
     kept = ~own | (np.arange(len(own)) > last)
     rest = changes.filter(pa.Array.from_buffers(pa.bool_(), len(kept), [None, bitmap(kept)]))
     whole = [*layout.columns.names, EXACT]
-    deletes = _deletes(changes, last, [stored.select(whole)])
+    deletes = _deletes(changes, last, [stored.take(np.arange(stored.known.num_rows)).select(whole)])
     return _in_order(pa.concat_tables([deletes, rest]))
 
 

@@ -20,7 +20,7 @@ def spelled_out(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.T
     if not places:
         return changes, lookup
     stored = live_rows(lookup(None), layout)
-    codes, stored_codes = key_codes([changes, stored], layout.key)
+    codes, stored_codes = key_codes([changes, stored.known], layout.key)
     is_delete = is_kind(changes, ChangeType.DELETE)
     untouched = np.flatnonzero(~np.isin(stored_codes, codes[: places[0]]))
     pieces = []
@@ -29,7 +29,7 @@ def spelled_out(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.T
         last = low + firsts_and_lasts(codes[low:place])[1]
         keys = [key_table(changes, np.sort(last[~is_delete[last]]), layout.key)]
         if low == 0:
-            keys.append(key_table(stored, untouched, layout.key))
+            keys.append(key_table(stored.known, untouched, layout.key))
         pieces += [changes.slice(low, place - low), _deletes(changes, place, keys)]
         low = place + 1
     return pa.concat_tables([*pieces, changes.slice(low)]), lambda _: stored

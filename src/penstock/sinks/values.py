@@ -12,18 +12,15 @@ import pyarrow.compute as pc
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.errors import ValuesMissingError
 from penstock.postgres.types.arrays import Bools, Ragged, as_arrow, distinct
+from penstock.sinks.gathering import NewRows, Sizes, StoredRows, gather, row_sizes, take, value_sizes
 from penstock.sinks.keys import exact_texts, key_codes
 from penstock.sinks.layout import CURRENT, DELETED, Layout, Mode
 from penstock.sinks.lives import Lives, Rows, bools_of
 
-Lookup = Callable[[pa.Table | None], pa.Table]
+Lookup = Callable[[pa.Table | None], pa.Table | StoredRows]
 """Gives the rows that the target has, with the whole `Layout.schema`, under these keys: the key's columns, and `_exact` with the texts of
 those that their type cannot hold. More rows do no harm. Of a history only rows that are current; in a soft_delete table also those that are
 deleted. None asks for all of them. Called at most once for an epoch, and never for a mirror all of whose values travelled."""
-
-
-def take(table: pa.Table, rows: Rows) -> pa.Table:
-    return table.take(as_arrow(rows, pa.int64()))
 
 
 def key_table(changes: pa.Table, rows: Rows, key: Sequence[str]) -> pa.Table:
@@ -32,11 +29,12 @@ def key_table(changes: pa.Table, rows: Rows, key: Sequence[str]) -> pa.Table:
     return found.set_column(len(key), EXACT, _narrowed(found.column(EXACT), key))
 
 
-def live_rows(rows: pa.Table, layout: Layout) -> pa.Table:
-    """Without those that only tell of rows that are gone."""
+def live_rows(found: pa.Table | StoredRows, layout: Layout) -> StoredRows:
+    """What a lookup gave, without rows that are deleted or older versions."""
+    rows = StoredRows.of(found) if isinstance(found, pa.Table) else found
     if layout.mode is Mode.SOFT_DELETE:
-        return rows.filter(pc.invert(rows.column(DELETED)))
-    return rows.filter(rows.column(CURRENT)) if layout.mode is Mode.HISTORY else rows
+        return rows.only(~bools_of(rows.known.column(DELETED)))
+    return rows.only(bools_of(rows.known.column(CURRENT))) if layout.mode is Mode.HISTORY else rows
 
 
 def required(met: Bools) -> None:
@@ -75,7 +73,7 @@ def _narrowed(exact: pa.ChunkedArray, names: Sequence[str]) -> pa.Array | pa.Chu
 class Stored:
     """Rows of the target, and which of them each change of the epoch would meet by its key; -1: none."""
 
-    rows: pa.Table
+    rows: StoredRows
     met: Rows
 
     @classmethod
@@ -83,10 +81,10 @@ class Stored:
         """Look up the keys of `rows`, which are all different."""
         met = np.full(changes.num_rows, -1)
         if not len(rows):
-            return cls(layout.schema.empty_table(), met)
+            return cls(StoredRows.of(layout.schema.empty_table()), met)
         keys = key_table(changes, rows, layout.key)
         found = live_rows(lookup(keys), layout)
-        asked, answered = key_codes([keys, found], layout.key)
+        asked, answered = key_codes([keys, found.known], layout.key)
         by_code = np.full(int(np.concatenate([asked, answered]).max()) + 1, -1)
         by_code[answered] = np.arange(len(answered))
         met[rows] = by_code[asked]
@@ -129,23 +127,45 @@ class Values:
         bases = self.bases[self.lacking]
         return distinct(bases[~self.lives.is_insert[bases]])
 
-    def only(self, wanted: Bools) -> Values:
+    def only(self, wanted: Bools | Rows) -> Values:
         partial = {name: sources[wanted] for name, sources in self.partial.items()}
         return Values(self.layout, self.lives, self.rows[wanted], self.plain[wanted], partial)
+
+    def new_rows(self, stored: Stored, schema: pa.Schema, complete: Callable[[Values, pa.Table], pa.Table]) -> NewRows:
+        """A row for each of `rows`, as `complete` makes it of what `build` gives. Rows of the target are read in their own order."""
+        met = np.where(self.lacking, stored.met[self.bases], -1)
+        ordered = self.only(np.argsort(met, kind="stable")) if len(stored.rows.numbers) else self
+
+        def built(rows: Rows) -> pa.Table:
+            some = ordered.only(rows)
+            return complete(some, some.build(stored))
+
+        return NewRows(schema, ((ordered.sizes(stored), built),) if len(self.rows) else ())
+
+    def sizes(self, stored: Stored) -> Sizes:
+        """About how large the rows are."""
+        changes = self.lives.changes
+        sizes = np.append(row_sizes(changes.drop_columns(list(self.partial))), 0.0)[self.plain]
+        for name, sources in self.partial.items():
+            sizes += np.append(value_sizes(changes.column(name)), 0.0)[sources]
+        return sizes + np.where(self.lacking, np.append(stored.rows.sizes, 0.0)[stored.met[self.bases]], 0.0)
 
     def build(self, stored: Stored) -> pa.Table:
         """`layout.columns` and `_exact`, a row for each of `rows`."""
         changes, layout = self.lives.changes, self.layout
-        old = changes.num_rows + stored.met[self.bases]
+        met = np.where(self.lacking, stored.met[self.bases], -1)
+        needed = distinct(met[met >= 0])
+        kept = stored.rows.take(needed)
+        old = changes.num_rows + np.searchsorted(needed, met)
         given = {name: np.where(sources < 0, old, sources) for name, sources in self.partial.items()}
         rest = np.where(self.plain < 0, old, self.plain)
-        columns = [_both(changes, stored.rows, name, given.get(name, rest)) for name in layout.columns.names]
+        columns = [_both(changes, kept, name, given.get(name, rest)) for name in layout.columns.names]
         texts = {}
-        exact = pa.chunked_array([*changes.column(EXACT).chunks, *stored.rows.column(EXACT).chunks], EXACT_TYPE)
+        exact = pa.chunked_array([*changes.column(EXACT).chunks, *kept.column(EXACT).chunks], EXACT_TYPE)
         for name in _named(exact):
             found = exact_texts(exact, name) if name in layout.columns.names else None
             if found is not None:
-                texts[name] = found.take(as_arrow(given.get(name, rest), pa.int64()))
+                texts[name] = gather(found, given.get(name, rest))
         schema = pa.schema([*layout.columns, pa.field(EXACT, EXACT_TYPE)])
         return pa.table([*columns, build_exact(texts, len(self.rows))], schema=schema)
 
@@ -154,7 +174,7 @@ def _both(changes: pa.Table, stored: pa.Table, name: str, rows: Rows) -> pa.Chun
     column = changes.column(name)
     if stored.num_rows:
         column = pa.chunked_array([*column.chunks, *stored.column(name).cast(column.type).chunks], column.type)
-    return column.take(as_arrow(rows, pa.int64()))
+    return gather(column, rows)
 
 
 def _named(exact: pa.ChunkedArray) -> list[str]:

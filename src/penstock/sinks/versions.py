@@ -13,11 +13,12 @@ import pyarrow as pa
 
 from penstock.change import COMMIT_TIMESTAMP, COMMIT_VERSION
 from penstock.postgres.types.arrays import Bools, bitmap
+from penstock.sinks.gathering import NewRows
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import CURRENT, VALID_FROM, VALID_FROM_TIME, VALID_TO, VALID_TO_TIME, Layout
 from penstock.sinks.lives import Lives, Rows, differs, ints_of
 from penstock.sinks.truncates import spelled_out
-from penstock.sinks.values import Lookup, Stored, Values, key_table, required, take
+from penstock.sinks.values import Lookup, Stored, Values, key_table, required
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +48,7 @@ class _Steps:
         return following
 
 
-def fold_versions(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.Table, pa.Table]:
+def fold_versions(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa.Table, NewRows]:
     """The versions that go, by `Layout.identity`, since they are closed; and those that come."""
     changes, lookup = spelled_out(changes, layout, lookup)
     (codes,) = key_codes([changes], layout.key)
@@ -58,12 +59,20 @@ def fold_versions(changes: pa.Table, layout: Layout, lookup: Lookup) -> tuple[pa
     stays = ~lives.is_delete[steps.rows]
     values = Values.plan(layout, lives, steps.rows[stays])
     required(~values.lacking | (stored.met[values.bases] >= 0))
-    opened = _bounded(values.build(stored), layout, changes, steps.rows[stays], steps.following[stays])
+    following = np.full(changes.num_rows, -1)
+    following[steps.rows] = steps.following
+    opened = values.new_rows(stored, layout.schema, lambda some, table: _bounded(table, layout, changes, some.rows, following[some.rows]))
 
     met = stored.met[steps.first]
-    old = take(stored.rows.select(layout.schema.names), met[met >= 0])
-    closed = _closed(old, changes, steps.rows[steps.opens][met >= 0])
-    return key_table(old, np.arange(old.num_rows), layout.identity), pa.concat_tables([closed.cast(layout.schema), opened])
+    order = np.argsort(met[met >= 0], kind="stable")
+    old, closing = met[met >= 0][order], steps.rows[steps.opens][met >= 0][order]
+
+    def close(rows: Rows) -> pa.Table:
+        found = stored.rows.take(old[rows]).select(layout.schema.names)
+        return _closed(found, changes, closing[rows]).cast(layout.schema)
+
+    closed = NewRows(layout.schema, ((stored.rows.sizes[old], close),) if len(old) else ())
+    return key_table(stored.rows.known, old, layout.identity), closed + opened
 
 
 def _closed(old: pa.Table, changes: pa.Table, at: Rows) -> pa.Table:

@@ -15,10 +15,9 @@ from pyspark.sql import functions as F
 from penstock.pipeline.config import PipelineConfig
 from penstock.schema import TableName
 from penstock.sinks.base import Sink
-from penstock.sinks.delta.rows import read_all
 from penstock.sinks.delta.sink import DeltaSink
 from penstock.sinks.layout import CURRENT, DELETED, Mode
-from tests.delta_tables import files_of
+from tests.delta_tables import files_of, read_all
 from tests.fix_pipeline import Mirror
 from tests.fix_postgres import Database
 

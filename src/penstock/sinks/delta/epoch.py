@@ -22,14 +22,11 @@ from penstock.sinks.delta.step import DeltaStep
 from penstock.sinks.delta.task import EpochPart, EpochTask, run_part
 from penstock.sinks.executors import Executors, are_light
 from penstock.sinks.layout import Mode
+from penstock.sinks.shares import adds_only, plan_parts, share_files
 from penstock.sinks.slice_reader import Part
 from penstock.sinks.source_truncates import source_column
 from penstock.sinks.views import View
 from penstock.spool.range import FileSlice
-
-_ROWS_A_TASK = 500_000
-_BYTES_A_TASK = 256 << 20
-_ADDED_ROWS_A_TASK = 100_000
 
 
 @dataclass(frozen=True)
@@ -50,14 +47,8 @@ class DeltaEpoch(DeltaStep):
 
     @property
     def adds_only(self) -> bool:
-        """Whether it can be added without a look at what is there.
-
-        Inserts alone cannot meet a row that is there: the target equals the source just before them, and the key is unique there.
-        """
-        counts = self.counts
-        if self.layout.mode is Mode.MIRROR:
-            return not (counts.updates or counts.deletes or counts.moves or counts.truncates)
-        return self.layout.mode is Mode.APPEND
+        """Whether it can be added without a look at what is there."""
+        return adds_only(self.layout.mode, self.counts)
 
     def apply(self, executors: Executors) -> bool:
         """Work it out and commit it; see `commit`."""
@@ -85,24 +76,13 @@ class DeltaEpoch(DeltaStep):
     def plan(self, parallelism: int) -> list[EpochTask]:
         table = self.table(scanned=not self.adds_only)
         place = SnapshotPlace(str(self.path), table.names, f"epoch-{self.end.value:016X}")
-        shares = self._shared(parallelism) if self.adds_only else self._parted()
+        shares: list[tuple[tuple[FileSlice, ...], Part | None]]
+        if self.adds_only:
+            shares = [(share, None) for share in share_files(self.slices, self.counts, parallelism)]
+        else:
+            looks_up = self.layout.mode is not Mode.MIRROR or source_column(self.views.values()) is not None
+            shares = [(tuple(self.slices), part) for part in plan_parts(self.slices, self.counts, looks_up=looks_up)]
         return [
-            EpochTask(tuple(share), part, self.layout, self.adds_only, table, place, index, self.views, REPORTED_BYTES // len(shares))
+            EpochTask(share, part, self.layout, self.adds_only, table, place, index, self.views, REPORTED_BYTES // len(shares))
             for index, (share, part) in enumerate(shares)
         ]
-
-    def _shared(self, parallelism: int) -> list[tuple[Sequence[FileSlice], Part | None]]:
-        """Changes that need not meet: each task has some of the files."""
-        rows = self.counts.rows
-        wanted = max(min(-(-rows // _ADDED_ROWS_A_TASK), parallelism), -(-rows // _ROWS_A_TASK), 1)
-        count = min(wanted, len(self.slices))
-        return [(self.slices[at::count], None) for at in range(count)]
-
-    def _parted(self) -> list[tuple[Sequence[FileSlice], Part | None]]:
-        """Changes of a key belong together; all of them do where key changes leave values behind, or a truncate looks rows up."""
-        counts = self.counts
-        looks_up = self.layout.mode is not Mode.MIRROR or source_column(self.views.values()) is not None
-        together = (counts.unchanged and counts.moves) or (counts.truncates and looks_up)
-        size = sum(slice.file.bytes for slice in self.slices)  # as long as what is read of it: it is not compressed
-        count = 1 if together else max(-(-counts.rows // _ROWS_A_TASK), -(-size // _BYTES_A_TASK), 1)
-        return [(self.slices, Part(at, count) if count > 1 else None) for at in range(count)]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,9 @@ from penstock.postgres.types.arrays import as_arrow
 from penstock.sinks.delta.bounds import Bounds, Probes
 from penstock.sinks.delta.roaring import Positions
 from penstock.sinks.delta.vectors import DeletionVector, load_vector, local_path
+from penstock.sinks.gathering import RowGroup, StoredRows, take
 from penstock.sinks.keys import key_codes
 from penstock.sinks.lives import bools_of
-from penstock.sinks.values import take
 
 Numbers = npt.NDArray[np.int64]
 
@@ -107,20 +108,20 @@ def _find(table: TableFiles, keys: pa.Table, names: Sequence[str]) -> list[tuple
         return [found for found in threads.map(wanted.find, files) if found[1].size]
 
 
-def read_rows(table: TableFiles, found: Sequence[FoundRows]) -> pa.Table:
-    """These rows, with all columns of the table."""
-    parts = [_read_rows(table, each) for each in found]
-    return pa.concat_tables([table.schema.empty_table(), *parts])
+def read_rows(table: TableFiles, found: Sequence[FoundRows], known: Sequence[str]) -> StoredRows:
+    """These rows, with all columns of the table; of many only the columns `known` until they are needed."""
+    groups = [group for each in found for group in _found_groups(table, each)]
+    return StoredRows.load(groups, table.schema, known)
 
 
-def read_all(table: TableFiles) -> pa.Table:
+def all_rows(table: TableFiles) -> list[FoundRows]:
     """Every row that is there."""
-    parts = []
+    found = []
     for file in table.files:
         with _opened(table, file.path) as parquet:
-            rows = _columns(table, parquet.read(), table.schema.names)
-        parts.append(take(rows, _alive(table, file, np.arange(rows.num_rows))))
-    return pa.concat_tables([table.schema.empty_table(), *parts])
+            count = parquet.metadata.num_rows
+        found.append(FoundRows(file.path, count, _alive(table, file, np.arange(count))))
+    return found
 
 
 def read_groups(table: TableFiles, file: ScanFile, gone: Positions | None = None) -> Iterator[pa.Table]:
@@ -132,15 +133,21 @@ def read_groups(table: TableFiles, file: ScanFile, gone: Positions | None = None
             yield take(rows, (alive if gone is None else np.setdiff1d(alive, gone, assume_unique=True)) - start)
 
 
-def _read_rows(table: TableFiles, found: FoundRows) -> pa.Table:
+def _found_groups(table: TableFiles, found: FoundRows) -> Iterator[RowGroup]:
     with _opened(table, found.path) as parquet:
-        parts = []
-        for group, start, count in _groups(parquet.metadata):
-            low, high = np.searchsorted(found.positions, [start, start + count])
-            if low < high:
-                rows = _columns(table, parquet.read_row_group(group), table.schema.names)
-                parts.append(take(rows, found.positions[low:high] - start))
-    return pa.concat_tables([table.schema.empty_table(), *parts])
+        metadata = parquet.metadata
+    for group, start, count in _groups(metadata):
+        low, high = np.searchsorted(found.positions, [start, start + count])
+        if low < high:
+            load = partial(_load_group, table, found.path, group, found.positions[low:high] - start)
+            yield RowGroup(int(high - low), metadata.row_group(group).total_byte_size / count, load)
+
+
+def _load_group(table: TableFiles, path: str, group: int, at: Positions, names: Sequence[str]) -> pa.Table:
+    with _opened(table, path) as parquet:
+        columns = None if len(names) == len(table.schema) else [table.field(name).name for name in names]
+        rows = parquet.read_row_group(group, columns)
+    return take(_columns(table, rows, names), at)
 
 
 class _Wanted:

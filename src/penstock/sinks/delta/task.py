@@ -11,10 +11,11 @@ import pyarrow as pa
 from penstock.schema import TableSchema
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.delta.deletions import REPORTED_BYTES, Deletions, report
-from penstock.sinks.delta.rows import FoundRows, TableFiles, find_counted, find_rows, read_all, read_rows
+from penstock.sinks.delta.rows import FoundRows, TableFiles, all_rows, find_counted, find_rows, read_rows
 from penstock.sinks.fold import COUNT, Outcome, fold
-from penstock.sinks.layout import CURRENT, Layout, Mode
-from penstock.sinks.lives import ints_of
+from penstock.sinks.gathering import StoredRows
+from penstock.sinks.layout import CURRENT, Layout, Mode, known_columns
+from penstock.sinks.lives import bools_of, ints_of
 from penstock.sinks.row_files import write_batches
 from penstock.sinks.slice_reader import Part, read_groups, read_slices
 from penstock.sinks.source_truncates import source_column, spelled_by_source
@@ -57,18 +58,15 @@ def run_part(task: EpochTask) -> EpochPart:
     outcome = fold(changes, task.layout, lookup)
     gone = [] if outcome.emptied else _gone(task, outcome)
     deletions = report(gone, task.place, task.index, task.reported_bytes)
-    return EpochPart(outcome.emptied, deletions, _write(task, [outcome.rows]))
+    return EpochPart(outcome.emptied, deletions, _write(task, outcome.new.slices()))
 
 
-def _look_up(task: EpochTask, keys: pa.Table | None) -> pa.Table:
+def _look_up(task: EpochTask, keys: pa.Table | None) -> StoredRows:
     table, layout = task.table, task.layout
-    rows = read_all(table) if keys is None else read_rows(table, find_rows(table, keys, _asked(keys, layout)))
-    rows = rows.select(layout.schema.names)
-    return rows.filter(rows.column(CURRENT)) if layout.mode is Mode.HISTORY else rows
-
-
-def _asked(keys: pa.Table, layout: Layout) -> list[str]:
-    return [name for name in layout.columns.names if name in keys.column_names]
+    asked = [] if keys is None else [name for name in layout.columns.names if name in keys.column_names]
+    found = all_rows(table) if keys is None else find_rows(table, keys, asked)
+    rows = read_rows(table, found, known_columns(layout, asked))
+    return rows.only(bools_of(rows.known.column(CURRENT))) if layout.mode is Mode.HISTORY else rows
 
 
 def _gone(task: EpochTask, outcome: Outcome) -> list[FoundRows]:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from penstock.change import ChangeCounts
 from penstock.errors import SinkRefusedError
 from penstock.sinks.base import ChangedRows, SnapshotPlace, TableChanges
 from penstock.sinks.executors import Executors, are_light
 from penstock.sinks.iceberg.catalog import LoadedTable, NewFile, TableChange, local_path
-from penstock.sinks.iceberg.files import EpochFiles, EpochTask, RepairTask, WrittenFile, named_columns, write_epoch, write_repair
+from penstock.sinks.iceberg.files import EpochFiles, EpochTask, RepairTask, Wanted, WrittenFile, named_columns, write_epoch, write_repair
 from penstock.sinks.iceberg.merging import MERGED, MergeTask, merge_files
 from penstock.sinks.iceberg.reader import EpochTarget, LakeReader
 from penstock.sinks.iceberg.schema import delete_columns
 from penstock.sinks.layout import Mode
+from penstock.sinks.shares import adds_only, plan_parts, share_files
 from penstock.sinks.slice_reader import Part
 from penstock.sinks.source_truncates import source_column
-from penstock.spool.range import FileSlice
-
-_ROWS_A_TASK = 500_000
-_ADDED_ROWS_A_TASK = 100_000
 
 Run = Callable[[Sequence[EpochTask]], list[EpochFiles]]
 
@@ -39,12 +36,12 @@ class EpochWriter:
     def write(self, target: EpochTarget, changes: TableChanges) -> TableChange:
         """The files for `changes`, and what they do to the table."""
         task = EpochTask(tuple(changes.slices), target.layout, target.place, "", named_columns(target.layout), views=changes.views)
-        if _adds_only(target.layout.mode, changes.counts):
-            tasks = [replace(task, slices=share, adds_only=True) for share in _shared(task.slices, changes.counts, self._executors)]
+        if adds_only(target.layout.mode, changes.counts):
+            shares = share_files(task.slices, changes.counts, self._executors.parallelism)
+            tasks = [replace(task, slices=share, adds_only=True) for share in shares]
             return _change(self._executors.run(write_epoch, tasks, light=are_light(task.slices)), ())
         looks_up = target.layout.mode is not Mode.MIRROR or source_column(changes.views.values()) is not None
-        parts = _parts(changes.counts, self._executors.parallelism, looks_up=looks_up)
-        return self._settled(target, task, parts, self._write)
+        return self._settled(target, task, plan_parts(task.slices, changes.counts, looks_up=looks_up), self._write)
 
     def _write(self, tasks: Sequence[EpochTask]) -> list[EpochFiles]:
         # Rows of the target that it was found to need may be many.
@@ -55,7 +52,7 @@ class EpochWriter:
         """The same for rows that are to be replaced, whatever else the mode has to tell them by."""
         task = EpochTask((), target.layout, target.place, "", target.layout.key)
         return self._settled(
-            target, task, 1, lambda tasks: self._executors.run(write_repair, [RepairTask(changed, each) for each in tasks])
+            target, task, [None], lambda tasks: self._executors.run(write_repair, [RepairTask(changed, each) for each in tasks])
         )
 
     def rewrite(self, target: EpochTarget) -> list[NewFile]:
@@ -72,45 +69,37 @@ class EpochWriter:
         (made,) = self._executors.run(merge_files, [MergeTask(files, place)])
         return None if made is None else NewFile(made.name, made.rows, made.bytes)
 
-    def _settled(self, target: EpochTarget, task: EpochTask, parts: int, run: Run) -> TableChange:
+    def _settled(self, target: EpochTarget, task: EpochTask, parts: list[Part | None], run: Run) -> TableChange:
         scratch = self._scratch / uuid4().hex
         try:
             task = replace(task, scratch=str(scratch))
-            while True:
-                tasks = [replace(task, part=Part(index, parts)) for index in range(parts)] if parts > 1 else [task]
+            tasks = [replace(task, part=part) for part in parts]
+            done: list[EpochFiles] = []
+            while tasks:
                 found = run(tasks)
-                wanted = [each.wanted for each in found if each.wanted is not None]
-                if not wanted:
-                    return _change(found, delete_columns(target.place.schema, task.names))
-                discard(target.place, _change(found, ()))
-                # Rows that a delete takes without need may be meant by another part's: then one task does it all.
-                parts = parts if all(each.is_old for each in wanted) else 1
-                rows = [each for each in wanted if each.is_old == wanted[0].is_old]
-                stored = self._reader.fetch(target, rows, scratch / uuid4().hex)
-                task = replace(task, old=(*task.old, stored)) if rows[0].is_old else replace(task, alike=stored)
+                done += [each for each in found if each.wanted is None]
+                lacking = [(each, files.wanted) for each, files in zip(tasks, found, strict=True) if files.wanted is not None]
+                if len(parts) > 1 and not all(wanted.is_old for _, wanted in lacking):
+                    # Rows that a delete takes without need may be meant by another part's: then one task does it all.
+                    discard(target.place, _change(done, ()))
+                    tasks, done, parts = [task], [], [None]
+                else:
+                    tasks = self._supplied(target, lacking, scratch)
+            return _change(done, delete_columns(target.place.schema, task.names))
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
+    def _supplied(self, target: EpochTarget, lacking: Sequence[tuple[EpochTask, Wanted]], scratch: Path) -> list[EpochTask]:
+        """The tasks, each with the rows that it was found to lack: no task has to hold those of another."""
+        if not lacking:
+            return []
 
-def _adds_only(mode: Mode, counts: ChangeCounts) -> bool:
-    """Inserts alone cannot meet a row that is there: the target equals the source just before them, and the key is unique there."""
-    if mode is Mode.MIRROR:
-        return not (counts.updates or counts.deletes or counts.moves or counts.truncates)
-    return mode is Mode.APPEND
+        def supply(task: EpochTask, wanted: Wanted) -> EpochTask:
+            stored = self._reader.fetch(target, [wanted], scratch / uuid4().hex)
+            return replace(task, old=(*task.old, stored)) if wanted.is_old else replace(task, alike=stored)
 
-
-def _shared(slices: Sequence[FileSlice], counts: ChangeCounts, executors: Executors) -> list[tuple[FileSlice, ...]]:
-    """Changes that need not meet: each task has some of the files."""
-    wanted = max(min(-(-counts.rows // _ADDED_ROWS_A_TASK), executors.parallelism), -(-counts.rows // _ROWS_A_TASK), 1)
-    count = min(wanted, len(slices))
-    return [tuple(slices[at::count]) for at in range(count)]
-
-
-def _parts(counts: ChangeCounts, parallelism: int, *, looks_up: bool) -> int:
-    """How many tasks share the keys of an epoch. What concerns several keys at once is for one; so is a truncate that looks rows up."""
-    if (counts.unchanged and counts.moves) or (counts.truncates and looks_up):
-        return 1
-    return max(1, min(parallelism, counts.rows // _ROWS_A_TASK))
+        with ThreadPoolExecutor(min(len(lacking), self._executors.parallelism), thread_name_prefix="penstock-fetch") as threads:
+            return list(threads.map(supply, *zip(*lacking, strict=True)))
 
 
 def _change(found: Sequence[EpochFiles], columns: Sequence[str]) -> TableChange:

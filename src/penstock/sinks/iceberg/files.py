@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +26,13 @@ import pyarrow.parquet as pq
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.schema import TableSchema
 from penstock.sinks.base import ChangedRows, SnapshotFile, SnapshotPlace
-from penstock.sinks.changed import row_schema
 from penstock.sinks.collapse import match_column, match_text_column
 from penstock.sinks.compression import writer_options
 from penstock.sinks.fold import COUNT, Outcome, fold
+from penstock.sinks.gathering import NewRows, RowGroup, Sizes, StoredRows
 from penstock.sinks.iceberg.schema import delete_columns, filled, fitted
 from penstock.sinks.keys import key_codes
-from penstock.sinks.layout import Layout
+from penstock.sinks.layout import Layout, known_columns
 from penstock.sinks.row_files import write_batches
 from penstock.sinks.slice_reader import Part, read_groups, read_slices
 from penstock.sinks.source_truncates import source_column, spelled_by_source
@@ -48,10 +49,22 @@ class Stored:
     fills: Mapping[str, pa.Scalar] = field(default_factory=dict)
     """What they have in columns that are only now added."""
 
-    def load(self, layout: Layout) -> pa.Table:
-        schema = layout.schema
-        tables = [fitted(pq.read_table(file).rename_columns(schema.names), schema) for file in self.files]
-        return pa.concat_tables([schema.empty_table(), *(filled(table, self.fills) for table in tables)])
+    def load(self, layout: Layout, asked: Sequence[str] = ()) -> StoredRows:
+        """All of them; of many only the columns that tell them apart, and those of a lookup, until they are needed."""
+        groups = []
+        for path in self.files:
+            with pq.ParquetFile(path) as file:
+                for number in range(file.num_row_groups):
+                    group = file.metadata.row_group(number)
+                    size = group.total_byte_size / max(group.num_rows, 1)
+                    groups.append(RowGroup(group.num_rows, size, partial(self._load, path, number, layout.schema)))
+        return StoredRows.load(groups, layout.schema, known_columns(layout, asked))
+
+    def _load(self, path: str, number: int, schema: pa.Schema, names: Sequence[str]) -> pa.Table:
+        columns = pa.schema([schema.field(name) for name in names])
+        with pq.ParquetFile(path) as file:
+            read = file.read_row_group(number, [f"v_{schema.get_field_index(name)}" for name in names])
+        return filled(fitted(read.rename_columns(names), columns), self.fills)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,31 +134,33 @@ def write_epoch(task: EpochTask) -> EpochFiles:
 def write_outcome(outcome: Outcome, task: EpochTask) -> EpochFiles:
     names = task.names
     columns = delete_columns(task.place.schema, names)
-    gone, rows, emptied = outcome.gone, outcome.rows, outcome.emptied
+    gone, rows, emptied = outcome.gone, outcome.new, outcome.emptied
     if emptied or not gone.num_rows:
         gone = gone.slice(0, 0)
     elif columns != names or COUNT in gone.column_names or _has_nulls(gone, columns):
         if task.alike is None:
             return EpochFiles(wanted=_wanted(gone, task, names, is_old=False))
         stays = staying(gone, task.alike.load(task.layout), names, columns)
-        rows = pa.concat_tables([rows, stays])
+        rows += NewRows(rows.schema, ((stays.sizes, stays.take),) if len(stays.sizes) else ())
         emptied = not columns
     deletes = gone.select(columns) if gone.num_rows and columns else None
-    return EpochFiles(emptied, _write([rows], task, "rows"), None if deletes is None else _write([_distinct(deletes)], task, "deletes"))
+    return EpochFiles(
+        emptied, _write(rows.slices(), task, "rows"), None if deletes is None else _write([_distinct(deletes)], task, "deletes")
+    )
 
 
-def staying(gone: pa.Table, stored: pa.Table, names: Sequence[str], columns: Sequence[str]) -> pa.Table:
+def staying(gone: pa.Table, stored: StoredRows, names: Sequence[str], columns: Sequence[str]) -> StoredRows:
     """The rows of `stored` that deletes by `columns` would take, and that are not `gone` by `names`."""
-    bare, found = key_codes([gone.select(columns), stored.select(columns)], columns)
-    touched = np.isin(found, bare) if columns else np.ones(stored.num_rows, np.bool_)
-    whole, found = key_codes([gone, stored], names)
+    bare, found = key_codes([gone.select(columns), stored.known.select(columns)], columns)
+    touched = np.isin(found, bare) if columns else np.ones(stored.known.num_rows, np.bool_)
+    whole, found = key_codes([gone, stored.known], names)
     if COUNT in gone.column_names:
         limit = np.zeros(max(int(whole.max(initial=-1)), int(found.max(initial=-1))) + 1, np.int64)
         limit[whole] = gone.column(COUNT).to_numpy()
         going = _turns(found) < limit[found]
     else:
         going = np.isin(found, whole)
-    return stored.filter(pa.array(touched & ~going))
+    return stored.only(touched & ~going)
 
 
 def _turns(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -172,15 +187,16 @@ class _Lookup:
         self._task = task
         self._fetched = iter(task.old)
 
-    def __call__(self, keys: pa.Table | None) -> pa.Table:
+    def __call__(self, keys: pa.Table | None) -> StoredRows:
         fetched = next(self._fetched, None)
         if fetched is None:
             raise _RowsWantedError(keys)
-        stored = fetched.load(self._task.layout)
+        names = _asked(keys, self._task.layout)
+        stored = fetched.load(self._task.layout, names)
         if keys is None:
             return stored
-        asked, found = key_codes([keys, stored], _asked(keys, self._task.layout))
-        return stored.filter(pa.array(np.isin(found, asked)))
+        asked, found = key_codes([keys, stored.known], names)
+        return stored.only(np.isin(found, asked))
 
 
 def _asked(keys: pa.Table | None, layout: Layout) -> tuple[str, ...]:
@@ -261,11 +277,25 @@ def write_repair(repair: RepairTask) -> EpochFiles:
         ],
         names=[*layout.key, EXACT],
     )
-    rows = _read(changed.rows) if changed.rows else row_schema(layout.columns).empty_table()
-    rows = rows.rename_columns([*layout.columns.names, EXACT])
-    for name, value in repair.task.place.values:
-        rows = rows.append_column(name, pa.repeat(pa.scalar(value).cast(layout.schema.field(name).type), rows.num_rows))
-    return write_outcome(Outcome(False, gone, fitted(rows, layout.schema)), repair.task)
+    return write_outcome(Outcome(False, gone, NewRows(layout.schema, tuple(_repaired(repair)))), repair.task)
+
+
+def _repaired(repair: RepairTask) -> Iterator[tuple[Sizes, Callable[[npt.NDArray[np.int64]], pa.Table]]]:
+    """The rows that were read again, a row group at a time."""
+    layout = repair.task.layout
+
+    def load(path: str, number: int, at: npt.NDArray[np.int64]) -> pa.Table:
+        with pq.ParquetFile(path, coerce_int96_timestamp_unit="us") as file:
+            rows = file.read_row_group(number).rename_columns([*layout.columns.names, EXACT]).slice(int(at[0]), len(at))
+        for name, value in repair.task.place.values:
+            rows = rows.append_column(name, pa.repeat(pa.scalar(value).cast(layout.schema.field(name).type), rows.num_rows))
+        return fitted(rows, layout.schema)
+
+    for path in repair.changed.rows:
+        with pq.ParquetFile(path) as file:
+            for number in range(file.num_row_groups):
+                group = file.metadata.row_group(number)
+                yield np.full(group.num_rows, group.total_byte_size / max(group.num_rows, 1)), partial(load, path, number)
 
 
 def _read(files: Sequence[str]) -> pa.Table:

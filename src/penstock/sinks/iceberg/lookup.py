@@ -1,7 +1,8 @@
 """Rows that an Iceberg table holds, found by key, by whoever runs on an executor.
 
-Only the columns by which rows are looked for are read, of files that may have such rows, and the others where there is one. What a later
-equality delete names is not there. Columns are known by their numbers, whatever they were called when a file was written.
+Only the columns by which rows are looked for are read, of files that may have such rows, and the others where there is one, a row group at
+a time. What a later equality delete names is not there. Columns are known by their numbers, whatever they were called when a file was
+written.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import pyarrow.parquet as pq
 
 from penstock.errors import SinkError
 from penstock.postgres.types.arrays import as_arrow
+from penstock.sinks.gathering import take
 from penstock.sinks.iceberg.schema import by_number, field_ids, numbers_of
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import CURRENT
 from penstock.sinks.lives import bools_of
-from penstock.sinks.values import take
 
 _AT_ONCE = 4
 
@@ -81,17 +82,40 @@ def find_rows(task: FindTask) -> FoundFile:
             found = list(threads.map(finder.find, task.files))
     except _NotNumberedError:
         return FoundFile(None, is_known=False)
-    rows = pa.concat_tables([task.schema.empty_table(), *found])
-    sequences = np.repeat([file.sequence for file in task.files], [each.num_rows for each in found]).astype(np.int64)
-    rows = take(rows, np.flatnonzero(_is_there(rows, sequences, task)))
+    groups = [group for each in found for group in each]
+    rows = pa.concat_tables([finder.known.empty_table(), *(group.rows for group in groups)])
+    sequences = np.repeat([group.file.sequence for group in groups], [group.at.size for group in groups]).astype(np.int64)
+    there = _is_there(rows, sequences, task)
     if task.is_current:
-        rows = rows.filter(rows.column(CURRENT))
-    if not rows.num_rows:
-        return FoundFile(None)
+        there &= bools_of(rows.column(CURRENT))
+    return FoundFile(_write_found(groups, there, task) if there.any() else None)
+
+
+def _write_found(groups: Sequence[_FoundGroup], there: npt.NDArray[np.bool_], task: FindTask) -> str:
+    """Write whole rows, a row group at a time: all of them may be many times larger than their keys."""
     Path(task.directory).mkdir(parents=True, exist_ok=True)
     path = Path(task.directory) / f"found-{secrets.token_hex(8)}.parquet"
-    pq.write_table(rows.rename_columns([f"v_{at}" for at in range(rows.num_columns)]), path)
-    return FoundFile(str(path))
+    names = [f"v_{at}" for at in range(len(task.schema))]
+    start = 0
+    with pq.ParquetWriter(path, task.schema.empty_table().rename_columns(names).schema) as writer:
+        for group in groups:
+            at = np.compress(there[start : start + group.at.size], group.at)
+            start += group.at.size
+            if at.size:
+                with _opened(group.file.path) as file:
+                    rows = by_number(file.read_row_group(group.number), task.schema)
+                writer.write_table(take(rows, at).rename_columns(names))
+    return str(path)
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundGroup:
+    """Rows of a row group that have one of the keys: where they are, and the columns by which deletes may name them."""
+
+    file: HeldFile
+    number: int
+    at: Numbers
+    rows: pa.Table
 
 
 class _Finder:
@@ -101,10 +125,15 @@ class _Finder:
         self._task = task
         self._keys = keys
         self._columns = pa.schema([task.schema.field(name) for name in task.columns])
+        numbers = {*field_ids(task.schema, task.columns), *(number for file in task.deletes for number in file.columns)}
+        wanted = {
+            name for name in task.schema.names if field_ids(task.schema, [name])[0] in numbers or (task.is_current and name == CURRENT)
+        }
+        self.known = pa.schema([field for field in task.schema if field.name in wanted])
         self._sets = {name: keys.column(name).combine_chunks().unique() for name in task.columns}
 
-    def find(self, held: HeldFile) -> pa.Table:
-        parts = [self._task.schema.empty_table()]
+    def find(self, held: HeldFile) -> list[_FoundGroup]:
+        found: list[_FoundGroup] = []
         with _opened(held.path) as file:
             known = numbers_of(file.schema_arrow)
             if not known:
@@ -112,12 +141,12 @@ class _Finder:
             names = {number: file.schema_arrow.names[at] for number, at in known.items()}
             for group in range(file.num_row_groups):
                 if self._may_be_in(file.metadata.row_group(group), names):
-                    read = [names[number] for number in field_ids(self._columns, self._task.columns) if number in names]
-                    at = self._meet(by_number(file.read_row_group(group, read or None), self._columns))
+                    read = [names[number] for number in field_ids(self.known, self.known.names) if number in names]
+                    rows = by_number(file.read_row_group(group, read or None), self.known)
+                    at = self._meet(rows.select(self._task.columns))
                     if at.size:
-                        rows = by_number(file.read_row_group(group), self._task.schema)
-                        parts.append(take(rows, at))
-        return pa.concat_tables(parts)
+                        found.append(_FoundGroup(held, group, at, take(rows, at)))
+        return found
 
     def _may_be_in(self, group: pq.RowGroupMetaData, names: dict[int, str]) -> bool:
         """By the file's own statistics, of whole numbers alone. A name with a dot may be that of a column inside of another."""

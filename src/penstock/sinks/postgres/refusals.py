@@ -21,12 +21,12 @@ from penstock.postgres.target_ddl import alter_columns
 from penstock.postgres.target_tables import looks_late, try_rows, try_writing
 from penstock.postgres.types.arrays import distinct
 from penstock.sinks.fold import Outcome, fold
+from penstock.sinks.gathering import NewRows, take
 from penstock.sinks.keys import Codes, key_codes
 from penstock.sinks.lives import ints_of, is_kind
 from penstock.sinks.postgres.epoch import EpochTask, lookup_in, read_runs, write_outcome
 from penstock.sinks.postgres.rows import stored_names, text_blocks
 from penstock.sinks.source_truncates import source_column, spelled_by_source
-from penstock.sinks.values import take
 
 Refused = dict[tuple[int, int], str]
 """By commit and ordinal, what the server has against it."""
@@ -57,7 +57,7 @@ def find_refused(task: EpochTask) -> Refused:
 def _tried(connection: Connection, task: EpochTask, outcome: Outcome, *, is_first: bool) -> Iterator[tuple[pa.Table, str]]:
     """The rows that are refused, each by itself; the others are in the table then."""
     names, rows = stored_names(task.layout), outcome.rows
-    nothing = Outcome(outcome.emptied, outcome.gone, rows.slice(0, 0))
+    nothing = Outcome(outcome.emptied, outcome.gone, NewRows(rows.schema))
     write_outcome(connection, task.place, task.layout, nothing, is_first=is_first)
     waiting = [rows] if rows.num_rows else []
     while waiting:
@@ -74,12 +74,12 @@ def _tried_late(connection: Connection, task: EpochTask, outcome: Outcome, *, is
     """The same under constraints that may be deferred. What fails is tried again for as long as others have made way for it."""
     rows, gone, identity = outcome.rows, outcome.gone, task.layout.identity
     if outcome.emptied or not identity:
-        write_outcome(connection, task.place, task.layout, Outcome(outcome.emptied, gone, rows.slice(0, 0)), is_first=is_first)
+        write_outcome(connection, task.place, task.layout, Outcome(outcome.emptied, gone, NewRows(rows.schema)), is_first=is_first)
         gone = gone.slice(0, 0)
     codes, gone_codes = key_codes([rows, gone], identity) if identity else (np.arange(rows.num_rows), np.empty(0, np.int64))
 
     def why_not(chosen: Codes) -> str | None:
-        own = Outcome(emptied=False, gone=_only(gone, gone_codes, chosen), rows=_only(rows, codes, chosen))
+        own = Outcome(emptied=False, gone=_only(gone, gone_codes, chosen), new=NewRows.of(_only(rows, codes, chosen)))
         return try_writing(connection, lambda: write_outcome(connection, task.place, task.layout, own))
 
     waiting = distinct(np.concatenate([codes, gone_codes]))
