@@ -89,6 +89,10 @@ bench-apply: install ## From the WAL through Spark into Delta and Iceberg, besid
 bench-large: install ## Memory of a capture while one transaction brings 10 million rows; five minutes
 	$(BIN)/python -m benchmarks.large_transaction
 
+.PHONY: bench-large-values
+bench-large-values: install ## Memory of Python workers in epochs of 2,200 MB and of millions of rows; half an hour, 10 GB of disk
+	$(BIN)/python -m benchmarks.large_epochs $(BENCH_ARGS)
+
 .PHONY: bench-captures
 bench-captures: install ## Latency and load of the log, of polling and of triggers; eight minutes
 	$(BIN)/python -m benchmarks.captures $(BENCH_ARGS)

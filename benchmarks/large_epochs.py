@@ -28,7 +28,7 @@ from benchmarks.results import machine, save, versions
 from penstock.testing.embedded import EmbeddedPostgres
 
 _SETTINGS = {"autovacuum": "off", "max_wal_size": "16GB", "checkpoint_timeout": "1h", "shared_buffers": "512MB"}
-_MOST_BYTES = 1536 << 20
+_MOST_BYTES = 1 << 30
 _DOCUMENTS = (
     "CREATE TABLE public.large (id bigint PRIMARY KEY, note text, body text)",
     "INSERT INTO public.large SELECT i, 'first', repeat(md5(i::text), 32768) FROM generate_series(1, {rows}) i",

@@ -91,7 +91,7 @@ def fresh_database(shared_database: Database) -> Database:
 def test_after_every_epoch_the_table_is_what_the_model_says(
     fresh_database: Database, tmp_path: Path, mode: Mode, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sinks.postgres.sink._ROWS_A_PART", (500_000, 40, 7)[seed])
+    monkeypatch.setattr("penstock.sinks.shares.ROWS_A_TASK", (500_000, 40, 7)[seed])
     monkeypatch.setitem(KEYS, TABLE, lambda at: (Value(f"{at // 7}\t"), Value(f"k{at % 7}\\")))
     history = History(TABLE, seed, groups=2, source=Chronicle)
     history.statements = 25
@@ -114,7 +114,7 @@ def test_a_key_that_is_only_written_otherwise_goes_before_it_comes(
     fresh_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To the server 1.0 and 1.00 are one key, to the fold they are two, which no part of an epoch may have without the other."""
-    monkeypatch.setattr("penstock.sinks.postgres.sink._ROWS_A_PART", 4)
+    monkeypatch.setattr("penstock.sinks.shares.ROWS_A_TASK", 4)
     table = TableSchema(16403, TABLE.name, (Column("k", pa.string(), 1700), Column("note", pa.string(), 25)), ("k",))
     source = Chronicle(table, [{"k": Value(f"{number}.0"), "note": Value("old")} for number in range(20)])
     copy = Copy(tmp_path, fresh_database, table, Mode.MIRROR)

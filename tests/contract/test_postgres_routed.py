@@ -24,7 +24,7 @@ def test_K11_after_every_epoch_the_table_has_what_each_table_has(
     shared_database: Database, tmp_path: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared_database.execute("DROP SCHEMA IF EXISTS penstock, copy_lake CASCADE")
-    monkeypatch.setattr("penstock.sinks.postgres.sink._ROWS_A_PART", 7)
+    monkeypatch.setattr("penstock.sinks.shares.ROWS_A_TASK", 7)
     monkeypatch.setitem(KEYS, TABLE, lambda at: (Value(f"{at // 7}\t"), Value(f"k{at % 7}\\")))
     members = []
     for seed in range(3):
@@ -55,7 +55,7 @@ def test_what_comes_after_a_truncate_stays_however_long_the_epoch(
 ) -> None:
     """A part of the epoch must not take for old what another part has just written."""
     shared_database.execute("DROP SCHEMA IF EXISTS penstock, copy_lake CASCADE")
-    monkeypatch.setattr("penstock.sinks.postgres.sink._ROWS_A_PART", 4)
+    monkeypatch.setattr("penstock.sinks.shares.ROWS_A_TASK", 4)
     table = TableSchema(1, TABLE.name, (Column("k", pa.string(), 23), Column("note", pa.string(), 25)), ("k",))
     members = [Chronicle(table, [{"k": Value(str(number)), "note": Value("old")} for number in range(20)]) for _ in range(2)]
     members[0].truncate()

@@ -22,7 +22,7 @@ from penstock.schema import TableName, TableSchema
 from penstock.sinks.fold import COUNT, Outcome, fold
 from penstock.sinks.layout import CURRENT, Layout, Mode
 from penstock.sinks.postgres.rows import in_key_order, parse_rows, stored_names, text_blocks
-from penstock.sinks.slice_reader import Part, read_slices
+from penstock.sinks.slice_reader import Part, read_groups, read_slices
 from penstock.sinks.source_truncates import source_column, spelled_by_source
 from penstock.sinks.values import Lookup
 from penstock.sinks.views import View
@@ -33,7 +33,8 @@ from penstock.spool.range import FileSlice
 class EpochTask:
     """The changes of one table in `(start, end]`.
 
-    Taken in `parts` runs, so that the fold has to hold one of them; or a file at a time (0), if no change concerns a row of another file.
+    Applied part by part, so that the fold has to hold one of them; without `parts` a row group at a time, if every change concerns a row of
+    its own.
     """
 
     address: SourceAddress
@@ -42,7 +43,7 @@ class EpochTask:
     layout: Layout
     slices: tuple[FileSlice, ...]
     views: Mapping[TableSchema, View]
-    parts: int
+    parts: tuple[Part | None, ...]
     start: Position
     end: Position
     evolved: tuple[AppliedRecord, Alteration] | None
@@ -71,9 +72,9 @@ def apply_epoch(task: EpochTask) -> None:
 def read_runs(task: EpochTask) -> Iterator[pa.Table]:
     """The changes, in the runs in which they are taken."""
     if not task.parts:
-        yield from (read_slices([slice], task.layout, views=task.views) for slice in task.slices)
+        yield from read_groups(task.slices, task.layout, task.views)
         return
-    yield from (read_slices(task.slices, task.layout, Part(index, task.parts), task.views) for index in range(task.parts))
+    yield from (read_slices(task.slices, task.layout, part, task.views) for part in task.parts)
 
 
 def write_outcome(connection: Connection, place: TableName, layout: Layout, outcome: Outcome, *, is_first: bool = True) -> None:

@@ -60,13 +60,15 @@ from penstock.sinks.postgres.refusals import find_refused
 from penstock.sinks.postgres.rows import is_told_by_text, source_columns, target_columns
 from penstock.sinks.postgres.snapshot import ChunkLoader, FinishTask, chunk_name, finish
 from penstock.sinks.postgres.targets import Naming, PostgresTargets
+from penstock.sinks.shares import adds_only, plan_parts
+from penstock.sinks.slice_reader import Part
 from penstock.sinks.slices import slices_after
 from penstock.sinks.source_truncates import source_column
+from penstock.spool.range import FileSlice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_ROWS_A_PART = 500_000
 
 ModeOf = Callable[[TableName], Mode]
 
@@ -334,7 +336,7 @@ class PostgresSink(PostgresTargets, Sink):
             layout,
             tuple(changes.slices),
             changes.views,
-            _parts(layout, counts, can_part=not by_source and is_told_by_text(becomes.columns, becomes.key)),
+            _parts(layout, changes.slices, counts, can_part=not by_source and is_told_by_text(becomes.columns, becomes.key)),
             start,
             end,
             None if evolution is None else (becomes, plan_alteration(record, evolution)),
@@ -395,12 +397,8 @@ def _drop_staging(connection: Connection, record: AppliedRecord | None) -> None:
         forget_chunks(connection, record.staging)
 
 
-def _parts(layout: Layout, counts: ChangeCounts, *, can_part: bool) -> int:
-    """Runs in which an epoch is folded. What concerns several keys at once cannot be cut; rows that only come need not even be together."""
-    only_inserts = not (counts.updates or counts.deletes or counts.moves or counts.truncates)
-    if layout.mode is Mode.APPEND or (layout.mode is Mode.MIRROR and only_inserts):
-        return 0
-    looks_up = layout.mode not in (Mode.MIRROR, Mode.APPEND)
-    if not can_part or (counts.unchanged and counts.moves) or (counts.truncates and looks_up):
-        return 1
-    return max(1, -(-counts.rows // _ROWS_A_PART))
+def _parts(layout: Layout, slices: Sequence[FileSlice], counts: ChangeCounts, *, can_part: bool) -> tuple[Part | None, ...]:
+    """Parts in which an epoch is folded. Rows that are only inserted need none; keys with several texts cannot be parted."""
+    if adds_only(layout.mode, counts):
+        return ()
+    return tuple(plan_parts(slices, counts, looks_up=layout.mode is not Mode.MIRROR)) if can_part else (None,)
