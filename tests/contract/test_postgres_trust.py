@@ -132,6 +132,7 @@ def test_tables_are_not_put_into_a_schema_whose_owner_could_exchange_them(harnes
     with pytest.raises(UntrustedObjectError, match="schema copy_public belongs to role") as refused:
         harness.copy()
     assert "trusted_roles" in (refused.value.hint or "")
+    assert [error.message for error in harness.sink.find_problems([harness.table.name])] == [refused.value.message]
     assert harness.database.query("SELECT 1 FROM pg_tables WHERE schemaname = 'copy_public'") == []
 
 

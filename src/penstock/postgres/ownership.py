@@ -10,7 +10,7 @@ change its meaning between the check and the use. Writers lock the tables first,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,6 +188,15 @@ def check_target_schema(connection: Connection, schema: str) -> None:
             f"schema {schema} belongs to role {found.owner}, who could put other tables in the place of those that Penstock creates there",
             hint=f"ALTER SCHEMA {identifier(schema)} OWNER TO {identifier(trust.role)}; or {remedy(found.owner)}",
         )
+
+
+def untrusted_schemas(connection: Connection, schemas: Iterable[str]) -> Iterator[UntrustedObjectError]:
+    """What `check_target_schema` would raise for each of some schemas."""
+    for schema in sorted(schemas):
+        try:
+            check_target_schema(connection, schema)
+        except UntrustedObjectError as error:
+            yield error
 
 
 def _function_differences(found: Mapping[str, Any], trust: Trust) -> Iterator[str]:

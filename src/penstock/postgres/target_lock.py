@@ -11,8 +11,10 @@ import psycopg
 from penstock.errors import PipelineBusyError
 from penstock.postgres.applied import OWN_SCHEMA, ensure_prepared, target_connection
 from penstock.postgres.connection import Connection, SourceAddress
-from penstock.postgres.lease import Lease
+from penstock.postgres.lease import Lease, lock_timeout
 from penstock.postgres.target_errors import target_errors
+
+_PATIENCE_SECONDS = 60.0
 
 
 class TargetLock:
@@ -57,6 +59,7 @@ class TargetLock:
         doing = f"locking the tables of pipeline {self._pipeline!r} in {self._address.describe()}"
         connection = self._held.enter_context(target_connection(self._address, doing))
         with connection.transaction():
+            connection.execute(lock_timeout(_PATIENCE_SECONDS))
             ensure_prepared(connection)
         holder = self._lease(connection).take()
         if holder is not None:

@@ -24,7 +24,7 @@ from penstock.pipeline.tables import Selection, select_tables
 from penstock.postgres.catalog import inspect_outside
 from penstock.postgres.chunks import plan_chunks, probe_chunks
 from penstock.postgres.connection import Connection, SourceAddress, connect, connect_replication, replication_command, source_errors
-from penstock.postgres.ddl_trigger import ensure_trigger
+from penstock.postgres.ddl_trigger import ensure_trigger, load_key
 from penstock.postgres.exported import ExportedSnapshot, export_snapshot
 from penstock.postgres.limits import Limits, inspect_limits, room_faults
 from penstock.postgres.moments import export_moment
@@ -244,6 +244,7 @@ class _SourceCheck:
         """A run goes on without it."""
         try:
             ensure_trigger(self._connection, keep=False)
+            load_key(self._connection)
         except PrivilegeError as error:
             step.warn("no-event-trigger", error.message, error.hint)
 

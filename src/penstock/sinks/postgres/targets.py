@@ -11,6 +11,7 @@ from typing_extensions import override
 from penstock.errors import ConfigError, PenstockError, TargetForeignError
 from penstock.postgres.applied import OWN_SCHEMA, AppliedRecord, load_record, target_connection
 from penstock.postgres.connection import Connection, SourceAddress
+from penstock.postgres.ownership import untrusted_schemas
 from penstock.postgres.target_privileges import lacking_privileges
 from penstock.schema import TableName
 from penstock.sinks.base import Target, Targets
@@ -75,7 +76,8 @@ class PostgresTargets(Targets):
     @override
     def find_problems(self, tables: Collection[TableName]) -> list[PenstockError]:
         with self._connected(f"looking at {self._address.describe()}") as connection:
-            return [*lacking_privileges(connection, [self.place(table) for table in tables])]
+            places = [self.place(table) for table in tables]
+            return [*lacking_privileges(connection, places), *untrusted_schemas(connection, {place.schema for place in places})]
 
     def find_record(self, table: TableName) -> AppliedRecord | None:
         """What the target knows of the table; None if there is nothing. What this pipeline did not copy from there is refused."""
