@@ -349,10 +349,7 @@ class _Reader:
         if b"\0" not in self.body:
             raise ProtocolError("name")
         taken, self.body = self.body.split(b"\0", 1)
-        try:
-            return taken.decode()
-        except UnicodeDecodeError:
-            raise ProtocolError("name") from None
+        return taken.decode(errors="backslashreplace")
 
     def row(self, table: TableSchema) -> list[Value]:
         if self.fields("!H") != (len(table.columns),):

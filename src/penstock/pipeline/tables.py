@@ -38,6 +38,7 @@ from penstock.postgres.catalog import (
     KeyFault,
     check_mirrorable,
     inspect_key_faults,
+    inspect_misnamed,
     inspect_schemas,
     inspect_tables,
     inspect_whole_rows,
@@ -174,7 +175,9 @@ def select_tables(
                 check_names(transform.schema(schema), mode)
         except TableError as error:
             selection.refused[name] = error
-    unknown = [name for name in config.named_tables if name not in tables]
+    misnamed = {each.name: each.error() for each in inspect_misnamed(connection).values() if each.is_table and config.selects(each.name)}
+    selection.refused.update(misnamed)
+    unknown = [name for name in config.named_tables if name not in tables and name not in misnamed]
     for blocker in relation_blockers(None, inspect_relations(connection, "", unknown) if unknown else ()):
         selection.refused.setdefault(blocker.tables[0], blocked([blocker]))
     if config.is_routing:

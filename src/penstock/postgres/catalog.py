@@ -44,15 +44,64 @@ class CatalogTable:
 
 
 def inspect_tables(connection: Connection) -> list[CatalogTable]:
-    """All tables that could be captured, in name order. System schemas, partitions, temporary and unlogged tables are not."""
-    rows: list[Any] = connection.execute(query("catalog", "tables")).fetchall()
+    """All tables that could be captured, in name order. System schemas, partitions, temporary and unlogged tables are not, nor those of
+    `inspect_misnamed`."""
+    rows: list[Any] = connection.execute(query("catalog", "tables"), {"without": list(inspect_misnamed(connection))}).fetchall()
     return [CatalogTable(oid, TableName(schema, name)) for oid, schema, name in rows]
 
 
 def inspect_outside(connection: Connection) -> list[tuple[TableName, str, str]]:
     """Views, materialized views, foreign and unlogged tables: name, kind and persistence, as the catalog has them."""
-    rows: list[Any] = connection.execute(query("catalog", "outside")).fetchall()
+    rows: list[Any] = connection.execute(query("catalog", "outside"), {"without": list(inspect_misnamed(connection))}).fetchall()
     return [(TableName(schema, name), kind, persistence) for schema, name, kind, persistence in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Misnamed:
+    """A table that cannot be captured, since a name of it is not UTF-8. Bytes that are not are shown as `\\xe9`."""
+
+    name: TableName
+    what: str
+    """Which name it is."""
+    is_table: bool
+    """Whether it could be captured under another name; views and unlogged tables could not."""
+
+    def error(self) -> UnsupportedTableError:
+        return UnsupportedTableError(
+            f"{self.what} has a name that is not UTF-8, and a SQL_ASCII database converts nothing",
+            hint="rename it (ALTER TABLE … RENAME), or exclude the table",
+        )
+
+
+def inspect_misnamed(connection: Connection) -> dict[int, Misnamed]:
+    """By OID, tables and views of which the own name, or that of a column or a partition, is not UTF-8.
+
+    Only a SQL_ASCII database has them. The server refuses to send such a name, so every statement has to leave them out.
+    """
+    if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
+        return {}
+    rows: list[Any] = connection.execute(query("catalog", "name_bytes")).fetchall()
+    found: dict[int, Misnamed] = {}
+    for oid, schema, name, relation, columns, is_table in rows:
+        table = TableName(_shown(schema), _shown(name))
+        column = next((each for each in columns if not _is_utf8(each)), None)
+        if not _is_utf8(relation):
+            found.setdefault(oid, Misnamed(table, f"relation {_shown(relation)} of table {table}", is_table))
+        elif column is not None:
+            found.setdefault(oid, Misnamed(table, f"column {_shown(column)} of table {table}", is_table))
+    return found
+
+
+def _is_utf8(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _shown(name: bytes) -> str:
+    return name.decode(errors="backslashreplace")
 
 
 def inspect_names(connection: Connection, oids: Collection[int]) -> dict[int, TableName]:

@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from psycopg.pq import ExecStatus
 
 from penstock.change import ChangeBatch
 from penstock.errors import UnreadableTextError
+from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.tables import select_tables
+from penstock.postgres.catalog import inspect_outside, inspect_tables, inspect_types
+from penstock.postgres.connection import SourceAddress, connect
+from penstock.schema import TableName
+from tests.fix_pipeline import mirror_document
 from tests.fix_postgres import Database, PostgresServer
 from tests.integration.types.roads import PUBLICATION, Roads
 
@@ -63,6 +70,37 @@ def test_T11_a_database_of_any_encoding_is_read_as_utf8(encoded: Roads) -> None:
     encoded.database.execute("CREATE TABLE t (id int PRIMARY KEY, v text, l text[])")
     rows = encoded.both("t", [f"{stored}, ARRAY[{stored}, NULL]"])
     assert (rows[0]["v"], rows[0]["l"], rows[0]["_exact"]) == ("é", ["é", None], None)
+
+
+@pytest.mark.parametrize("encoded", ["SQL_ASCII"], indirect=True)
+def test_T11_a_name_that_is_not_utf8_keeps_its_table_alone_from_being_captured(encoded: Roads) -> None:
+    bad = b"caf\xe9"
+    encoded.database.execute("CREATE TABLE good (id int PRIMARY KEY, v text); CREATE TABLE odd (id int PRIMARY KEY, v int)")
+    encoded.database.execute("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    statements = (
+        b'CREATE TABLE "%b" (id int PRIMARY KEY)',
+        b"CREATE TYPE \"%b type\" AS ENUM ('a')",
+        b'CREATE VIEW "%b view" AS SELECT 1 AS x',
+        b'ALTER TABLE odd RENAME v TO "%b"',
+        b'CREATE TABLE "%b part" PARTITION OF parted DEFAULT',
+        b'INSERT INTO "%b" VALUES (1)',
+    )
+    with encoded.database.connect(autocommit=True) as connection:
+        connection.pgconn.exec_(b"SET client_encoding = 'SQL_ASCII'")
+        for statement in statements:
+            assert connection.pgconn.exec_(statement % bad).status == ExecStatus.COMMAND_OK, statement
+    encoded.database.execute("INSERT INTO good VALUES (1, 'still here')")
+    batches = {batch.table.name.name: batch for batch in encoded.changes()}
+    assert batches["good"].rows.column("v").to_pylist() == ["still here"]
+    with connect(SourceAddress.parse(encoded.database.dsn)) as connection:
+        inspect_types(connection)
+        assert [table.name.name for table in inspect_tables(connection)] == ["good"]
+        assert inspect_outside(connection) == []
+        config = PipelineConfig.model_validate(mirror_document(encoded.database))
+        selection = select_tables(connection, config)
+    assert selection.tables.keys() == {TableName("public", "good")}
+    assert {name.name: error.code for name, error in selection.refused.items()} == dict.fromkeys(("caf\\xe9", "odd", "parted"), "PEN-1404")
+    assert "column caf\\xe9 of table public.odd" in str(selection.refused[TableName("public", "odd")])
 
 
 @pytest.mark.parametrize("encoded", ["SQL_ASCII"], indirect=True)

@@ -73,10 +73,8 @@ class _Reader:
             raise self.fault("has a name without an end")
         field = self._body[self._at : end]
         self._at = end + 1
-        try:
-            return field.decode()
-        except UnicodeDecodeError:
-            raise self.fault("has a name that is not UTF-8") from None
+        # A SQL_ASCII database may have such a name, of a table that is published and captured by nobody. It must not end the stream.
+        return field.decode(errors="backslashreplace")
 
     def finish(self) -> None:
         if self._at != len(self._body):

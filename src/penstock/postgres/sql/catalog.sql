@@ -9,6 +9,7 @@ WHERE c.relkind IN ('r', 'p')
   AND c.relpersistence = 'p'
   AND n.nspname <> 'information_schema'
   AND n.nspname !~ '^pg_'
+  AND c.oid <> ALL (%(without)s::oid[])
 ORDER BY n.nspname, c.relname
 
 -- name: columns
@@ -45,6 +46,7 @@ WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
 
 -- name: types
 -- Built-in types have OIDs below 10000. A type with an element is an array only if the element says so too.
+-- Only base types are read by their name; that of a table's row type, or of an array of it, need not be UTF-8.
 WITH RECURSIVE needed (oid) AS (
     (
         SELECT oid FROM pg_catalog.pg_type WHERE oid >= 10000 AND %(oids)s::oid[] IS NULL
@@ -58,7 +60,7 @@ WITH RECURSIVE needed (oid) AS (
     LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
     WHERE t.typtype = 'd' OR e.oid IS NOT NULL
 )
-SELECT t.oid, t.typname, t.typtype::text, t.typbasetype, t.typtypmod, coalesce(e.oid, 0), coalesce(e.typdelim::text, ',')
+SELECT t.oid, CASE WHEN t.typtype = 'b' AND e.oid IS NULL THEN t.typname ELSE '' END, t.typtype::text, t.typbasetype, t.typtypmod, coalesce(e.oid, 0), coalesce(e.typdelim::text, ',')
 FROM needed
 JOIN pg_catalog.pg_type t ON t.oid = needed.oid
 LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
@@ -181,6 +183,7 @@ WHERE (c.relkind IN ('v', 'm', 'f') OR c.relkind IN ('r', 'p') AND c.relpersiste
   AND NOT c.relispartition
   AND n.nspname <> 'information_schema'
   AND n.nspname !~ '^pg_'
+  AND c.oid <> ALL (%(without)s::oid[])
 ORDER BY n.nspname, c.relname
 
 -- name: names
@@ -189,3 +192,21 @@ SELECT c.oid, n.nspname::text, c.relname::text
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%(oids)s::oid[])
+
+-- name: name_bytes
+-- In a SQL_ASCII database: names that are not plain ASCII, as bytes, of tables, their partitions and their columns. By the table or its root.
+SELECT r.oid, pg_catalog.convert_to(rn.nspname::text, 'SQL_ASCII'), pg_catalog.convert_to(r.relname::text, 'SQL_ASCII'),
+       pg_catalog.convert_to(pg_catalog.concat(n.nspname, '.', c.relname), 'SQL_ASCII'),
+       ARRAY(SELECT pg_catalog.convert_to(a.attname::text, 'SQL_ASCII') FROM pg_catalog.pg_attribute a
+             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname::text !~ '^[ -~]*$'),
+       r.relkind IN ('r', 'p') AND r.relpersistence = 'p'
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_class r ON r.oid = CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid) ELSE c.oid END
+JOIN pg_catalog.pg_namespace rn ON rn.oid = r.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'
+  AND (pg_catalog.concat(n.nspname, c.relname) !~ '^[ -~]*$' OR EXISTS (
+    SELECT 1 FROM pg_catalog.pg_attribute a
+    WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname::text !~ '^[ -~]*$'
+  ))
+ORDER BY r.oid, c.oid
