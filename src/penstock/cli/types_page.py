@@ -55,7 +55,7 @@ an element that would go there |
 - **Generated columns** are left out of snapshots as they are of the stream. From Postgres 18 on, stored ones are in both if the publication
   has `publish_generated_columns = stored`; virtual ones never.
 - **Encodings.** Postgres converts every encoding to UTF-8 but SQL_ASCII, which has no meaning. A text there that is not UTF-8 stops its
-  table, with `PEN-1412`; the others go on.
+  table, with `PEN-1412`; the others go on. A table with such a name, or such a name of a column or partition, is refused with `PEN-1404`.
 - **regclass, regtype and the like** are the names that the server gives them at that moment.
 """
 

@@ -84,7 +84,7 @@ class SourceConfig(Model):
     old_rows: bool = Field(
         False,
         description="whether tables in `append` mode also get rows as they were before an update or a delete; of tables with REPLICA "
-        "IDENTITY FULL, since no others have them in the log",
+        "IDENTITY FULL (on every partition), since no others have them in the log",
     )
     tls: TlsConfig | None = None
 
