@@ -183,7 +183,7 @@ def select_tables(
                 check_names(transform.schema(schema), mode)
         except TableError as error:
             selection.refused[name] = error
-    misnamed = {each.name: each.error() for each in inspect_misnamed(connection).values() if config.selects(each.name)}
+    misnamed = {each.name: each.error() for each in inspect_misnamed(connection).values() if each.is_table and config.selects(each.name)}
     selection.refused.update(misnamed)
     unknown = [name for name in config.named_tables if name not in tables and name not in misnamed]
     for blocker in relation_blockers(None, inspect_relations(connection, "", unknown) if unknown else ()):

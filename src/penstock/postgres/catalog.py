@@ -63,6 +63,8 @@ class Misnamed:
     name: TableName
     what: str
     """Which name it is."""
+    is_table: bool
+    """Whether it could be captured under another name; views and unlogged tables could not."""
 
     def error(self) -> UnsupportedTableError:
         return UnsupportedTableError(
@@ -80,13 +82,13 @@ def inspect_misnamed(connection: Connection) -> dict[int, Misnamed]:
         return {}
     rows: list[Any] = connection.execute(query("catalog", "name_bytes")).fetchall()
     found: dict[int, Misnamed] = {}
-    for oid, schema, name, relation, columns in rows:
+    for oid, schema, name, relation, columns, is_table in rows:
         table = TableName(_shown(schema), _shown(name))
         column = next((each for each in columns if not _is_utf8(each)), None)
         if not _is_utf8(relation):
-            found.setdefault(oid, Misnamed(table, f"relation {_shown(relation)} of table {table}"))
+            found.setdefault(oid, Misnamed(table, f"relation {_shown(relation)} of table {table}", is_table))
         elif column is not None:
-            found.setdefault(oid, Misnamed(table, f"column {_shown(column)} of table {table}"))
+            found.setdefault(oid, Misnamed(table, f"column {_shown(column)} of table {table}", is_table))
     return found
 
 

@@ -259,7 +259,8 @@ WHERE c.oid = ANY (%(oids)s::oid[])
 SELECT r.oid, pg_catalog.convert_to(rn.nspname::text, 'SQL_ASCII'), pg_catalog.convert_to(r.relname::text, 'SQL_ASCII'),
        pg_catalog.convert_to(pg_catalog.concat(n.nspname, '.', c.relname), 'SQL_ASCII'),
        ARRAY(SELECT pg_catalog.convert_to(a.attname::text, 'SQL_ASCII') FROM pg_catalog.pg_attribute a
-             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname::text !~ '^[ -~]*$')
+             WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname::text !~ '^[ -~]*$'),
+       r.relkind IN ('r', 'p') AND r.relpersistence = 'p'
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_class r ON r.oid = CASE WHEN c.relispartition THEN pg_catalog.pg_partition_root(c.oid) ELSE c.oid END
