@@ -68,6 +68,7 @@ _LIVE_ROWS = {Mode.SOFT_DELETE: ~pc.field(DELETED), Mode.HISTORY: pc.field(CURRE
 """The rows of a target that the source has now: for Spark, and for Arrow."""
 SMALL_BYTES = 16 << 20
 """As objects of Python, this much takes about ten times the memory."""
+_FEW_ROWS = 10_000
 
 
 def verify_tables(
@@ -133,11 +134,11 @@ def _unexpected(name: TableName, error: Exception) -> ComparisonFailedError:
 def compare_tables(spark: SparkSession, config: PipelineConfig, names: Collection[TableName] = ()) -> list[Comparison]:
     """Compare the tables `names`, or every one that has a target, as both sides are now, in name order.
 
-    For a source at rest and a pipeline that has ended. Logs of changes have no rows that could equal the source's, and are left out. All
-    rows are read by Spark, so this also shows that readers other than our own find them.
+    For a source at rest and a pipeline that has ended. Logs of changes have no rows that could equal the source's, and are left out.
+    Targets are read by Spark, so this also shows that readers other than our own find the rows.
     """
     with side_of(config).export(config.source.address(), log_wait) as snapshot, scratch_directory(config.state / "verify") as scratch:
-        side = SideBySide(spark, config, scratch, small_bytes=-1)
+        side = SideBySide(spark, config, scratch, reads_by_spark=True)
         wanted = [table for table in side.inspect().values() if not names or table.name in names]
         copies = [table for table in wanted if config.mode_of(table.name) is not Mode.APPEND]
         return [side.compare(table, snapshot, None) for table in copies if side.targets.load_target(table.name) is not None]
@@ -184,6 +185,8 @@ class SideBySide:
     scratch: Path
     small_bytes: int = SMALL_BYTES
     """Up to this much of each side is compared by this process."""
+    reads_by_spark: bool = False
+    """Whether Spark reads small targets too, in place of the sink's own reader."""
 
     @cached_property
     def targets(self) -> Sink:
@@ -236,7 +239,7 @@ class SideBySide:
         """How many rows a small table has, if both sides have the same rows. None: it is for Spark to compare them."""
         if sum(Path(path).stat().st_size for path in files) > self.small_bytes:
             return None
-        found = self.targets.read_small(schema.name, version, self.small_bytes)
+        found = self._read_small(schema.name, version)
         if found is None:
             return None
         live = _LIVE_ROWS.get(self.config.mode_of(schema.name))
@@ -247,6 +250,13 @@ class SideBySide:
             return None
         same = pa.schema([pa.field(name, kind) for name, kind in zip(target.column_names, wanted, strict=True)])
         return target.num_rows if count_rows(source.cast(same)) == count_rows(target.cast(same)) else None
+
+    def _read_small(self, name: TableName, version: int | None) -> pa.Table | None:
+        """All rows of a target; None if they are too many for this process."""
+        if not self.reads_by_spark:
+            return self.targets.read_small(name, version, self.small_bytes)
+        rows = self.targets.read(name, version).limit(_FEW_ROWS + 1).toArrow()
+        return rows if rows.num_rows <= _FEW_ROWS and rows.nbytes <= self.small_bytes else None
 
     def _compare_by_spark(
         self, schema: TableSchema, files: Sequence[str], version: int | None, held: Callable[[DataFrame], DataFrame | None]
