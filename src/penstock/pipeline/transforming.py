@@ -263,6 +263,10 @@ class TransformingSink(Sink, AskingSink):
         self._sink.drop_shadows()
 
     @override
+    def read_small(self, table: TableName, version: int | None, limit_bytes: int) -> pa.Table | None:
+        return self._sink.read_small(table, version, limit_bytes)
+
+    @override
     def slowed(self, table: TableName) -> PenstockError | None:
         return self._sink.slowed(table)
 
