@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from pyspark.sql import SparkSession
 
 from penstock.errors import FileOutsideTableError, SinkError
 from penstock.position import Position
+from penstock.sinks.base import SHADOWS
 from penstock.sinks.delta.log import record_position
 from penstock.sinks.delta.protocol import can_delete, check_writable
 from penstock.sinks.delta.schema import file_schema, table_schema
+from penstock.sinks.delta.sink import DeltaSink
 from penstock.sinks.delta.state import DeltaState, DeltaStates, Metadata, Unsupported, load_state
 from penstock.sinks.row_files import renamed
 
@@ -274,3 +277,18 @@ def test_a_log_that_adds_a_file_outside_the_table_is_refused(tmp_path: Path, pat
     by_hand(tmp_path, {"add": {"path": path, "size": 1, "partitionValues": {}, "modificationTime": 1, "dataChange": True}})
     with pytest.raises(FileOutsideTableError):
         load_state(tmp_path)
+
+
+def test_a_table_whose_log_is_damaged_does_not_keep_shadows_of_others_from_being_dropped(tmp_path: Path) -> None:
+    """A shadow of a former run, whose files are linked already; dropping them is the first step of a run."""
+    table, shadows = tmp_path / "public" / "t", tmp_path / SHADOWS / "shop"
+    shadow = shadows / "copy" / "public" / "t"
+    for each in (table, shadow):
+        write_deltalake(each, pa.table({"id": [1]}))
+    (data,) = shadow.glob("*.parquet")
+    (table / data.name).hardlink_to(data)
+    (table / "_delta_log" / f"{0:020d}.json").write_text("{")
+    with pytest.raises(SinkError):
+        load_state(table)
+    DeltaSink(cast("SparkSession", None), tmp_path, "shop").drop_shadows()
+    assert not shadows.exists()
