@@ -20,7 +20,7 @@ from penstock.sinks.delta.log import record_position
 from penstock.sinks.delta.protocol import can_delete, check_writable
 from penstock.sinks.delta.schema import file_schema, table_schema
 from penstock.sinks.delta.sink import DeltaSink
-from penstock.sinks.delta.state import DeltaState, DeltaStates, Metadata, Unsupported, load_state
+from penstock.sinks.delta.state import DeltaState, DeltaStates, Metadata, Unsupported, load_state, load_version
 from penstock.sinks.row_files import renamed
 
 VECTOR = {"storageType": "u", "pathOrInlineDv": "^-aqEH.-t@S}K{vb[*k^", "offset": 1, "sizeInBytes": 40, "cardinality": 6}
@@ -292,3 +292,12 @@ def test_a_table_whose_log_is_damaged_does_not_keep_shadows_of_others_from_being
         load_state(table)
     DeltaSink(cast("SparkSession", None), tmp_path, "shop").drop_shadows()
     assert not shadows.exists()
+
+
+def test_a_log_that_cannot_be_read_is_not_quoted(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"id": [1]}))
+    (tmp_path / "_delta_log" / f"{1:020d}.json").write_text(json.dumps({"txn": {"appId": "a", "version": "some value"}}))
+    for load in (load_state, lambda path: load_version(path, 1)):
+        with pytest.raises(SinkError) as raised:
+            load(tmp_path)
+        assert "some value" not in raised.value.message
