@@ -179,3 +179,10 @@ def test_a_table_that_was_not_compared_stays_in_the_report_when_the_snapshot_can
     report = _verify(monkeypatch, tmp_path, {"a": None, "b": gone}, end=gone)
     assert [(str(each.table), each.equal) for each in report.verdicts] == [("public.a", True), ("public.b", False)]
     assert (report.equal, report.complete, exit_code(report)) == (False, False, 6)
+
+
+def test_rows_of_the_source_that_verify_copies_itself_are_private(tmp_path: Path) -> None:
+    wide = tmp_path / "wide"
+    wide.mkdir(mode=0o755)
+    _side(tmp_path)._copy("snapshot", [], wide / "1", None, wide / "1" / "refused")
+    assert [each.stat().st_mode & 0o777 for each in (wide / "1", wide / "1" / "refused")] == [0o700, 0o700]

@@ -234,7 +234,7 @@ class SideBySide:
             return copy_source(self.spark, address, snapshot, chunks, directory, fitted=fitted, aside=aside)
         for place in (directory, aside):
             if place is not None:
-                place.mkdir(parents=True, exist_ok=True)
+                storage.make_directory(place)
         found = [copy_chunk(address, snapshot, chunk, directory, fitted, aside=aside) for chunk in chunks]
         return [path for path in found if path is not None]
 
