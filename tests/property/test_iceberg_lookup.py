@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import TargetFileLostError
 from penstock.sinks.iceberg import lookup
 from penstock.sinks.iceberg.lookup import FindTask, HeldFile, find_rows
 from penstock.sinks.iceberg.schema import FIELD_ID
@@ -106,3 +107,16 @@ def test_deletes_are_read_some_at_a_time_however_many_the_table_has(tmp_path: Pa
     assert found.path is not None
     assert pq.read_table(found.path).column("v_0").to_pylist() == [18, 19]
     assert max(sizes) <= limit + 1, "a row group of two rows may be read beyond the limit"
+
+
+def test_a_small_table_whose_files_are_lost_or_large_is_not_read(tmp_path: Path) -> None:
+    _write(tmp_path / "rows", SCHEMA, {"1": [1, 2], "3": [0, 0]})
+    _write(tmp_path / "deletes", pa.schema([SCHEMA.field("id")]), {"1": [2]})
+    rows, deletes = HeldFile(str(tmp_path / "rows"), 1), HeldFile(str(tmp_path / "deletes"), 2, (1,))
+    found = lookup.read_all([rows], [deletes], SCHEMA, 1 << 20)
+    assert found is not None
+    assert found.column("id").to_pylist() == [1]
+    assert lookup.read_all([rows], [deletes], SCHEMA, (tmp_path / "rows").stat().st_size) is None
+    (tmp_path / "deletes").unlink()
+    with pytest.raises(TargetFileLostError, match="deletes of the target is missing"):
+        lookup.read_all([rows], [deletes], SCHEMA, 1)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.postgres.types.arrays import as_arrow
-from penstock.sinks.data_files import open_data_file
+from penstock.sinks.data_files import data_file_bytes, open_data_file
 from penstock.sinks.gathering import take
 from penstock.sinks.iceberg.schema import by_number, field_ids, numbers_of
 from penstock.sinks.keys import key_codes
@@ -122,6 +122,8 @@ class _FoundGroup:
 
 def read_all(files: Sequence[HeldFile], deletes: Sequence[HeldFile], schema: pa.Schema, limit_bytes: int) -> pa.Table | None:
     """Every row of `files` that no delete names. None: they take more memory than that, or a file gives its columns no numbers."""
+    if sum(data_file_bytes(held.path) for held in (*files, *deletes)) > limit_bytes:
+        return None
     found, size = [schema.empty_table()], 0
     for held in files:
         with open_data_file(held.path) as file:
