@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.errors import TargetFileLostError
+from penstock.sinks.iceberg import lookup
 from penstock.sinks.iceberg.lookup import FindTask, HeldFile, find_rows
 from penstock.sinks.iceberg.schema import FIELD_ID
+from penstock.sinks.keys import key_codes
 
 Row = tuple[int | None, str | None, int]
 Key = tuple[int | None, str | None]
@@ -79,3 +83,40 @@ def test_a_file_whose_columns_have_no_numbers_is_left_to_others(tmp_path: Path) 
     theirs = HeldFile(str(tmp_path / "theirs.parquet"), 1)
     found = find_rows(FindTask((theirs,), (), ("id",), (str(tmp_path / "keys.parquet"),), SCHEMA, str(tmp_path / "found")))
     assert (found.path, found.is_known) == (None, False)
+
+
+def test_deletes_are_read_some_at_a_time_however_many_the_table_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 4
+    sizes: list[int] = []
+
+    def counted(tables: Sequence[pa.Table], names: Sequence[str]) -> object:
+        sizes.append(tables[-1].num_rows)
+        return key_codes(tables, names)
+
+    monkeypatch.setattr(lookup, "_DELETES_AT_ONCE", limit)
+    monkeypatch.setattr(lookup, "key_codes", counted)
+    _write(tmp_path / "rows", SCHEMA, {"1": list(range(20)), "3": [0] * 20})
+    deletes = []
+    for sequence in range(2, 7):
+        path = tmp_path / f"{sequence}.deletes"
+        _write(path, pa.schema([SCHEMA.field("id")]), {"1": list(range(3 * sequence))})
+        deletes.append(HeldFile(str(path), sequence, (1,)))
+    pq.write_table(pa.table({"k_0": pa.array(range(20), pa.int64())}), tmp_path / "keys.parquet")
+    rows = HeldFile(str(tmp_path / "rows"), 1)
+    found = find_rows(FindTask((rows,), tuple(deletes), ("id",), (str(tmp_path / "keys.parquet"),), SCHEMA, str(tmp_path / "found")))
+    assert found.path is not None
+    assert pq.read_table(found.path).column("v_0").to_pylist() == [18, 19]
+    assert max(sizes) <= limit + 1, "a row group of two rows may be read beyond the limit"
+
+
+def test_a_small_table_whose_files_are_lost_or_large_is_not_read(tmp_path: Path) -> None:
+    _write(tmp_path / "rows", SCHEMA, {"1": [1, 2], "3": [0, 0]})
+    _write(tmp_path / "deletes", pa.schema([SCHEMA.field("id")]), {"1": [2]})
+    rows, deletes = HeldFile(str(tmp_path / "rows"), 1), HeldFile(str(tmp_path / "deletes"), 2, (1,))
+    found = lookup.read_all([rows], [deletes], SCHEMA, 1 << 20)
+    assert found is not None
+    assert found.column("id").to_pylist() == [1]
+    assert lookup.read_all([rows], [deletes], SCHEMA, (tmp_path / "rows").stat().st_size) is None
+    (tmp_path / "deletes").unlink()
+    with pytest.raises(TargetFileLostError, match="deletes of the target is missing"):
+        lookup.read_all([rows], [deletes], SCHEMA, 1)

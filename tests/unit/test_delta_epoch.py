@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from deltalake import DeltaTable, QueryBuilder
 from typing_extensions import override
 
 from penstock.change import EXACT, EXACT_TYPE
+from penstock.errors import SinkError
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks import shares
@@ -29,7 +31,7 @@ from penstock.sinks.delta.task import EpochPart
 from penstock.sinks.executors import In, Out
 from penstock.sinks.layout import Layout, Mode
 from penstock.sinks.row_files import write_batches
-from penstock.spool import SpoolReader, SpoolWriter
+from penstock.spool import SpoolReader, SpoolWriter, storage
 from penstock.spool.range import FileSlice
 from tests.delta_tables import APPLICATION, InlineExecutors, add_rows, create_table, epoch, rows_of, state_of
 from tests.integration.sinks.source import Source, Value, whole
@@ -110,6 +112,31 @@ def test_K01_a_crash_leaves_files_that_are_no_part_of_the_table_and_the_repeated
         return
     assert rows_of(lake.path) == before
     assert lake.files() > {file.path for file in state_of(lake.path).files.values()}
+    assert lake.epoch(slices).apply(InlineExecutors())
+    assert lake.is_right
+
+
+@pytest.mark.parametrize("step", ["the rows", "the positions", "the vectors"])
+def test_an_epoch_for_which_the_disk_is_full_leaves_no_files(lake: Lake, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake.change()
+    slices, before = lake.slices(), lake.files()
+
+    def full(first: object, *_: object, **__: object) -> None:
+        if isinstance(first, Path):
+            first.write_bytes(b"the beginning")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delta_epoch, "REPORTED_BYTES", 0)
+        places: dict[str, tuple[object, str]] = {
+            "the rows": (pq.ParquetWriter, "write_table"),
+            "the positions": (deletions, "_encoded"),
+            "the vectors": (storage, "write_bytes"),
+        }
+        patch.setattr(*places[step], full)
+        with pytest.raises((OSError, SinkError)):
+            lake.epoch(slices).apply(InlineExecutors())
+    assert lake.files() == before
     assert lake.epoch(slices).apply(InlineExecutors())
     assert lake.is_right
 

@@ -26,6 +26,9 @@ OUTSIDE = [
     "",
     ".",
     "a%00b",
+    "//[x.parquet",
+    "file://[x.parquet",
+    "a\ud800.parquet",
     "_delta_log/00000000000000000000.json",
     "a/../_delta_log/00000000000000000000.json",
 ]

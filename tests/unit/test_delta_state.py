@@ -5,19 +5,22 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from pyspark.sql import SparkSession
 
 from penstock.errors import FileOutsideTableError, SinkError
 from penstock.position import Position
+from penstock.sinks.base import SHADOWS
 from penstock.sinks.delta.log import record_position
 from penstock.sinks.delta.protocol import can_delete, check_writable
 from penstock.sinks.delta.schema import file_schema, table_schema
-from penstock.sinks.delta.state import DeltaState, DeltaStates, Metadata, Unsupported, load_state
+from penstock.sinks.delta.sink import DeltaSink
+from penstock.sinks.delta.state import DeltaState, DeltaStates, Metadata, Unsupported, load_state, load_version
 from penstock.sinks.row_files import renamed
 
 VECTOR = {"storageType": "u", "pathOrInlineDv": "^-aqEH.-t@S}K{vb[*k^", "offset": 1, "sizeInBytes": 40, "cardinality": 6}
@@ -274,3 +277,27 @@ def test_a_log_that_adds_a_file_outside_the_table_is_refused(tmp_path: Path, pat
     by_hand(tmp_path, {"add": {"path": path, "size": 1, "partitionValues": {}, "modificationTime": 1, "dataChange": True}})
     with pytest.raises(FileOutsideTableError):
         load_state(tmp_path)
+
+
+def test_a_table_whose_log_is_damaged_does_not_keep_shadows_of_others_from_being_dropped(tmp_path: Path) -> None:
+    """A shadow of a former run, whose files are linked already; dropping them is the first step of a run."""
+    table, shadows = tmp_path / "public" / "t", tmp_path / SHADOWS / "shop"
+    shadow = shadows / "copy" / "public" / "t"
+    for each in (table, shadow):
+        write_deltalake(each, pa.table({"id": [1]}))
+    (data,) = shadow.glob("*.parquet")
+    (table / data.name).hardlink_to(data)
+    (table / "_delta_log" / f"{0:020d}.json").write_text("{")
+    with pytest.raises(SinkError):
+        load_state(table)
+    DeltaSink(cast("SparkSession", None), tmp_path, "shop").drop_shadows()
+    assert not shadows.exists()
+
+
+def test_a_log_that_cannot_be_read_is_not_quoted(tmp_path: Path) -> None:
+    write_deltalake(tmp_path, pa.table({"id": [1]}))
+    (tmp_path / "_delta_log" / f"{1:020d}.json").write_text(json.dumps({"txn": {"appId": "a", "version": "some value"}}))
+    for load in (load_state, lambda path: load_version(path, 1)):
+        with pytest.raises(SinkError) as raised:
+            load(tmp_path)
+        assert "some value" not in raised.value.message

@@ -107,8 +107,17 @@ def test_whether_a_pipeline_runs_is_known_without_a_jvm(tmp_path: Path) -> None:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # asking has left nothing behind
 
 
-def _verify(monkeypatch: pytest.MonkeyPatch, directory: Path, outcomes: Mapping[str, Exception | None], meetings: int = 1) -> VerifyReport:
-    """`verify_tables` on these tables; judging one raises what is given for it, and after so many meetings there is none."""
+def _verify(
+    monkeypatch: pytest.MonkeyPatch,
+    directory: Path,
+    outcomes: Mapping[str, Exception | None],
+    meetings: int = 1,
+    end: Exception | None = None,
+) -> VerifyReport:
+    """`verify_tables` on these tables; judging one raises what is given for it, and after so many meetings there is none.
+
+    A meeting ends with `end`.
+    """
     monkeypatch.chdir(directory)
     side, left = _side(directory), [None] * meetings
 
@@ -118,6 +127,8 @@ def _verify(monkeypatch: pytest.MonkeyPatch, directory: Path, outcomes: Mapping[
             raise EpochMissedError("the pipeline went past the snapshot", hint="see that it runs")
         left.pop()
         yield _meeting()
+        if end is not None:
+            raise end
 
     def judged(_side: SideBySide, name: TableName, *_: object) -> TableVerdict:
         outcome = outcomes[name.name]
@@ -159,3 +170,19 @@ def test_what_was_compared_is_reported_when_the_other_tables_cannot_be_met_again
     assert exit_code(report) == 6
     with pytest.raises(EpochMissedError):
         _verify(monkeypatch, tmp_path, {"a": None}, meetings=0)
+
+
+def test_a_table_that_was_not_compared_stays_in_the_report_when_the_snapshot_cannot_be_let_go(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gone = ConnectionLostError("the source is gone")
+    report = _verify(monkeypatch, tmp_path, {"a": None, "b": gone}, end=gone)
+    assert [(str(each.table), each.equal) for each in report.verdicts] == [("public.a", True), ("public.b", False)]
+    assert (report.equal, report.complete, exit_code(report)) == (False, False, 6)
+
+
+def test_rows_of_the_source_that_verify_copies_itself_are_private(tmp_path: Path) -> None:
+    wide = tmp_path / "wide"
+    wide.mkdir(mode=0o755)
+    _side(tmp_path)._copy("snapshot", [], wide / "1", None, wide / "1" / "refused")
+    assert [each.stat().st_mode & 0o777 for each in (wide / "1", wide / "1" / "refused")] == [0o700, 0o700]

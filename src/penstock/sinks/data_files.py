@@ -27,3 +27,11 @@ def open_data_file(path: str | Path) -> Iterator[pq.ParquetFile]:
         is_damaged = file is None and not (isinstance(error, OSError) and error.errno is not None)
         kind = TargetFileLostError if is_damaged else SinkError
         raise kind(f"the file {path} of the target cannot be read: {describe(error)}") from error
+
+
+def data_file_bytes(path: str | Path) -> int:
+    """How long the file is; `TargetFileLostError` if it is missing."""
+    try:
+        return Path(path).stat().st_size
+    except FileNotFoundError as error:
+        raise TargetFileLostError(f"the file {path} of the target is missing") from error

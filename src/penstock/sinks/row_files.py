@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 
@@ -30,15 +31,26 @@ def write_batches(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index
     if table is None:
         return SnapshotFile(name, 0, 0, "{}")
     rows = 0
-    with pq.ParquetWriter(path, place.schema, **writer_options(table)) as writer:
-        while table is not None:
-            writer.write_table(table)
-            rows += table.num_rows
-            table = None  # before the next one is read
-            table = next(groups, None)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return SnapshotFile(name, rows, path.stat().st_size, _statistics(path))
+    with removed_on_failure(path):
+        with pq.ParquetWriter(path, place.schema, **writer_options(table)) as writer:
+            while table is not None:
+                writer.write_table(table)
+                rows += table.num_rows
+                table = None  # before the next one is read
+                table = next(groups, None)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        return SnapshotFile(name, rows, path.stat().st_size, _statistics(path))
+
+
+@contextmanager
+def removed_on_failure(path: Path) -> Iterator[None]:
+    """Remove a file that is no part of the table yet if the block fails: a disk that is full would stay full with every attempt."""
+    try:
+        yield
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _row_groups(batches: Iterator[pa.RecordBatch], place: SnapshotPlace) -> Iterator[pa.Table]:

@@ -84,7 +84,7 @@ def verify_tables(
     lost: dict[TableName, TableVerdict] = {}
     for _ in range(_ATTEMPTS):
         try:
-            lost = _compare_met(spark, config, names, verdicts, tell)
+            _compare_met(spark, config, names, verdicts, lost, tell=tell)
         except PenstockError as error:
             if not verdicts:
                 raise
@@ -99,27 +99,33 @@ def verify_tables(
 
 
 def _compare_met(
-    spark: SparkSession, config: PipelineConfig, names: Collection[TableName], verdicts: dict[TableName, TableVerdict], tell: Tell
-) -> dict[TableName, TableVerdict]:
-    """Add verdicts of tables that have none yet; gives back the tables that have to be met again, with the reason."""
-    lost: dict[TableName, PenstockError] = {}
+    spark: SparkSession,
+    config: PipelineConfig,
+    names: Collection[TableName],
+    verdicts: dict[TableName, TableVerdict],
+    lost: dict[TableName, TableVerdict],
+    *,
+    tell: Tell,
+) -> None:
+    """Add verdicts of tables that have none yet. `lost` gets the tables that have to be compared again, with the reason.
+
+    Both are complete even if letting go of the snapshot fails: the connection that held it may be what was lost.
+    """
     with meet(spark, config, tell) as meeting, scratch_directory(config.state / "verify") as scratch:
         side = SideBySide(spark, config, scratch)
         tables = side.inspect()
         there = {name for name, status in meeting.tables.items() if status.state is not TableState.GONE}
         for name in sorted((set(names) or {*tables, *there}) - verdicts.keys()):
             tell(f"comparing {name}")
+            lost.pop(name, None)
             try:
                 verdicts[name] = judge(side, name, tables.get(name), meeting)
             except PenstockError as error:
-                if error.recovery is Recovery.RETRY:
-                    lost[name] = error
-                else:
-                    verdicts[name] = _not_compared(name, TableState.STREAMING, meeting.snapshot.fence, error)
+                into = lost if error.recovery is Recovery.RETRY else verdicts
+                into[name] = _not_compared(name, TableState.STREAMING, meeting.snapshot.fence, error)
             except Exception as error:  # noqa: BLE001 one table must not cost the report of the others
                 _log.debug("comparison failed", extra={"table": str(name)}, exc_info=True)
                 verdicts[name] = _not_compared(name, TableState.STREAMING, meeting.snapshot.fence, _unexpected(name, error))
-        return {name: _not_compared(name, TableState.STREAMING, meeting.snapshot.fence, error) for name, error in lost.items()}
 
 
 def _unexpected(name: TableName, error: Exception) -> ComparisonFailedError:
@@ -231,7 +237,7 @@ class SideBySide:
             return copy_source(self.spark, address, snapshot, chunks, directory, fitted=fitted, aside=aside)
         for place in (directory, aside):
             if place is not None:
-                place.mkdir(parents=True, exist_ok=True)
+                storage.make_directory(place)
         found = [copy_chunk(address, snapshot, chunk, directory, fitted, aside=aside) for chunk in chunks]
         return [path for path in found if path is not None]
 

@@ -24,6 +24,7 @@ from penstock.sinks.delta.roaring import Positions, decode_positions, encode_pos
 from penstock.sinks.delta.rows import FoundRows, ScanFile
 from penstock.sinks.delta.vectors import DeletionVector, load_vector, write_vectors
 from penstock.sinks.executors import Executors
+from penstock.sinks.row_files import removed_on_failure
 
 REPORTED_BYTES = 4 << 20
 """Positions that all tasks of an epoch together report to the driver: well below any `spark.driver.maxResultSize`."""
@@ -68,7 +69,8 @@ def report(found: Sequence[FoundRows], place: SnapshotPlace, index: int, limit: 
     if count * _POSITION_BYTES <= limit:
         return Deletions(tuple(found), count)
     name = f"{place.prefix}-{index:06d}-{secrets.token_hex(4)}-deletes.parquet"
-    with pq.ParquetWriter(Path(place.directory) / name, _SCHEMA) as writer:
+    path = Path(place.directory) / name
+    with removed_on_failure(path), pq.ParquetWriter(path, _SCHEMA) as writer:
         ordered = sorted(found, key=lambda each: each.path)
         for at in range(0, len(ordered), _ROW_GROUP):
             writer.write_table(_encoded(ordered[at : at + _ROW_GROUP]))

@@ -21,7 +21,11 @@ def name_in_table(root: Path, uri: str) -> str:
     """The normalised path, relative to the table at `root`, of the file that the log calls `uri`. Looks at no file."""
     if _PLAIN.fullmatch(uri):  # nearly all are, and a table may have a hundred thousand
         return uri
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+        uri.encode()
+    except ValueError:  # no URL, or no text that a file can be called
+        raise _refused(root) from None
     if parts.scheme not in ("", "file") or parts.netloc:
         raise _refused(root)
     # In a relative name, `?` and `#` are escaped, so that only a URL is split.

@@ -18,7 +18,7 @@ from penstock.sinks.delta.step import DeltaStep
 from penstock.sinks.delta.task import EpochPart
 from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Layout
-from penstock.sinks.row_files import write_batches
+from penstock.sinks.row_files import removed_on_failure, write_batches
 from penstock.sinks.values import build_exact
 
 
@@ -47,7 +47,9 @@ class DeltaRepair(DeltaStep):
 def run_repair(task: RepairTask) -> EpochPart:
     """What an executor does."""
     gone = find_rows(task.table, _keys(task), task.layout.key)
-    return EpochPart(False, report(gone, task.place, 0, REPORTED_BYTES), write_batches(_rows(task), task.place, 0))
+    file = write_batches(_rows(task), task.place, 0)
+    with removed_on_failure(Path(task.place.directory) / file.name):
+        return EpochPart(False, report(gone, task.place, 0, REPORTED_BYTES), file)
 
 
 def _keys(task: RepairTask) -> pa.Table:

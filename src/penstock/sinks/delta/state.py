@@ -181,7 +181,7 @@ def load_version(path: Path, version: int) -> DeltaState | None:
         begun = _begun(path / "_delta_log", version)
         state = None if begun is None else _advanced(path, begun, version)
     except (OSError, ValueError, KeyError, TypeError, pa.ArrowException) as error:
-        raise SinkError(f"the log of the Delta table at {path} cannot be read: {error}") from error
+        raise SinkError(f"the log of the Delta table at {path} cannot be read: {describe(error)}") from error
     return state if state is not None and state.version == version else None
 
 

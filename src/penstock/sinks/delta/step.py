@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.errors import PenstockError
 from penstock.position import Position
 from penstock.sinks.base import SnapshotFile
 from penstock.sinks.delta.bounds import load_bounds
@@ -79,6 +80,9 @@ class DeltaStep:
             else:
                 changed = [removed(file) for file in self.state.files.values()] + added(rewritten.values())
                 written = {self.path / file.name for file in rewritten.values()}
+        except PenstockError:
+            _remove(self.path / part.file.name for part in parts)
+            raise
         finally:
             remove_reports(self.path, deletions)
         actions = [

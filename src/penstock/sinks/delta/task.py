@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -16,7 +17,7 @@ from penstock.sinks.fold import COUNT, Outcome, fold
 from penstock.sinks.gathering import StoredRows
 from penstock.sinks.layout import CURRENT, Layout, Mode, known_columns
 from penstock.sinks.lives import bools_of, ints_of
-from penstock.sinks.row_files import write_batches
+from penstock.sinks.row_files import removed_on_failure, write_batches
 from penstock.sinks.slice_reader import Part, read_groups, read_slices
 from penstock.sinks.source_truncates import source_column, spelled_by_source
 from penstock.sinks.views import View
@@ -57,8 +58,9 @@ def run_part(task: EpochTask) -> EpochPart:
     changes = spelled_by_source(found, task.layout, source_column(task.views.values()), lookup)
     outcome = fold(changes, task.layout, lookup)
     gone = [] if outcome.emptied else _gone(task, outcome)
-    deletions = report(gone, task.place, task.index, task.reported_bytes)
-    return EpochPart(outcome.emptied, deletions, _write(task, outcome.new.slices()))
+    file = _write(task, outcome.new.slices())
+    with removed_on_failure(Path(task.place.directory) / file.name):
+        return EpochPart(outcome.emptied, report(gone, task.place, task.index, task.reported_bytes), file)
 
 
 def _look_up(task: EpochTask, keys: pa.Table | None) -> StoredRows:

@@ -18,6 +18,7 @@ from penstock.errors import SinkError, TargetFileLostError
 from penstock.postgres.types.arrays import distinct
 from penstock.sinks.delta.paths import table_file
 from penstock.sinks.delta.roaring import Positions, decode_positions, encode_positions
+from penstock.sinks.row_files import removed_on_failure
 from penstock.spool import storage
 
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
@@ -111,7 +112,9 @@ def write_vectors(root: Path, positions: Iterable[tuple[str, Positions]]) -> dic
         parts += (struct.pack(">I", len(data)), data, struct.pack(">I", zlib.crc32(data)))
         at += len(data) + 8
     if vectors:
-        storage.write_bytes(root / f"deletion_vector_{name}.bin", b"".join(parts), shared=True)
+        file = root / f"deletion_vector_{name}.bin"
+        with removed_on_failure(file):
+            storage.write_bytes(file, b"".join(parts), shared=True)
     return vectors
 
 

@@ -33,7 +33,7 @@ from penstock.sinks.gathering import NewRows, RowGroup, Sizes, StoredRows
 from penstock.sinks.iceberg.schema import delete_columns, filled, fitted
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import Layout, known_columns
-from penstock.sinks.row_files import write_batches
+from penstock.sinks.row_files import removed_on_failure, write_batches
 from penstock.sinks.slice_reader import Part, read_groups, read_slices
 from penstock.sinks.source_truncates import source_column, spelled_by_source
 from penstock.sinks.views import View
@@ -241,15 +241,16 @@ def _write(tables: Iterable[pa.Table], task: EpochTask, kind: str) -> WrittenFil
     if table is None:
         return None
     whole = _fitted(table, task)
-    with pq.ParquetWriter(path, whole.schema, **writer_options(whole)) as writer:
-        while table is not None:
-            writer.write_table(_fitted(table, task))
-            rows += table.num_rows
-            table = next(some, None)
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    storage.sync_directory(path.parent)
-    return WrittenFile(name, rows, path.stat().st_size)
+    with removed_on_failure(path):
+        with pq.ParquetWriter(path, whole.schema, **writer_options(whole)) as writer:
+            while table is not None:
+                writer.write_table(_fitted(table, task))
+                rows += table.num_rows
+                table = next(some, None)
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+        storage.sync_directory(path.parent)
+        return WrittenFile(name, rows, path.stat().st_size)
 
 
 def _fitted(table: pa.Table, task: EpochTask) -> pa.Table:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.postgres.types.arrays import as_arrow
-from penstock.sinks.data_files import open_data_file
+from penstock.sinks.data_files import data_file_bytes, open_data_file
 from penstock.sinks.gathering import take
 from penstock.sinks.iceberg.schema import by_number, field_ids, numbers_of
 from penstock.sinks.keys import key_codes
@@ -31,6 +31,7 @@ from penstock.sinks.lives import bools_of
 from penstock.spool import storage
 
 _AT_ONCE = 4
+_DELETES_AT_ONCE = 1_000_000
 
 Numbers = npt.NDArray[np.int64]
 
@@ -121,6 +122,8 @@ class _FoundGroup:
 
 def read_all(files: Sequence[HeldFile], deletes: Sequence[HeldFile], schema: pa.Schema, limit_bytes: int) -> pa.Table | None:
     """Every row of `files` that no delete names. None: they take more memory than that, or a file gives its columns no numbers."""
+    if sum(data_file_bytes(held.path) for held in (*files, *deletes)) > limit_bytes:
+        return None
     found, size = [schema.empty_table()], 0
     for held in files:
         with open_data_file(held.path) as file:
@@ -208,14 +211,30 @@ def _is_there(rows: pa.Table, sequences: Numbers, deletes: Sequence[HeldFile]) -
 def _last_deletes(rows: pa.Table, files: Sequence[HeldFile], columns: Sequence[int]) -> Numbers:
     """For each row, of which sequence the last delete is that names it; -1: none does."""
     names = [name for number in columns for name in rows.column_names if field_ids(rows.schema, [name]) == [number]]
-    schema = pa.schema([rows.schema.field(name) for name in names])
-    read = []
-    for held in files:
-        with open_data_file(held.path) as file:
-            read.append(by_number(file.read(), schema))
-    deletes = pa.concat_tables(read)
-    sequences = np.repeat([file.sequence for file in files], [each.num_rows for each in read]).astype(np.int64)
-    found, gone = key_codes([rows.select(names), deletes], names)
-    last = np.full(max(int(found.max(initial=-1)), int(gone.max(initial=-1))) + 1, -1, np.int64)
-    np.maximum.at(last, gone, sequences)
-    return last[found]
+    found = np.full(rows.num_rows, -1, np.int64)
+    for deletes, sequences in _read_deletes(files, pa.schema([rows.schema.field(name) for name in names])):
+        own, gone = key_codes([rows.select(names), deletes], names)
+        last = np.full(max(int(own.max(initial=-1)), int(gone.max(initial=-1))) + 1, -1, np.int64)
+        np.maximum.at(last, gone, sequences)
+        np.maximum(found, last[own], out=found)
+    return found
+
+
+def _read_deletes(files: Sequence[HeldFile], schema: pa.Schema) -> Iterator[tuple[pa.Table, Numbers]]:
+    """Deletes and their sequences, some at a time: a table may have many more than an epoch has changes."""
+    held: list[pa.Table] = []
+    sequences: list[int] = []
+    for each in files:
+        with open_data_file(each.path) as file:
+            for group in range(file.num_row_groups):
+                held.append(by_number(file.read_row_group(group), schema))
+                sequences.append(each.sequence)
+                if sum(table.num_rows for table in held) >= _DELETES_AT_ONCE:
+                    yield _joined(held, sequences)
+                    held, sequences = [], []
+    if held:
+        yield _joined(held, sequences)
+
+
+def _joined(tables: Sequence[pa.Table], sequences: Sequence[int]) -> tuple[pa.Table, Numbers]:
+    return pa.concat_tables(tables), np.repeat(sequences, [table.num_rows for table in tables]).astype(np.int64)

@@ -448,7 +448,8 @@ class IcebergSink(Sink):
     def _forget_links(self, namespace: Sequence[str], table: str) -> None:
         """Before a shadow is dropped that a former run left, `<shadows>.<copy>.<schema>.<table>`."""
         below = tuple(namespace)[len(self._shadows()) + 2 :]
-        self._remove_links((*namespace[1:], table), (*self._place.namespace, *below, table))
+        with suppress(SinkError):  # a table that cannot be loaded must not keep the others from starting
+            self._remove_links((*namespace[1:], table), (*self._place.namespace, *below, table))
 
     def _shadows(self) -> tuple[str, ...]:
         return (*self._place.namespace, SHADOWS, self._pipeline)
