@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from typing_extensions import override
 
 from penstock.change import ChangeBatch, ChangeCounts, Transactions
+from penstock.errors import RowUnidentifiedError
 from penstock.pipeline import error_policy
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
@@ -29,6 +31,7 @@ from penstock.sinks.evolution import Evolution
 from penstock.sinks.layout import Mode
 from penstock.sinks.origin import Origin
 from penstock.spool.consumers import released
+from penstock.spool.range import FileSlice
 from penstock.spool.reader import SpoolReader
 from penstock.spool.writer import SpoolWriter
 from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, time_of
@@ -171,6 +174,26 @@ def test_changes_of_another_shape_are_left_to_the_epoch_that_swaps(pair: Pair) -
     pair.shadows.enter(target)
     assert not shadow.taken
     assert pair.asked == 1, "only the epoch looked at the catalog"
+
+
+def test_changes_that_do_not_identify_their_row_reach_a_shadow_neither_before_the_swap_nor_with_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.start()
+    pair.applier.apply(at(200))
+    shadow, target = _shadow_of(pair, ORDERS, 200)
+    pair.applier.apply(at(700))
+
+    def refuse(slices: Sequence[FileSlice]) -> None:
+        if slices:
+            raise RowUnidentifiedError.of(ORDERS.name)
+
+    monkeypatch.setattr("penstock.pipeline.snapshots.shadows.check_identified", refuse)
+    pair.shadows.enter(target)
+    assert not shadow.taken
+    pair.applier.apply(at(700))
+    assert not shadow.taken
+    assert (pair.sink.replaced, ORDERS.name in pair.shadows) == ([], False)
 
 
 def test_a_shadow_that_cannot_be_prepared_is_left_to_the_epoch_and_one_that_was_given_up_is_not_prepared(pair: Pair) -> None:

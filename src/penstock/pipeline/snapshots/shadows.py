@@ -138,6 +138,8 @@ class Shadows:
             return target, True
         routed = {} if self._follower is None else self._follower.routed
         changes = gather(target, SpoolReader(self._spool).read(target.applied, end), routed)
+        if changes is not None:
+            check_identified(changes.slices)
         if changes is not None and self._follower is not None:
             changes = self._follower.follow_plain(target, changes)
             if changes is None or (self._letters is not None and not self._letters.is_clean(name, changes.slices)):
