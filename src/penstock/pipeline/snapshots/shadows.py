@@ -199,10 +199,14 @@ class Shadows:
         if pause is None:
             self.fail(name, final(altered, name))
             return
+        self._copy_again(name)
+        self._retries.note(f"resync of {name}", altered, self._attempts.failures(name), pause)
+
+    def _copy_again(self, name: TableName) -> None:
+        """Drop the shadow. The order to resync the table stays, so that another one is begun after the pause."""
         self._ready.pop(name)
         self._drop(name)
         self._pausing.add(name)
-        self._retries.note(f"resync of {name}", altered, self._attempts.failures(name), pause)
 
     def may_begin(self, name: TableName) -> bool:
         """Whether there is no copy of this table yet, and no pause before the next one."""
@@ -221,6 +225,11 @@ class Shadows:
             _log.warning("swap of a resync failed", extra={"table": str(name), "code": shown.code, "pause_seconds": pause})
             self._retries.note(f"resync of {name}", shown, self._attempts.failures(name), pause)
             self._observer.interrupted(f"{shown.code}: {shown.message}", pause)
+            if self._letters is not None and self._letters.has_left_out(name):
+                # The shadow may have this epoch without the rows that were refused, and the letters of these do not outlive the attempt.
+                self._letters.give_up_copy(self._main, name)
+                self._copy_again(name)
+                return
             with suppress(Exception):  # it may have been brought further; else the next attempt finds out
                 self._ready[name] = self._sinks[name].load_target(name) or self._ready[name]
             return
