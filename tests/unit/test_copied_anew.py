@@ -468,3 +468,23 @@ def test_another_copy_of_a_table_that_was_altered_while_it_was_resynced_waits_fo
     now = time.monotonic() + error_policy.LONGEST_SECONDS
     pair.shadows._attempts._clock = lambda: now
     assert pair.shadows.may_begin(ITEMS.name)
+
+
+@pytest.mark.parametrize("ending", ["removed", "refused", "dropped"])
+def test_a_run_does_not_wait_for_another_copy_of_a_table_that_is_not_to_be_resynced_any_more(pair: Pair, ending: str) -> None:
+    pair.start()
+    shadow = Ledger()
+    pair.shadows.begin(ITEMS.name, shadow, at(100))
+    shadow.applied[ITEMS.name] = at(200)
+    pair.shadows.enter(replace(pair.target(ITEMS), applied=at(200)))
+    pair.applier.apply(at(500))
+    assert pair.shadows.is_busy
+    if ending == "removed":
+        pair.applier.leave(ITEMS.name, lambda: pair.shadows.abandon(ITEMS.name))
+    elif ending == "dropped":
+        pair.applier.lose(ITEMS.name, "it was dropped")
+    else:
+        pair.applier.give_up_copy(ITEMS.name, "it has no key")
+    pair.applier.apply(at(600))
+    assert not pair.shadows.is_busy
+    assert pair.shadows.may_begin(ITEMS.name), "a later order is not held up by this one"

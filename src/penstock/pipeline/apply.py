@@ -208,14 +208,19 @@ class EpochApplier:
 
     def _lose(self, name: TableName, reason: str) -> None:
         status = self.statuses.get(name)
+        if self._shadows is not None:
+            self._shadows.stop_pausing(name)
         if status is not None and not status.is_over:
             self._anew.pop(name, None)
+            self._retries.forget(name)
             remedy = f"penstock tables remove, if {name} is to be forgotten; its target stays as it is"
             self._ledger.write({name: TableStatus(TableState.GONE, status.applied, status.committed, reason, remedy)})
             self._observer.interrupted(f"{name} is gone: {reason}", 0.0)
 
     def give_up_copy(self, name: TableName, reason: str) -> None:
-        """A table that had to be copied anew cannot be."""
+        """A table that had to be resynced cannot be."""
+        if self._shadows is not None:
+            self._shadows.stop_pausing(name)
         if name in self._anew:
             why = f"table {name} cannot be followed: {self._anew.pop(name)}; and it cannot be copied anew: {reason}"
             self.fail(name, SchemaChangedError(why, hint=f"penstock tables resync {name}, once that is mended"))

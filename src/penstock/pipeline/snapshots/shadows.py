@@ -162,11 +162,18 @@ class Shadows:
             self.abandon(name)
 
     def abandon(self, name: TableName) -> None:
-        """Renew this one no more; what its threads still write goes nowhere."""
+        """End the resync of this table; what the threads of its copy still write goes nowhere."""
+        self.stop_pausing(name)
         if name in self._sinks:
             self._ready.pop(name, None)
             self._end(name)
             self._on_done(name, False)
+
+    def stop_pausing(self, name: TableName) -> None:
+        """No other copy of the table is to be made, unless there is a new order. A copy that is being made is not affected."""
+        if name in self._pausing:
+            self._pausing.discard(name)
+            self._forget_attempts(name)
 
     def take_in(self) -> bool:
         """At the beginning of an epoch: whether there are tables for it to replace."""
@@ -275,5 +282,8 @@ class Shadows:
 
     def _end(self, name: TableName) -> None:
         self._drop(name)
+        self._forget_attempts(name)
+
+    def _forget_attempts(self, name: TableName) -> None:
         self._attempts.forget(name)
         self._retries.clear(f"resync of {name}")
