@@ -304,7 +304,7 @@ class EpochApplier:
         renews = self._shadows is not None and self._shadows.take_in()
         behind = {status.applied for status in self.statuses.values() if is_behind(status, end)}
         if not behind and not is_new and not renews and not self._watch.has_seen_more(end):
-            self._ledger.mark_streaming(end)
+            self._mark_streaming(end)
             self._ledger.release()
             self._record_states()
             return
@@ -401,7 +401,7 @@ class EpochApplier:
         return [self.position, *(self._shadows.holds if self._shadows is not None else [])]
 
     def _record(self, epoch: Epoch, rows: int, seconds: float) -> None:
-        self._ledger.mark_streaming(epoch.position)
+        self._mark_streaming(epoch.position)
         recorded = replace(epoch, tables=dict(self.statuses))
         self._log.record(recorded)
         self.last = recorded
@@ -409,6 +409,12 @@ class EpochApplier:
             self._shadows.advance(epoch.position)
         self._ledger.release()
         self._observer.epoch_recorded(EpochReport(epoch.number, epoch.position, rows, epoch.commit_time, seconds, dict(self.statuses)))
+
+    def _mark_streaming(self, end: Position) -> None:
+        """Every live table holds everything up to `end`, also one that had nothing to take in at its last attempt."""
+        self._ledger.mark_streaming(end)
+        for name in self._ledger.live():
+            self._retries.forget(name)
 
     def _record_states(self) -> None:
         """Where nothing moved but a table's state did, say so: status reads what is recorded."""
