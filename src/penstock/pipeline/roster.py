@@ -239,7 +239,7 @@ class Roster:
 
     def _add(self, selection: Selection, orders: TableOrders) -> None:
         config = self.config
-        tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_rule, config.existing_policy)
+        tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_rule, config.existing_policy, is_alone=False)
         for name in tables.returned:
             self.sink.disown(name)
         try:
