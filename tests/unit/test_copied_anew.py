@@ -12,7 +12,7 @@ import pytest
 from typing_extensions import override
 
 from penstock.change import ChangeBatch, ChangeCounts, Transactions
-from penstock.errors import RowUnidentifiedError
+from penstock.errors import RowUnidentifiedError, SinkError
 from penstock.pipeline import error_policy
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
@@ -254,6 +254,16 @@ def test_S07_a_table_made_anew_is_found_in_the_catalog_alone(pair: Pair) -> None
     pair.applier.notice(Look({ITEMS.name: replace(numbered(ITEMS, 1, 2), oid=99)}))
     pair.applier.apply(at(200))
     assert pair.anew == {ITEMS.name: "it was dropped and made anew"}
+
+
+def test_S07_a_table_made_anew_is_resynced_though_it_is_retrying(pair: Pair) -> None:
+    pair.start()
+    pair.applier._ledger.write({ITEMS.name: TableStatus(TableState.RETRYING, at(100), at(100), "no")})
+    pair.applier._retries.count(ITEMS.name, error_policy.decide(SinkError("no"), ITEMS.name))
+    pair.applier.notice(Look({ITEMS.name: replace(numbered(ITEMS, 1, 2), oid=99)}))
+    pair.applier.apply(at(200))
+    assert pair.state(ITEMS) is TableState.SNAPSHOTTING
+    assert pair.released == 100, "a run that ends now begins from there"
 
 
 def test_S02_a_shape_like_the_targets_is_not_trusted_once_the_catalog_has_other_columns(pair: Pair) -> None:
