@@ -358,6 +358,27 @@ def test_an_attempt_after_a_commit_whose_answer_was_lost_reads_from_where_the_ta
     assert house.applier.statuses[FIRST].state is TableState.STREAMING
 
 
+@pytest.mark.parametrize("end", [200, 300])
+def test_an_attempt_that_finds_nothing_left_to_apply_ends_the_retries(
+    house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch, end: int
+) -> None:
+    _both(house)
+
+    def apply(target: Target, changes: TableChanges, end: Position) -> None:
+        Ledger.apply(house.sink, target, changes, end)
+        if target.table == FIRST:
+            house.sink.applied[FIRST] = at(300)  # as if both epochs had been applied
+            raise RuntimeError("the answer was lost")
+
+    monkeypatch.setattr(house.sink, "apply", apply)
+    house.applier.apply(at(200))
+    clock.pass_longest()
+    house.applier.apply(at(end))
+    assert house.applier.statuses[FIRST].state is TableState.STREAMING
+    assert not house.applier._retries.has_due, "an idle source would have an epoch every second"
+    assert house.applier._retries.failures(FIRST) == 0, "the next failure is the first one"
+
+
 def test_no_attempt_counts_while_something_that_all_tables_share_does_not_work(
     house: House, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

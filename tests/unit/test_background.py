@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,8 @@ from penstock.errors import SinkRefusedError
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.snapshots.background import BackgroundSnapshots, Door
 from penstock.pipeline.snapshots.coordinator import SnapshotCoordinator
+from penstock.pipeline.snapshots.round import SnapshotRound
+from penstock.pipeline.snapshots.schedule import Schedule
 from penstock.postgres.catalog import CatalogTable
 from penstock.schema import TableName
 from tests.waiting import wait_for
@@ -63,3 +66,18 @@ def test_a_copy_is_over_when_its_thread_has_ended_and_has_nothing_to_raise(failu
         assert not copies.is_over
         with pytest.raises(SinkRefusedError):
             copies.check()
+
+
+def test_an_error_while_an_error_is_answered_ends_the_round_and_not_only_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = None
+    copying = SnapshotRound(nothing, [], 1, nothing)
+    schedule: Any = Schedule([(SimpleNamespace(name=TABLE.name), 0)])
+
+    def fail(*_: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(copying, "_do", fail)
+    monkeypatch.setattr(copying, "_answer", fail)
+    copying._lane(schedule, nothing)
+    assert isinstance(copying._fatal, RuntimeError), "`run` raises it"
+    assert schedule.take() is None, "no other thread waits for this turn"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from typing_extensions import override
 
 from penstock.change import ChangeBatch, ChangeCounts, Transactions
+from penstock.errors import RowUnidentifiedError, SinkError
 from penstock.pipeline import error_policy
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.epochs import EpochLog
@@ -29,6 +31,7 @@ from penstock.sinks.evolution import Evolution
 from penstock.sinks.layout import Mode
 from penstock.sinks.origin import Origin
 from penstock.spool.consumers import released
+from penstock.spool.range import FileSlice
 from penstock.spool.reader import SpoolReader
 from penstock.spool.writer import SpoolWriter
 from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, time_of
@@ -173,6 +176,26 @@ def test_changes_of_another_shape_are_left_to_the_epoch_that_swaps(pair: Pair) -
     assert pair.asked == 1, "only the epoch looked at the catalog"
 
 
+def test_changes_that_do_not_identify_their_row_reach_a_shadow_neither_before_the_swap_nor_with_it(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.start()
+    pair.applier.apply(at(200))
+    shadow, target = _shadow_of(pair, ORDERS, 200)
+    pair.applier.apply(at(700))
+
+    def refuse(slices: Sequence[FileSlice]) -> None:
+        if slices:
+            raise RowUnidentifiedError.of(ORDERS.name)
+
+    monkeypatch.setattr("penstock.pipeline.snapshots.shadows.check_identified", refuse)
+    pair.shadows.enter(target)
+    assert not shadow.taken
+    pair.applier.apply(at(700))
+    assert not shadow.taken
+    assert (pair.sink.replaced, ORDERS.name in pair.shadows) == ([], False)
+
+
 def test_a_shadow_that_cannot_be_prepared_is_left_to_the_epoch_and_one_that_was_given_up_is_not_prepared(pair: Pair) -> None:
     pair.start()
     pair.applier.apply(at(200))
@@ -231,6 +254,16 @@ def test_S07_a_table_made_anew_is_found_in_the_catalog_alone(pair: Pair) -> None
     pair.applier.notice(Look({ITEMS.name: replace(numbered(ITEMS, 1, 2), oid=99)}))
     pair.applier.apply(at(200))
     assert pair.anew == {ITEMS.name: "it was dropped and made anew"}
+
+
+def test_S07_a_table_made_anew_is_resynced_though_it_is_retrying(pair: Pair) -> None:
+    pair.start()
+    pair.applier._ledger.write({ITEMS.name: TableStatus(TableState.RETRYING, at(100), at(100), "no")})
+    pair.applier._retries.count(ITEMS.name, error_policy.decide(SinkError("no"), ITEMS.name))
+    pair.applier.notice(Look({ITEMS.name: replace(numbered(ITEMS, 1, 2), oid=99)}))
+    pair.applier.apply(at(200))
+    assert pair.state(ITEMS) is TableState.SNAPSHOTTING
+    assert pair.released == 100, "a run that ends now begins from there"
 
 
 def test_S02_a_shape_like_the_targets_is_not_trusted_once_the_catalog_has_other_columns(pair: Pair) -> None:
@@ -445,3 +478,23 @@ def test_another_copy_of_a_table_that_was_altered_while_it_was_resynced_waits_fo
     now = time.monotonic() + error_policy.LONGEST_SECONDS
     pair.shadows._attempts._clock = lambda: now
     assert pair.shadows.may_begin(ITEMS.name)
+
+
+@pytest.mark.parametrize("ending", ["removed", "refused", "dropped"])
+def test_a_run_does_not_wait_for_another_copy_of_a_table_that_is_not_to_be_resynced_any_more(pair: Pair, ending: str) -> None:
+    pair.start()
+    shadow = Ledger()
+    pair.shadows.begin(ITEMS.name, shadow, at(100))
+    shadow.applied[ITEMS.name] = at(200)
+    pair.shadows.enter(replace(pair.target(ITEMS), applied=at(200)))
+    pair.applier.apply(at(500))
+    assert pair.shadows.is_busy
+    if ending == "removed":
+        pair.applier.leave(ITEMS.name, lambda: pair.shadows.abandon(ITEMS.name))
+    elif ending == "dropped":
+        pair.applier.lose(ITEMS.name, "it was dropped")
+    else:
+        pair.applier.give_up_copy(ITEMS.name, "it has no key")
+    pair.applier.apply(at(600))
+    assert not pair.shadows.is_busy
+    assert pair.shadows.may_begin(ITEMS.name), "a later order is not held up by this one"

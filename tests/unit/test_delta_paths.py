@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 
 from penstock.errors import FileOutsideTableError
+from penstock.sinks.base import SHADOWS
 from penstock.sinks.delta.paths import table_file
+from penstock.sinks.delta.sink import DeltaSink
 
 OUTSIDE = [
     "../other/x.parquet",
@@ -61,3 +64,15 @@ def test_a_file_of_the_table_is_found_by_its_escaped_or_absolute_name(root: Path
 def test_a_table_that_is_itself_reached_by_a_link_is_read(root: Path) -> None:
     (root.parent / "lake").symlink_to(root)
     assert table_file(root.parent / "lake", "x.parquet") == root.parent / "lake" / "x.parquet"
+
+
+def test_a_table_whose_log_is_broken_does_not_keep_a_run_from_dropping_what_a_killed_one_left_of_its_resync(tmp_path: Path) -> None:
+    table, shadow = tmp_path / "public" / "t", tmp_path / SHADOWS / "shop" / "copy" / "public" / "t"
+    for each in (table, shadow):
+        (each / "_delta_log").mkdir(parents=True)
+    (shadow / "x.parquet").write_bytes(b"rows")
+    (table / "x.parquet").hardlink_to(shadow / "x.parquet")
+    (table / "_delta_log" / "00000000000000000000.json").write_bytes(b"{")
+    no_spark: Any = None
+    DeltaSink(no_spark, tmp_path, "shop").drop_shadows()
+    assert not shadow.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,22 @@ def test_a_table_that_succeeds_in_between_begins_to_count_anew() -> None:
     retries.succeed(TABLE)
     assert retries.count(TABLE, verdict) is not None
     assert retries.failures(TABLE) == 1
+
+
+class _Busy(dict[TableName, float]):
+    """Another thread adds an entry whenever one is looked at."""
+
+    def items(self) -> Any:
+        for number, each in enumerate(super().items()):
+            self[TableName("public", f"new{number}")] = 0.0
+            yield each
+
+
+def test_an_attempt_is_counted_while_other_tables_succeed_in_other_threads() -> None:
+    retries, verdict = TableRetries(lambda: 1.0), decide(SinkError("no"), TABLE)
+    retries.count(TableName("public", "failing"), verdict)
+    retries._succeeded = _Busy({TableName("public", "fine"): 0.0})
+    assert retries.count(TABLE, verdict) is not None
 
 
 def test_the_remedy_of_an_error_that_has_one_is_kept() -> None:

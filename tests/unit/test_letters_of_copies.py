@@ -113,6 +113,22 @@ def test_C08_letters_of_a_copy_outlive_an_attempt_to_put_it_in_place_that_is_rep
     assert keys(made) == ['{"id":9}']
 
 
+def test_C08_a_swap_that_failed_after_its_shadow_left_out_a_refused_row_is_repeated_with_another_copy(
+    made: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.error_policy.FIRST_SECONDS", 0.0)
+    swap = Swap(made)
+    made.source.insert(row(5, BEYOND))
+    epoch(made)
+    swap.end = made.sink.applied[made.name]
+    swap.go("failed")
+    swap.go()
+    assert made.sink.copy == "first", "that shadow has not got row 5, and no letter of it"
+    assert keys(made) == ['{"id":4}', '{"id":5}']
+    assert not swap.done, "the table is still to be resynced"
+    assert swap.shadows.may_begin(made.name)
+
+
 def test_C08_a_copy_that_took_the_table_s_place_counts_though_the_answer_was_lost(made: Office) -> None:
     swap = Swap(made)
     swap.go("lost")

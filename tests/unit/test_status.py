@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
 from rich.console import Console
 
 from penstock.cli.status import print_status
-from penstock.errors import SlotBusyError
+from penstock.errors import ConfigError, PipelineBusyError, SlotBusyError
 from penstock.lag import CaptureLag, OpenTransaction
 from penstock.pipeline.epochs import Epoch
-from penstock.pipeline.retries import Retry
+from penstock.pipeline.pipeline import Pipeline
+from penstock.pipeline.retries import Retry, RetryLog, load_retries
 from penstock.pipeline.states import TableState, TableStatus
 from penstock.pipeline.status import PipelineStatus
 from penstock.position import Lsn, Position
@@ -156,3 +163,32 @@ def test_what_is_tried_again_is_shown_with_its_fix_and_its_next_attempt() -> Non
     document = found.as_document()
     assert document["retries"] == [retry.as_document()]
     assert document["tables"]["public.t"]["state"] == "retrying"  # type: ignore[index]
+
+
+@pytest.mark.parametrize("is_free", [False, True])
+def test_a_run_forgets_what_a_killed_one_retried_and_leaves_alone_what_another_one_retries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_free: bool
+) -> None:
+    @contextmanager
+    def lock(*_: object) -> Iterator[None]:
+        if not is_free:
+            raise PipelineBusyError("it runs")
+        yield
+
+    def attempt(_goal: object, *, once: bool) -> object:
+        assert once
+        assert load_retries(tmp_path) == ()
+        raise ConfigError("that is enough")
+
+    monkeypatch.setattr("penstock.pipeline.pipeline.jvm_lock", lock)
+    RetryLog(tmp_path).note("snapshots", SlotBusyError("busy"), 3, 10.0)
+    pipeline = object.__new__(Pipeline)
+    pipeline._config = cast("Any", SimpleNamespace(spool=tmp_path / "spool", pipeline="shop", lock=tmp_path / "lock", state=tmp_path))
+    pipeline._spark = cast("Any", None)
+    pipeline._sink = cast("Any", SimpleNamespace(close=lambda: None))
+    pipeline._retries = RetryLog(tmp_path)
+    monkeypatch.setattr(pipeline, "_find_goal", lambda: Position.of(1))
+    monkeypatch.setattr(pipeline, "_attempt", attempt)
+    with pytest.raises(ConfigError if is_free else PipelineBusyError):
+        pipeline.run(once=True)
+    assert [each.subject for each in load_retries(tmp_path)] == ([] if is_free else ["snapshots"])

@@ -80,7 +80,7 @@ class Broken(Shelf):
         return super().load_target(table)
 
 
-def test_a_target_that_cannot_be_read_at_start_fails_its_table_alone_unless_none_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_that_cannot_be_read_fails_its_table_alone_unless_no_other_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.pipeline.tables._LOAD_PAUSE_SECONDS", 0.0)
     found = {name: CatalogTable(number, name) for number, name in enumerate((GOOD, BAD), 1)}
     schemas = {name: TableSchema(table.oid, name, (Column("id", pa.int32(), 23),), ("id",)) for name, table in found.items()}
@@ -89,6 +89,8 @@ def test_a_target_that_cannot_be_read_at_start_fails_its_table_alone_unless_none
     assert "penstock tables resync CONFIG public.bad" in (tables.statuses[BAD].remedy or "")
     with pytest.raises(SinkError, match="cannot be read"):
         inspect_pipeline(Selection(found, schemas, {}), Broken(GOOD, BAD), None)
+    joining = inspect_pipeline(Selection(found, schemas, {}), Broken(GOOD, BAD), None, is_alone=False)
+    assert {status.state for status in joining.statuses.values()} == {TableState.FAILED}, "the pipeline has others, which can be read"
 
 
 @pytest.mark.parametrize("folds", [True, False])

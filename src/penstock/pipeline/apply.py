@@ -208,14 +208,19 @@ class EpochApplier:
 
     def _lose(self, name: TableName, reason: str) -> None:
         status = self.statuses.get(name)
+        if self._shadows is not None:
+            self._shadows.stop_pausing(name)
         if status is not None and not status.is_over:
             self._anew.pop(name, None)
+            self._retries.forget(name)
             remedy = f"penstock tables remove, if {name} is to be forgotten; its target stays as it is"
             self._ledger.write({name: TableStatus(TableState.GONE, status.applied, status.committed, reason, remedy)})
             self._observer.interrupted(f"{name} is gone: {reason}", 0.0)
 
     def give_up_copy(self, name: TableName, reason: str) -> None:
-        """A table that had to be copied anew cannot be."""
+        """A table that had to be resynced cannot be."""
+        if self._shadows is not None:
+            self._shadows.stop_pausing(name)
         if name in self._anew:
             why = f"table {name} cannot be followed: {self._anew.pop(name)}; and it cannot be copied anew: {reason}"
             self.fail(name, SchemaChangedError(why, hint=f"penstock tables resync {name}, once that is mended"))
@@ -299,7 +304,7 @@ class EpochApplier:
         renews = self._shadows is not None and self._shadows.take_in()
         behind = {status.applied for status in self.statuses.values() if is_behind(status, end)}
         if not behind and not is_new and not renews and not self._watch.has_seen_more(end):
-            self._ledger.mark_streaming(end)
+            self._mark_streaming(end)
             self._ledger.release()
             self._record_states()
             return
@@ -396,7 +401,7 @@ class EpochApplier:
         return [self.position, *(self._shadows.holds if self._shadows is not None else [])]
 
     def _record(self, epoch: Epoch, rows: int, seconds: float) -> None:
-        self._ledger.mark_streaming(epoch.position)
+        self._mark_streaming(epoch.position)
         recorded = replace(epoch, tables=dict(self.statuses))
         self._log.record(recorded)
         self.last = recorded
@@ -404,6 +409,12 @@ class EpochApplier:
             self._shadows.advance(epoch.position)
         self._ledger.release()
         self._observer.epoch_recorded(EpochReport(epoch.number, epoch.position, rows, epoch.commit_time, seconds, dict(self.statuses)))
+
+    def _mark_streaming(self, end: Position) -> None:
+        """Every live table holds everything up to `end`, also one that had nothing to take in at its last attempt."""
+        self._ledger.mark_streaming(end)
+        for name in self._ledger.live():
+            self._retries.forget(name)
 
     def _record_states(self) -> None:
         """Where nothing moved but a table's state did, say so: status reads what is recorded."""

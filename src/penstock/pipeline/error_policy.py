@@ -158,8 +158,8 @@ class TableRetries:
     def _is_shared(self, table: TableName, error: PenstockError, since: float) -> bool:
         if isinstance(error, TargetFileLostError):
             return False
-        others = self._failing.keys() - {table}
-        return bool(others) and not any(at >= since for each, at in self._succeeded.items() if each != table)
+        others = [each for each in self._failing.copy() if each != table]
+        return bool(others) and not any(at >= since for each, at in self._succeeded.copy().items() if each != table)
 
     def failures(self, table: TableName) -> int:
         failing = self._failing.get(table)

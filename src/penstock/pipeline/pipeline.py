@@ -145,8 +145,6 @@ class Pipeline:
             if isinstance(error, PenstockError) or is_spark_alive(self._spark):
                 raise
             raise spark_lost() from error
-        finally:
-            self._retries.clear_all()
 
     def _run(self, *, once: bool) -> RunResult:
         """Start again after errors that pass. What follows an error of one table is decided elsewhere (`error_policy`)."""
@@ -154,6 +152,7 @@ class Pipeline:
         with (
             jvm_lock(self._spark, self._config.lock, _LOCK_SECONDS),
             jvm_lock(self._spark, reader, _LOCK_SECONDS),
+            self._retries.running(),
             closing(self._sink),
         ):
             backoff = Backoff(longest_seconds=_LONGEST_PAUSE_SECONDS)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -68,7 +69,16 @@ class RetryLog:
                 self._retries.pop(subject, None)
                 self._write()
 
-    def clear_all(self) -> None:
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While the pipeline runs, and nothing else of its name does. What a run that was killed left does not count, before or after."""
+        self._clear_all()
+        try:
+            yield
+        finally:
+            self._clear_all()
+
+    def _clear_all(self) -> None:
         with self._lock:
             self._retries.clear()
             self._write()

@@ -12,10 +12,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from penstock.errors import MembersDifferError, PenstockError, Recovery, SchemaChangedError, SourceError
+from penstock.errors import (
+    ConnectionLostError,
+    MembersDifferError,
+    PenstockError,
+    Recovery,
+    SchemaChangedError,
+    SourceError,
+    TableFailedError,
+)
 from penstock.foreign import describe
 from penstock.pipeline.apply import EpochApplier
 from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.error_policy import Action, decide
 from penstock.pipeline.existing import await_copies, take_over
 from penstock.pipeline.following.gone import why_gone
 from penstock.pipeline.following.parts_watch import PartsWatch
@@ -68,6 +77,8 @@ class Roster:
     _glanced_at: float = 0.0
     _looked_at: float = 0.0
     _told: str | None = None
+    _unread: dict[TableName, int] = field(default_factory=dict)
+    """How often the target of a table that is to be resynced could not be read."""
     _parts: PartsWatch = field(init=False)
     _types: TypeWatch = field(init=False)
 
@@ -239,7 +250,7 @@ class Roster:
 
     def _add(self, selection: Selection, orders: TableOrders) -> None:
         config = self.config
-        tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_rule, config.existing_policy)
+        tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_rule, config.existing_policy, is_alone=False)
         for name in tables.returned:
             self.sink.disown(name)
         try:
@@ -283,19 +294,37 @@ class Roster:
             status = self.applier.statuses.get(name)
             if status is None or self.snapshots.is_copying(name):
                 continue  # it is being copied, or soon will be
-            if name in gone and not status.is_applied:
+            if name in gone and not status.is_followed:
                 change_orders(self.config.state, partial(TableOrders.renewed, name=name))
                 self.applier.lose(name, gone[name])
             elif name in selection.refused or name not in selection.tables:
                 reason = str(selection.refused.get(name) or "the source has no such table")
                 self._tell(f"{name} cannot be copied anew: {reason}")
                 self.applier.give_up_copy(name, reason)
-            elif self.sink.load_target(name) is None:
-                change_orders(self.config.state, partial(TableOrders.renewed, name=name))
-                self.applier.leave(name)
-                self._looked_at = 0.0
             else:
-                self._renew(selection.tables[name])
+                self._resync_target(selection.tables[name])
+
+    def _resync_target(self, table: CatalogTable) -> None:
+        """A table without a target is copied as a new one. A target that cannot be read holds up no other table."""
+        name = table.name
+        try:
+            target = self.sink.load_target(name)
+        except Exception as error:
+            if isinstance(error, ConnectionLostError) or decide(error, name).action is Action.STOP:
+                raise
+            hint = f"restore {self.sink.describe(name)}, or remove it: the table is then copied as a new one"
+            unread = TableFailedError(f"table {name} cannot be resynced, because its target cannot be read: {describe(error)}", hint=hint)
+            self._unread[name] = self._unread.get(name, 0) + 1
+            self.retries.note(f"resync of {name}", unread, self._unread[name], _LOOK_SECONDS)
+            return
+        if self._unread.pop(name, None) is not None:
+            self.retries.clear(f"resync of {name}")
+        if target is None:
+            change_orders(self.config.state, partial(TableOrders.renewed, name=name))
+            self.applier.leave(name)
+            self._looked_at = 0.0
+        else:
+            self._renew(table)
 
     def _renew(self, table: CatalogTable) -> None:
         """What is wrong with a table may be that it is not published; its copy would be stale from the first moment."""

@@ -251,15 +251,18 @@ def inspect_pipeline(
     last: Epoch | None,
     rule_of: Callable[[TableName], SchemaRule] = lambda _: SchemaRule(),
     existing_of: Callable[[TableName], ExistingPolicy] = lambda _: ExistingPolicy.REFUSE,
+    *,
+    is_alone: bool = True,
 ) -> Tables:
     """Look at the target too. What one table cannot do fails that table alone.
 
-    A target that cannot be read is tried again a few times. If that is so for all of them, what they share is at fault, and it is raised.
+    A target that cannot be read is tried again a few times. If that is so for all of them, and `is_alone` says that the pipeline has no
+    other tables, what they share is at fault, and it is raised.
     """
     tables = Tables(dict(selection.tables), schemas=dict(selection.schemas), seen_at=selection.seen_at)
     refused = {**refuse_indistinct(selection.tables, sink.tells_apart, sink.describe), **selection.refused}
     found = {name: _LoadedTarget.of(sink, name) for name in selection.schemas if name not in refused}
-    refused |= _unreadable(found.values())
+    refused |= _unreadable(found.values(), is_alone=is_alone)
     for name, error in refused.items():
         tables.statuses[name] = TableStatus.failed(error, None)
     for name, schema in selection.schemas.items():
@@ -321,10 +324,10 @@ class _LoadedTarget:
         return self.target
 
 
-def _unreadable(loaded: Collection[_LoadedTarget]) -> dict[TableName, PenstockError]:
-    """Tables whose target cannot be read. If that is so for all of them, what they share is at fault, and it is raised."""
+def _unreadable(loaded: Collection[_LoadedTarget], *, is_alone: bool) -> dict[TableName, PenstockError]:
+    """Tables whose target cannot be read. Raises if that is so for all tables of the pipeline: then what they share is at fault."""
     found = {each.name: each.unreadable for each in loaded if each.unreadable is not None}
-    if found and len(found) == len(loaded):
+    if found and is_alone and len(found) == len(loaded):
         raise next(iter(found.values()))
     return {name: final(error, name) for name, error in found.items()}
 

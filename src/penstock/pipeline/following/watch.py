@@ -25,10 +25,10 @@ class CatalogWatch:
         return {} if self._follower is None else self._follower.routed
 
     def notice(self, look: Look) -> dict[TableName, str]:
-        """Take a look in. Gives live tables that have to be copied anew, and why."""
+        """Take a look in. Gives tables that have to be resynced, also if they are retrying, and why."""
         found = {} if self._follower is None else self._follower.notice(self._ledger.targets, look)
-        live = self._ledger.live()
-        return {name: reason for name, reason in found.items() if name in live}
+        followed = {name for name, status in self._ledger.statuses.items() if status.is_followed}
+        return {name: reason for name, reason in found.items() if name in followed}
 
     def renews(self, name: TableName) -> bool:
         """Whether a table that cannot be followed is to be copied anew."""

@@ -186,6 +186,11 @@ class LetterBox:
         """Whether neither a copy that is to take the table's place nor these changes to it have rows that may be refused."""
         return not self._of_shadows.get(table) and not self._is_suspicious(table, slices)
 
+    def has_left_out(self, table: TableName) -> bool:
+        """Whether the letters of the last epoch, or what it did to former ones, would be lost if its changes were not screened again."""
+        posting = self._posted.get(table)
+        return posting is not None and (bool(posting.superseded) or not set(posting.files) <= set(self._of_shadows.get(table, ())))
+
     def applied(self, table: TableName) -> None:
         """The target has the epoch that was screened last."""
         posting = self._posted.get(table)

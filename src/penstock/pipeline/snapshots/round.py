@@ -192,14 +192,18 @@ class SnapshotRound:
         while (turn := schedule.take()) is not None:
             started = time.monotonic()
             try:
-                self._do(schedule, turn, exported)
-            except Exception as error:  # noqa: BLE001 - the edge of one table's work: the error policy decides
-                with self._answering:
-                    self._answer(schedule, turn, error, started)
+                self._take_turn(schedule, turn, exported, started)
             except BaseException as error:  # noqa: BLE001 - a thread's edge: `run` raises it again
                 self._abort(schedule, turn, error)
-            else:
-                self._events.attempts.succeed(turn.lot.table.name)
+
+    def _take_turn(self, schedule: Schedule[TableCopy], turn: Turn[TableCopy], exported: ExportedSnapshot, started: float) -> None:
+        try:
+            self._do(schedule, turn, exported)
+        except Exception as error:  # noqa: BLE001 - the edge of one table's work: the error policy decides
+            with self._answering:
+                self._answer(schedule, turn, error, started)
+        else:
+            self._events.attempts.succeed(turn.lot.table.name)
 
     def _do(self, schedule: Schedule[TableCopy], turn: Turn[TableCopy], exported: ExportedSnapshot) -> None:
         copy = turn.lot.table

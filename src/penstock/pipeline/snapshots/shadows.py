@@ -138,6 +138,8 @@ class Shadows:
             return target, True
         routed = {} if self._follower is None else self._follower.routed
         changes = gather(target, SpoolReader(self._spool).read(target.applied, end), routed)
+        if changes is not None:
+            check_identified(changes.slices)
         if changes is not None and self._follower is not None:
             changes = self._follower.follow_plain(target, changes)
             if changes is None or (self._letters is not None and not self._letters.is_clean(name, changes.slices)):
@@ -160,11 +162,18 @@ class Shadows:
             self.abandon(name)
 
     def abandon(self, name: TableName) -> None:
-        """Renew this one no more; what its threads still write goes nowhere."""
+        """End the resync of this table; what the threads of its copy still write goes nowhere."""
+        self.stop_pausing(name)
         if name in self._sinks:
             self._ready.pop(name, None)
             self._end(name)
             self._on_done(name, False)
+
+    def stop_pausing(self, name: TableName) -> None:
+        """No other copy of the table is to be made, unless there is a new order. A copy that is being made is not affected."""
+        if name in self._pausing:
+            self._pausing.discard(name)
+            self._forget_attempts(name)
 
     def take_in(self) -> bool:
         """At the beginning of an epoch: whether there are tables for it to replace."""
@@ -197,10 +206,14 @@ class Shadows:
         if pause is None:
             self.fail(name, final(altered, name))
             return
+        self._copy_again(name)
+        self._retries.note(f"resync of {name}", altered, self._attempts.failures(name), pause)
+
+    def _copy_again(self, name: TableName) -> None:
+        """Drop the shadow. The order to resync the table stays, so that another one is begun after the pause."""
         self._ready.pop(name)
         self._drop(name)
         self._pausing.add(name)
-        self._retries.note(f"resync of {name}", altered, self._attempts.failures(name), pause)
 
     def may_begin(self, name: TableName) -> bool:
         """Whether there is no copy of this table yet, and no pause before the next one."""
@@ -219,6 +232,11 @@ class Shadows:
             _log.warning("swap of a resync failed", extra={"table": str(name), "code": shown.code, "pause_seconds": pause})
             self._retries.note(f"resync of {name}", shown, self._attempts.failures(name), pause)
             self._observer.interrupted(f"{shown.code}: {shown.message}", pause)
+            if self._letters is not None and self._letters.has_left_out(name):
+                # The shadow may have this epoch without the rows that were refused, and the letters of these do not outlive the attempt.
+                self._letters.give_up_copy(self._main, name)
+                self._copy_again(name)
+                return
             with suppress(Exception):  # it may have been brought further; else the next attempt finds out
                 self._ready[name] = self._sinks[name].load_target(name) or self._ready[name]
             return
@@ -264,5 +282,8 @@ class Shadows:
 
     def _end(self, name: TableName) -> None:
         self._drop(name)
+        self._forget_attempts(name)
+
+    def _forget_attempts(self, name: TableName) -> None:
         self._attempts.forget(name)
         self._retries.clear(f"resync of {name}")

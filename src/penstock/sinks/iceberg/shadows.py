@@ -73,7 +73,13 @@ def _is_link(file: Path, original: Path) -> bool:
 
 
 def plan_swap(jvm: Any, catalog: IcebergCatalog, shadow: LoadedTable, table: LoadedTable) -> ShadowContent | None:
-    """What the table holds after the swap. None: it takes more than metadata, and Spark has to do it."""
+    """What the table holds after the swap. None: it takes more than metadata, and Spark has to do it.
+
+    So it does if the shadow has taken the table's place before, and the answer was lost. The same files would be removed and added
+    again by one commit, and when its snapshot expires, Iceberg deletes files that a commit removed, whatever else refers to them.
+    """
+    if shadow.properties.get(COPY) == table.properties.get(COPY):
+        return None
     if any(each.format_version != _FORMAT or each.problem is not None or each.base.sortOrder().isSorted() for each in (shadow, table)):
         return None
     files, deletes = _files(jvm, shadow)

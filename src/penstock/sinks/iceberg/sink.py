@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
 from penstock.change import ChangeCounts
-from penstock.errors import SinkError, TableRewrittenError, TargetRewoundError
+from penstock.errors import PenstockError, SinkError, TableRewrittenError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound
@@ -448,7 +448,7 @@ class IcebergSink(Sink):
     def _forget_links(self, namespace: Sequence[str], table: str) -> None:
         """Before a shadow is dropped that a former run left, `<shadows>.<copy>.<schema>.<table>`."""
         below = tuple(namespace)[len(self._shadows()) + 2 :]
-        with suppress(SinkError):  # a table that cannot be loaded must not keep the others from starting
+        with suppress(PenstockError, OSError):  # of a table that cannot be read, which fails by itself
             self._remove_links((*namespace[1:], table), (*self._place.namespace, *below, table))
 
     def _shadows(self) -> tuple[str, ...]:
