@@ -9,11 +9,14 @@ import psycopg
 import pytest
 
 from penstock.errors import PipelineBusyError, UntrustedObjectError
+from penstock.postgres.connection import connect
 from penstock.postgres.lease import Lease
+from penstock.postgres.ownership import Trust
 from penstock.postgres.target_lock import TargetLock
 from penstock.testing.streams import Background
 from tests.contract.test_postgres_sink import PostgresHarness
 from tests.fix_postgres import Database
+from tests.fix_roles import Roles
 
 ESCALATE = """
     CREATE FUNCTION {s}.escalate() RETURNS trigger LANGUAGE plpgsql AS
@@ -142,6 +145,20 @@ def test_objects_of_a_trusted_role_are_used(harness: PostgresHarness, intruder: 
     harness.sink = harness.open()
     harness.copy()
     assert harness.rows() == harness.source.sorted_rows()
+
+
+@pytest.mark.versions(14, 18)
+def test_role_that_can_act_as_penstocks_role_is_trusted(database: Database, roles: Roles) -> None:
+    """As the administrator of a managed server can, who is no superuser."""
+    admin, stranger, owner, operator = (roles.create(*each) for each in (("admin", "CREATEROLE"), ("other",), ("dba",), ("operator",)))
+    own = roles.create("own")
+    database.execute(f"ALTER DATABASE {database.name} OWNER TO {owner}; GRANT {owner} TO {operator}; GRANT {own} TO {operator}")
+    database.execute(f"GRANT {stranger} TO {own}; GRANT {own} TO {admin} WITH ADMIN OPTION")
+    with connect(roles.address(own)) as connection:
+        trust = Trust.load(connection)
+    database.execute(f"ALTER DATABASE {database.name} OWNER TO postgres")
+    assert [role for role in (admin, stranger, owner, operator, own) if trust.covers(role)] == [admin, operator, own]
+    assert [role for role in (stranger, owner, operator) if trust.covers_or_owns_database(role)] == [owner, operator]
 
 
 def test_tables_of_an_earlier_version_are_upgraded(harness: PostgresHarness) -> None:
