@@ -7,12 +7,14 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from penstock.errors import PipelineBusyError, UntrustedObjectError
-from penstock.postgres.connection import connect
+from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.lease import Lease
-from penstock.postgres.ownership import Trust
+from penstock.postgres.ownership import Trust, lock_tables
 from penstock.postgres.target_lock import TargetLock
+from penstock.schema import TableName
 from penstock.testing.streams import Background
 from tests.contract.test_postgres_sink import PostgresHarness
 from tests.fix_postgres import Database
@@ -145,6 +147,16 @@ def test_objects_of_a_trusted_role_are_used(harness: PostgresHarness, intruder: 
     harness.sink = harness.open()
     harness.copy()
     assert harness.rows() == harness.source.sorted_rows()
+
+
+def test_table_is_locked_whatever_it_is_called(database: Database) -> None:
+    table = TableName("public", "a$body$'\"\\%s{} b")
+    name = sql.Identifier(table.name).as_string()
+    database.execute(f"CREATE TABLE {name} ()")
+    with connect(SourceAddress.parse(database.dsn)) as connection, connection.transaction():
+        lock_tables(connection, [TableName("public", "missing"), table])
+        held = database.query("SELECT relation::regclass::text FROM pg_locks WHERE mode = 'RowExclusiveLock' AND relation >= 16384")
+    assert held == [(name,)]
 
 
 @pytest.mark.versions(14, 18)

@@ -168,7 +168,9 @@ def lock_tables(connection: Connection, tables: Sequence[TableName]) -> None:
     """Lock tables against being altered, replaced or given triggers, as far as they exist, until the end of the transaction."""
     names = [sql.Identifier(table.schema, table.name) for table in tables]
     texts = sql.SQL(", ").join(sql.Literal(name.as_string(connection)) for name in names)
-    connection.execute(sql.SQL(query("ownership", "lock")).format(names=texts))
+    body = sql.SQL(query("ownership", "lock")).format(names=texts).as_string(connection)
+    # Not between dollar quotes, which a name could end.
+    connection.execute(sql.SQL("DO {}").format(sql.Literal(body)))
 
 
 def check_target_table(connection: Connection, place: TableName) -> None:

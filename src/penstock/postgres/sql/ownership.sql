@@ -87,8 +87,7 @@ FROM pg_catalog.pg_namespace n
 WHERE n.nspname = %(schema)s
 
 -- name: lock
--- Until the end of the transaction nobody alters these tables or gives them triggers. Locking a table runs no code.
-DO $body$
+-- The body of a DO statement. Until the end of the transaction nobody alters these tables or gives them triggers. Locking a table runs no code.
 DECLARE
   name text;
 BEGIN
@@ -98,7 +97,6 @@ BEGIN
     END IF;
   END LOOP;
 END
-$body$
 
 -- name: table
 -- For a table of a target: its owner, that of its schema, and every object whose code runs when rows are written, with the owner of each.
