@@ -12,7 +12,7 @@ from psycopg import sql
 from penstock.errors import PipelineBusyError, UntrustedObjectError
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.lease import Lease
-from penstock.postgres.ownership import Trust, lock_tables
+from penstock.postgres.ownership import Trust, check_target_table, lock_tables
 from penstock.postgres.target_lock import TargetLock
 from penstock.schema import TableName
 from penstock.testing.streams import Background
@@ -130,6 +130,30 @@ def test_adopted_table_runs_no_code_of_a_role_that_is_not_trusted(harness: Postg
     harness.database.execute("ALTER TABLE copy_public.items DROP CONSTRAINT items_note_check")
     assert harness.sink.adopt(harness.table) is False
     assert not intruder.is_superuser
+
+
+@pytest.mark.parametrize(
+    ("made", "part"),
+    [
+        ("CREATE TABLE t (id int) PARTITION BY LIST (id)", "CREATE TABLE part PARTITION OF t DEFAULT"),
+        ("CREATE TABLE t (id int)", "CREATE TABLE part () INHERITS (t)"),
+    ],
+    ids=["partition", "heir"],
+)
+def test_table_whose_partition_runs_code_of_a_role_that_is_not_trusted_is_not_written(
+    harness: PostgresHarness, intruder: Intruder, made: str, part: str
+) -> None:
+    intruder.plant("planted")
+    database = harness.database
+    database.execute(f"DROP TABLE IF EXISTS t CASCADE; {made}; {part}; ALTER TABLE part OWNER TO {intruder.name}")
+    intruder.execute(TRIGGER.format("public.part", "planted"))
+    for found, mended in (("partition or heir", "ALTER TABLE part OWNER TO postgres"), ("trigger escalate", "DROP TABLE part")):
+        with connect(harness.address) as connection, connection.transaction(), pytest.raises(UntrustedObjectError, match=found):
+            check_target_table(connection, TableName("public", "t"))
+        database.execute(mended)
+    with connect(harness.address) as connection, connection.transaction():
+        check_target_table(connection, TableName("public", "t"))
+    database.execute("DROP TABLE t")
 
 
 def test_tables_are_not_put_into_a_schema_whose_owner_could_exchange_them(harness: PostgresHarness, intruder: Intruder) -> None:

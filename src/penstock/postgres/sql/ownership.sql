@@ -100,11 +100,15 @@ END
 
 -- name: table
 -- For a table of a target: its owner, that of its schema, and every object whose code runs when rows are written, with the owner of each.
-WITH target AS (
-  SELECT c.oid, c.relname, c.relowner, n.nspowner FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+-- Rows that are written to a table are also written to its partitions, and deleted from tables that inherit from it.
+WITH RECURSIVE target (oid, relowner, nspowner, name) AS (
+  SELECT c.oid, c.relowner, n.nspowner, 'the table'::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   WHERE n.nspname = %(schema)s AND c.relname = %(table)s
+  UNION
+  SELECT c.oid, c.relowner, NULL, pg_catalog.format('its partition or heir %%s', c.oid::pg_catalog.regclass)
+  FROM target t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
 ), part (classid, objid, what) AS (
-  SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, t.oid, 'the table'::text FROM target t
+  SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, t.oid, t.name FROM target t
   UNION ALL
   SELECT 'pg_catalog.pg_trigger'::pg_catalog.regclass, g.oid, pg_catalog.format('trigger %%I', g.tgname)
   FROM pg_catalog.pg_trigger g JOIN target t ON t.oid = g.tgrelid
@@ -124,9 +128,9 @@ WITH target AS (
   SELECT 'pg_catalog.pg_policy'::pg_catalog.regclass, p.oid, pg_catalog.format('policy %%I', p.polname)
   FROM pg_catalog.pg_policy p JOIN target t ON t.oid = p.polrelid
 )
-SELECT 'the schema', pg_catalog.pg_get_userbyid(t.nspowner)::text, true FROM target t
+SELECT 'the schema', pg_catalog.pg_get_userbyid(t.nspowner)::text, true FROM target t WHERE t.nspowner IS NOT NULL
 UNION ALL
-SELECT 'the table', pg_catalog.pg_get_userbyid(t.relowner)::text, false FROM target t
+SELECT t.name, pg_catalog.pg_get_userbyid(t.relowner)::text, false FROM target t
 UNION
 SELECT pg_catalog.format('%%s, which uses %%s', p.what, pg_catalog.pg_describe_object(d.refclassid, d.refobjid, 0)),
   pg_catalog.pg_get_userbyid(coalesce(f.proowner, o.oprowner, y.typowner, q.opcowner))::text, false
