@@ -19,6 +19,7 @@ from penstock.testing.streams import Background
 from tests.contract.test_postgres_sink import PostgresHarness
 from tests.fix_postgres import Database
 from tests.fix_roles import Roles
+from tests.waiting import wait_for
 
 ESCALATE = """
     CREATE FUNCTION {s}.escalate() RETURNS trigger LANGUAGE plpgsql AS
@@ -245,3 +246,17 @@ def test_lease_names_the_session_that_keeps_it_from_being_taken(harness: Postgre
         with pytest.raises(Exception, match=f"process {other.info.backend_pid} .role postgres") as held:
             Lease(session, "penstock", "pipeline/other").take()
     assert getattr(held.value, "code", None) == "PEN-1107"
+
+
+def test_table_of_leases_is_created_by_two_sessions_at_once(harness: PostgresHarness) -> None:
+    database = harness.database
+    database.execute("CREATE SCHEMA penstock")
+    waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with database.connect() as first, connect(harness.address) as second:
+        first.execute("CREATE TABLE penstock.leases (name text PRIMARY KEY, pid integer, role oid, started timestamptz)")
+        lease = Lease(second, "penstock", "reader")
+        created = Background(lease.ensure_table)
+        wait_for(lambda: bool(database.query(waits)), "the second session to wait")
+        first.commit()
+        created.result(20, "the second session")
+        assert lease.take() is None
