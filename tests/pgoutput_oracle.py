@@ -270,7 +270,7 @@ class Oracle:
     def _shown(self, table: TableSchema, marker: bytes, values: list[Value]) -> list[Value]:
         """The old row as a delete shows it. What identifies the row and did not travel counts as unchanged."""
         shown = values if self.old_rows and marker == b"O" else _key_only(table, values)
-        needs_whole = marker == b"K" and (not table.key or (self.old_rows and self._visible[table.oid][2]))
+        needs_whole = marker == b"K" and self._visible[table.oid][2] and (self.old_rows or not table.key)
         needed = table.column_names if needs_whole else table.key
         names = zip(table.column_names, shown, strict=True)
         return [Absent.UNCHANGED if value is None and name in needed else value for name, value in names]

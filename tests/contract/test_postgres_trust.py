@@ -7,13 +7,19 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from penstock.errors import PipelineBusyError, UntrustedObjectError
+from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.lease import Lease
+from penstock.postgres.ownership import Trust, check_target_table, lock_tables
 from penstock.postgres.target_lock import TargetLock
+from penstock.schema import TableName
 from penstock.testing.streams import Background
 from tests.contract.test_postgres_sink import PostgresHarness
 from tests.fix_postgres import Database
+from tests.fix_roles import Roles
+from tests.waiting import wait_for
 
 ESCALATE = """
     CREATE FUNCTION {s}.escalate() RETURNS trigger LANGUAGE plpgsql AS
@@ -127,6 +133,30 @@ def test_adopted_table_runs_no_code_of_a_role_that_is_not_trusted(harness: Postg
     assert not intruder.is_superuser
 
 
+@pytest.mark.parametrize(
+    ("made", "part"),
+    [
+        ("CREATE TABLE t (id int) PARTITION BY LIST (id)", "CREATE TABLE part PARTITION OF t DEFAULT"),
+        ("CREATE TABLE t (id int)", "CREATE TABLE part () INHERITS (t)"),
+    ],
+    ids=["partition", "heir"],
+)
+def test_table_whose_partition_runs_code_of_a_role_that_is_not_trusted_is_not_written(
+    harness: PostgresHarness, intruder: Intruder, made: str, part: str
+) -> None:
+    intruder.plant("planted")
+    database = harness.database
+    database.execute(f"DROP TABLE IF EXISTS t CASCADE; {made}; {part}; ALTER TABLE part OWNER TO {intruder.name}")
+    intruder.execute(TRIGGER.format("public.part", "planted"))
+    for found, mended in (("partition or heir", "ALTER TABLE part OWNER TO postgres"), ("trigger escalate", "DROP TABLE part")):
+        with connect(harness.address) as connection, connection.transaction(), pytest.raises(UntrustedObjectError, match=found):
+            check_target_table(connection, TableName("public", "t"))
+        database.execute(mended)
+    with connect(harness.address) as connection, connection.transaction():
+        check_target_table(connection, TableName("public", "t"))
+    database.execute("DROP TABLE t")
+
+
 def test_tables_are_not_put_into_a_schema_whose_owner_could_exchange_them(harness: PostgresHarness, intruder: Intruder) -> None:
     intruder.execute("CREATE SCHEMA copy_public")
     with pytest.raises(UntrustedObjectError, match="schema copy_public belongs to role") as refused:
@@ -142,6 +172,30 @@ def test_objects_of_a_trusted_role_are_used(harness: PostgresHarness, intruder: 
     harness.sink = harness.open()
     harness.copy()
     assert harness.rows() == harness.source.sorted_rows()
+
+
+def test_table_is_locked_whatever_it_is_called(database: Database) -> None:
+    table = TableName("public", "a$body$'\"\\%s{} b")
+    name = sql.Identifier(table.name).as_string()
+    database.execute(f"CREATE TABLE {name} ()")
+    with connect(SourceAddress.parse(database.dsn)) as connection, connection.transaction():
+        lock_tables(connection, [TableName("public", "missing"), table])
+        held = database.query("SELECT relation::regclass::text FROM pg_locks WHERE mode = 'RowExclusiveLock' AND relation >= 16384")
+    assert held == [(name,)]
+
+
+@pytest.mark.versions(14, 18)
+def test_role_that_can_act_as_penstocks_role_is_trusted(database: Database, roles: Roles) -> None:
+    """As the administrator of a managed server can, who is no superuser."""
+    admin, stranger, owner, operator = (roles.create(*each) for each in (("admin", "CREATEROLE"), ("other",), ("dba",), ("operator",)))
+    own = roles.create("own")
+    database.execute(f"ALTER DATABASE {database.name} OWNER TO {owner}; GRANT {owner} TO {operator}; GRANT {own} TO {operator}")
+    database.execute(f"GRANT {stranger} TO {own}; GRANT {own} TO {admin} WITH ADMIN OPTION")
+    with connect(roles.address(own)) as connection:
+        trust = Trust.load(connection)
+    database.execute(f"ALTER DATABASE {database.name} OWNER TO postgres")
+    assert [role for role in (admin, stranger, owner, operator, own) if trust.covers(role)] == [admin, operator, own]
+    assert [role for role in (stranger, owner, operator) if trust.covers_or_owns_database(role)] == [owner, operator]
 
 
 def test_tables_of_an_earlier_version_are_upgraded(harness: PostgresHarness) -> None:
@@ -192,3 +246,17 @@ def test_lease_names_the_session_that_keeps_it_from_being_taken(harness: Postgre
         with pytest.raises(Exception, match=f"process {other.info.backend_pid} .role postgres") as held:
             Lease(session, "penstock", "pipeline/other").take()
     assert getattr(held.value, "code", None) == "PEN-1107"
+
+
+def test_table_of_leases_is_created_by_two_sessions_at_once(harness: PostgresHarness) -> None:
+    database = harness.database
+    database.execute("CREATE SCHEMA penstock")
+    waits = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    with database.connect() as first, connect(harness.address) as second:
+        first.execute("CREATE TABLE penstock.leases (name text PRIMARY KEY, pid integer, role oid, started timestamptz)")
+        lease = Lease(second, "penstock", "reader")
+        created = Background(lease.ensure_table)
+        wait_for(lambda: bool(database.query(waits)), "the second session to wait")
+        first.commit()
+        created.result(20, "the second session")
+        assert lease.take() is None

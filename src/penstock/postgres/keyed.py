@@ -1,7 +1,8 @@
 """Reading rows by their keys, under an exported snapshot: what changed between two snapshots is read again this way.
 
 Keys come as text and are read by the input function of their column's type (of a domain, by that of its base type, without the domain's
-checks), so that the index of the key finds the rows and no function of the table's owner runs. Two texts
+checks), so that the index of the key finds the rows and no function of the table's owner runs. Composite types and ranges that are not
+built in, which may consist of domains, and types whose operator is not to be trusted are compared as text instead. Two texts
 may mean the same to the server and not to us: `1.0` and `1.00`, or `A` and `a` in citext. So a row is given out only for the key
 that it has by the decoder's word; whoever asks for every such key once gets every row once.
 """
@@ -64,13 +65,20 @@ def read_keys(
     table = outline.schema.name
     filenodes = {leaf.oid: leaf.filenode for leaf in outline.leaves}
     with open_snapshot(address, snapshot, table) as connection, reading(table):
-        for setting in _BY_INDEX:
-            connection.execute(setting)
+        if _has_index(outline):
+            for setting in _BY_INDEX:
+                connection.execute(setting)
         lock_table(connection, table, outline.schema.oid, only=not outline.is_partitioned)
         check_filenodes(connection, filenodes, table)
         for batch in batches:
             yield from _read(connection, outline, batch, refuse_inexact=refuse_inexact, aside=aside)
         check_filenodes(connection, filenodes, table)
+
+
+def _has_index(outline: TableOutline) -> bool:
+    """Whether the index of the key finds all of its columns. Texts that are compared would otherwise be looked for key by key."""
+    operators = map(outline.key_operators.get, outline.schema.key)
+    return all(operator is None or operator.equals is not None for operator in operators)
 
 
 def _read(

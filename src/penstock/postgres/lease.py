@@ -51,7 +51,8 @@ class Lease:
             return
         create = lease_statement("create", self._schema)
         try:
-            self._connection.execute(create)
+            with suppress(psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation):  # of two sessions that create it, one fails
+                self._connection.execute(create)
         except psycopg.errors.InsufficientPrivilege as error:
             role = identifier(Trust.load(self._connection).role)
             grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {identifier(self._schema, LEASES.name)} TO {role};"

@@ -1,8 +1,9 @@
 """Owner and definition of objects that Penstock finds in a database instead of creating them.
 
 A role that may create objects could make the schema, table or function that Penstock needs before Penstock does, and have its own code run
-with the rights of Penstock's role. So an object is used only if its owner is trusted: Penstock's role, a superuser, or a role named under
-`trusted_roles` in the configuration. Tables must have the expected definition as well, because an owner can let other roles add to it.
+with the rights of Penstock's role. So an object is used only if its owner is trusted: Penstock's role, a role that can act as it anyway
+(a superuser, a member, the administrator that created it), or a role named under `trusted_roles` in the configuration. Tables must have
+the expected definition as well, because an owner can let other roles add to it.
 
 Nobody but the owners of a schema and of a table can put another table in its place. So once both are known to be trusted, a name cannot
 change its meaning between the check and the use. Writers lock the tables first, so that no trigger is added in between either.
@@ -34,19 +35,24 @@ class Trust:
     role: str
     database_owner: str
     roles: frozenset[str]
+    database_roles: frozenset[str]
+    """Roles that can act as the owner of the database."""
 
     @classmethod
     def load(cls, connection: Connection) -> Trust:
         row: Any = connection.execute(query("ownership", "trust")).fetchone()
-        role, database_owner, roles = row
-        return cls(role, database_owner, frozenset(roles))
+        return cls.of(*row)
+
+    @classmethod
+    def of(cls, role: str, database_owner: str, roles: Iterable[str], database_roles: Iterable[str]) -> Trust:
+        return cls(role, database_owner, frozenset(roles), frozenset(database_roles))
 
     def covers(self, owner: str) -> bool:
         return (self.database_owner if owner == _DATABASE_OWNER else owner) in self.roles
 
     def covers_or_owns_database(self, owner: str) -> bool:
         """For objects whose owner gains no rights of ours: publications, and the schemas of a target's tables."""
-        return self.covers(owner) or owner in (self.database_owner, _DATABASE_OWNER)
+        return self.covers(owner) or owner == _DATABASE_OWNER or owner in self.database_roles
 
 
 def remedy(owner: str) -> str:
@@ -118,8 +124,8 @@ class OwnSchema:
         """Compare the schema with its definition. None if there is no such schema."""
         arguments = {"schema": self.name, "tables": [table.name for table in self.tables], "functions": list(self.functions)}
         row: Any = connection.execute(_INSPECT, arguments).fetchone()
-        role, database_owner, roles, owner, tables, functions = row
-        trust = Trust(role, database_owner, frozenset(roles))
+        *facts, owner, tables, functions = row
+        trust = Trust.of(*facts)
         if owner is None:
             return None
         known = {table.name: table for table in self.tables}
@@ -162,7 +168,9 @@ def lock_tables(connection: Connection, tables: Sequence[TableName]) -> None:
     """Lock tables against being altered, replaced or given triggers, as far as they exist, until the end of the transaction."""
     names = [sql.Identifier(table.schema, table.name) for table in tables]
     texts = sql.SQL(", ").join(sql.Literal(name.as_string(connection)) for name in names)
-    connection.execute(sql.SQL(query("ownership", "lock")).format(names=texts))
+    body = sql.SQL(query("ownership", "lock")).format(names=texts).as_string(connection)
+    # Not between dollar quotes, which a name could end.
+    connection.execute(sql.SQL("DO {}").format(sql.Literal(body)))
 
 
 def check_target_table(connection: Connection, place: TableName) -> None:

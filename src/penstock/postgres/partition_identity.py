@@ -19,7 +19,7 @@ from penstock.schema import TableName
 
 @dataclass(frozen=True, slots=True)
 class PartitionMismatch:
-    """A partition that does not log what identifies the rows of its root."""
+    """A partition that does not log what identifies the rows of its root; or the root, if whole old rows are asked for."""
 
     root: TableName
     partition: TableName
@@ -41,7 +41,7 @@ def inspect_partition_identities(
 ) -> list[PartitionMismatch]:
     """The partitions of `tables` that do not log what their root's rows are identified by, in name order; one statement.
 
-    With `old_rows`, whole old rows are asked for: a table of which the root or a partition has FULL needs it on every partition.
+    With `old_rows`, whole old rows are asked for: a table of which the root or a partition has FULL needs it on all of them.
     """
     wanted = sorted(set(tables))
     parameters = {"schemas": [table.schema for table in wanted], "names": [table.name for table in wanted], "whole": old_rows}
@@ -53,8 +53,14 @@ def describe_mismatches(mismatches: Sequence[PartitionMismatch]) -> str:
     """What is wrong with partitions of one table."""
     first = mismatches[0]
     needed = "whole old rows" if first.identity == "FULL" else _columns(first.announced)
-    parts = "; ".join(f"partition {each.partition} logs {_columns(each.logged)}" for each in mismatches)
+    parts = "; ".join(map(_describe, mismatches))
     return f"old rows of table {first.root} are identified by {needed}, and {parts}: deletes and updates would miss their rows"
+
+
+def _describe(mismatch: PartitionMismatch) -> str:
+    if mismatch.partition == mismatch.root:
+        return f"the table itself announces {_columns(mismatch.logged)}"
+    return f"partition {mismatch.partition} logs {_columns(mismatch.logged)}"
 
 
 def check_partition_identities(connection: Connection, tables: Collection[TableName], *, old_rows: bool = False) -> None:

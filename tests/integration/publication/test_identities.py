@@ -125,6 +125,7 @@ def test_partitions_that_log_another_key_than_their_root_announces_are_blockers_
     assert blocker.remedy == 'ALTER TABLE "public"."same_B c" REPLICA IDENTITY FULL; ALTER TABLE "public"."same_a" REPLICA IDENTITY FULL;'
     blockers = inspect_coverage(address, "pub", names, old_rows=True).blockers
     assert {blocker.tables[0].name for blocker in blockers} == {"same", "wide"}, "a table without any whole row promises none"
+    assert all('ALTER TABLE "public"."wide" REPLICA' in each.remedy for each in blockers if each.tables[0].name == "wide"), "its root too"
     for blocker in blockers:
         database.execute(blocker.remedy)
     assert inspect_coverage(address, "pub", names, old_rows=True).satisfied

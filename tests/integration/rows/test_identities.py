@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import psycopg
 import pytest
 
-from tests.fix_captured import Captured, change
+from tests.fix_captured import Captured, capturing, change
+from tests.fix_postgres import PostgresServer
 
 pytestmark = pytest.mark.versions(14, 18)
 
@@ -151,3 +155,29 @@ def test_R14_an_update_that_changes_nothing_is_still_a_change(captured: Captured
         "UPDATE r14 SET note = note",
     )
     assert captured.rows("r14")[1:] == [change("update_postimage", id=1, note="a")] * 3
+
+
+@pytest.fixture
+def via_root(postgres_server: PostgresServer, tmp_path: Path) -> Iterator[Captured]:
+    with capturing(postgres_server, tmp_path / "spool", "WITH (publish_via_partition_root = true)") as made:
+        yield made
+
+
+@pytest.mark.parametrize("identity", ["DEFAULT", "FULL"])
+def test_a_null_in_a_whole_old_row_is_a_value_whatever_the_root_announces(via_root: Captured, identity: str) -> None:
+    """The server marks an old row by the identity of the root: as a key where only the partitions have FULL."""
+    via_root.execute(
+        "CREATE TABLE parted (id int, note text) PARTITION BY LIST (id)",
+        "CREATE TABLE parted_1 PARTITION OF parted DEFAULT",
+        f"ALTER TABLE parted REPLICA IDENTITY {identity}; ALTER TABLE parted_1 REPLICA IDENTITY FULL",
+        "INSERT INTO parted VALUES (1, NULL), (2, NULL)",
+        "UPDATE parted SET note = 'two' WHERE id = 2",
+        "DELETE FROM parted",
+    )
+    assert via_root.rows("parted")[2:] == [
+        change("delete", id=2, note=None),
+        change("insert", id=2, note="two"),
+        change("delete", id=1, note=None),
+        change("delete", id=2, note="two"),
+    ]
+    assert sum(each.file.counts.unidentified for each in via_root.slices("parted")) == 0

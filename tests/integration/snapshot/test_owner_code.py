@@ -127,6 +127,24 @@ def test_rows_are_read_by_key_without_casts_and_checks_of_the_types_owner(typed:
     assert row["v"] == "found"
 
 
+@pytest.mark.versions(14, 18)
+@pytest.mark.parametrize(
+    ("type_name", "key"), [("own.pair", "(1,x)"), ("own.span", "[x,y)"), ("own.spans", "{[x,y)}"), ("own.wrapped", "(1,x)")]
+)
+def test_rows_are_read_by_key_without_checks_of_domains_inside_of_their_types(typed: Owned, type_name: str, key: str) -> None:
+    typed.do(
+        "CREATE TYPE own.pair AS (n int, c own.code)",
+        "CREATE TYPE own.span AS RANGE (subtype = own.code, multirange_type_name = own.spans)",
+        "CREATE DOMAIN own.wrapped AS own.pair",
+        f"CREATE TABLE own.n (k {type_name} PRIMARY KEY, v text)",
+        f"INSERT INTO own.n VALUES ('{key}', 'found')",
+    )
+    with connect(typed.reader) as connection:
+        outline = inspect_outline(connection, typed.table("n")).outline
+    keys = KeyBatch((pa.array([key, "other"]),), (pa.array([None, None], pa.string()),))
+    assert [row["v"] for batch in read_keys(typed.reader, None, outline, [keys]) for row in batch.to_pylist()] == ["found"]
+
+
 def test_a_table_is_polled_without_checks_of_the_types_owner(typed: Owned) -> None:
     table = typed.table("k")
     with connect(typed.reader) as connection:

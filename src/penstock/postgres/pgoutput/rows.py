@@ -9,7 +9,8 @@ are a batch of their own, of `update_preimage`.
 
 A Relation message describes a partitioned table's root, but each partition logs old keys by its own replica identity. So the key that the
 message flags may not be in a change. Such a row names the missing columns in `_unchanged` and counts as unidentified, and its readers
-refuse it (`spool.values`). Identity columns are NOT NULL, so a null in an old key always means that the column did not travel.
+refuse it (`spool.values`). Identity columns are NOT NULL, so a null in an old key always means that the column did not travel. In a whole
+old row of a table without a key, a null is a value.
 """
 
 from __future__ import annotations
@@ -152,7 +153,7 @@ def _plan(buffer: pa.Buffer, part: TablePart, *, old_rows: bool) -> list[_Plan]:
         Wanted(column, spans, rows.tuples, shows_key if any_key and column.name not in table.key else None)
         for column, spans in zip(table.columns, columns, strict=True)
     ]
-    missing = _missing(table, rows, wanted, changes.is_whole[rows.changes], promises_whole=old_rows and part.is_full)
+    missing = _missing(table, rows, wanted, changes.is_whole[rows.changes], promises_whole=part.is_full and (old_rows or not table.key))
     plan = _Plan(table, changes.messages[rows.changes], rows, wanted, missing=missing)
     if not old_rows:
         return [plan]
@@ -165,7 +166,9 @@ def _missing(
 ) -> dict[int, BoolArray]:
     """By place of the column, the rows whose identifying value did not travel; columns without such rows are left out.
 
-    A key identifies a row, or the whole old row where there is none. With `promises_whole` the whole old row was asked for and announced.
+    A key identifies a row, or the whole old row where there is none. With `promises_whole` the whole old row is needed and announced. Where
+    it is not announced, a null may be a value all the same: the server marks the old row of a partition under FULL as a key if its root has
+    another identity. Then only the catalog tells (`partition_identity`).
     """
     is_old = rows.codes == _DELETED
     found: dict[int, BoolArray] = {}
@@ -178,7 +181,7 @@ def _missing(
         elif table.key:
             lacking = (kinds[rows.tuples] == tuples.UNCHANGED) | is_old & (kinds[rows.tuples] == tuples.NULL)
         else:
-            lacking = is_old & ~is_whole & (kinds[rows.tuples] != tuples.TEXT)
+            lacking = is_old & ~is_whole & (kinds[rows.tuples] != tuples.TEXT) if promises_whole else None
         if lacking is not None and lacking.any():
             found[at] = lacking
     return found

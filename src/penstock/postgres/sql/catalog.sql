@@ -137,6 +137,19 @@ JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
 JOIN pg_catalog.pg_proc f ON f.oid = o.oprcode
 WHERE i.indrelid = %(oid)s
   AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
+UNION ALL
+-- Composite types and ranges that are not built in: their input functions run the checks of domains that they consist of.
+SELECT a.attname::text, pg_catalog.format_type(b.oid, -1), NULL
+FROM pg_catalog.pg_attribute a
+CROSS JOIN LATERAL (
+    WITH RECURSIVE base (oid, below, kind) AS (
+        SELECT t.oid, t.typbasetype, t.typtype FROM pg_catalog.pg_type t WHERE t.oid = a.atttypid
+        UNION ALL
+        SELECT t.oid, t.typbasetype, t.typtype FROM base JOIN pg_catalog.pg_type t ON t.oid = base.below
+    )
+    SELECT oid FROM base WHERE oid >= 10000 AND kind IN ('c', 'r', 'm')
+) b
+WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
 
 -- name: key_faults
 -- Why tables that look as if they had a key have none: their replica identity is NOTHING, or the primary key is deferrable.

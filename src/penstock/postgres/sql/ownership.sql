@@ -1,14 +1,31 @@
 -- Owner and definition of database objects that Penstock finds instead of creating. These statements run no code of those objects.
 
 -- name: trust
--- The current role, the owner of the database, and all roles whose objects are trusted. The setting comes from the configuration.
+-- The current role, the owner of the database, all roles whose objects are trusted, and all roles that can act as the owner of the database.
+-- A role that can SET ROLE to the current role, or grant itself that, gains nothing by code that the current role runs: a member, one with
+-- ADMIN OPTION (since Postgres 16 the role that created it), and before 16 every role with CREATEROLE. Managed servers give their
+-- administrator no superuser, but one of these. The setting comes from the configuration.
+WITH RECURSIVE place AS (
+  SELECT d.datdba FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
+), able (target, oid) AS (
+  SELECT r.oid, r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = current_user OR r.oid IN (SELECT datdba FROM place)
+  UNION
+  SELECT a.target, m.member
+  FROM able a
+  JOIN pg_catalog.pg_auth_members m ON m.roleid = a.oid
+  JOIN pg_catalog.pg_roles r ON r.oid = m.roleid
+  WHERE coalesce((pg_catalog.to_jsonb(m) ->> 'set_option')::boolean, true) OR m.admin_option AND NOT r.rolsuper
+)
 SELECT current_user::text AS role,
-  (SELECT pg_catalog.pg_get_userbyid(d.datdba)::text FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()) AS database_owner,
+  (SELECT pg_catalog.pg_get_userbyid(datdba)::text FROM place) AS database_owner,
   ARRAY(
     SELECT r.rolname::text FROM pg_catalog.pg_roles r
-    WHERE r.rolname = current_user OR r.rolsuper
+    WHERE r.rolsuper OR r.oid IN (SELECT a.oid FROM able a JOIN pg_catalog.pg_roles own ON own.oid = a.target AND own.rolname = current_user)
+      OR r.rolcreaterole AND pg_catalog.current_setting('server_version_num')::int < 160000
+        AND EXISTS (SELECT 1 FROM pg_catalog.pg_roles own WHERE own.rolname = current_user AND NOT own.rolsuper)
       OR r.rolname = ANY (pg_catalog.string_to_array(pg_catalog.current_setting('penstock.trusted_roles', true), ','))
-  ) AS roles
+  ) AS roles,
+  ARRAY(SELECT pg_catalog.pg_get_userbyid(a.oid)::text FROM able a JOIN place ON place.datdba = a.target) AS database_roles
 
 -- name: schema
 -- The owner of a schema; and for each of some tables and functions in it what could run code of others, or hide rows, when it is used.
@@ -70,8 +87,7 @@ FROM pg_catalog.pg_namespace n
 WHERE n.nspname = %(schema)s
 
 -- name: lock
--- Until the end of the transaction nobody alters these tables or gives them triggers. Locking a table runs no code.
-DO $body$
+-- The body of a DO statement. Until the end of the transaction nobody alters these tables or gives them triggers. Locking a table runs no code.
 DECLARE
   name text;
 BEGIN
@@ -81,15 +97,18 @@ BEGIN
     END IF;
   END LOOP;
 END
-$body$
 
 -- name: table
 -- For a table of a target: its owner, that of its schema, and every object whose code runs when rows are written, with the owner of each.
-WITH target AS (
-  SELECT c.oid, c.relname, c.relowner, n.nspowner FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+-- Rows that are written to a table are also written to its partitions, and deleted from tables that inherit from it.
+WITH RECURSIVE target (oid, relowner, nspowner, name) AS (
+  SELECT c.oid, c.relowner, n.nspowner, 'the table'::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   WHERE n.nspname = %(schema)s AND c.relname = %(table)s
+  UNION
+  SELECT c.oid, c.relowner, NULL, pg_catalog.format('its partition or heir %%s', c.oid::pg_catalog.regclass)
+  FROM target t JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid
 ), part (classid, objid, what) AS (
-  SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, t.oid, 'the table'::text FROM target t
+  SELECT 'pg_catalog.pg_class'::pg_catalog.regclass, t.oid, t.name FROM target t
   UNION ALL
   SELECT 'pg_catalog.pg_trigger'::pg_catalog.regclass, g.oid, pg_catalog.format('trigger %%I', g.tgname)
   FROM pg_catalog.pg_trigger g JOIN target t ON t.oid = g.tgrelid
@@ -109,9 +128,9 @@ WITH target AS (
   SELECT 'pg_catalog.pg_policy'::pg_catalog.regclass, p.oid, pg_catalog.format('policy %%I', p.polname)
   FROM pg_catalog.pg_policy p JOIN target t ON t.oid = p.polrelid
 )
-SELECT 'the schema', pg_catalog.pg_get_userbyid(t.nspowner)::text, true FROM target t
+SELECT 'the schema', pg_catalog.pg_get_userbyid(t.nspowner)::text, true FROM target t WHERE t.nspowner IS NOT NULL
 UNION ALL
-SELECT 'the table', pg_catalog.pg_get_userbyid(t.relowner)::text, false FROM target t
+SELECT t.name, pg_catalog.pg_get_userbyid(t.relowner)::text, false FROM target t
 UNION
 SELECT pg_catalog.format('%%s, which uses %%s', p.what, pg_catalog.pg_describe_object(d.refclassid, d.refobjid, 0)),
   pg_catalog.pg_get_userbyid(coalesce(f.proowner, o.oprowner, y.typowner, q.opcowner))::text, false

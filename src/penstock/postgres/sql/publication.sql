@@ -142,7 +142,7 @@ LIMIT 1
 -- Partitions whose old keys lack what the stream announces for their root. A Relation message flags the key of the root, and each heap logs
 -- old keys by its own identity; neither ALTER TABLE … REPLICA IDENTITY nor a new partition passes it on. A heap that logs whole rows has
 -- every key; one without any identity fails at UPDATE and DELETE. With `whole`, old rows are asked for: if the root or a heap has FULL, then
--- all heaps need it. From the catalog alone, so that no lock is waited for.
+-- all of them need it. From the catalog alone, so that no lock is waited for.
 WITH RECURSIVE root (oid, schema, name, identity) AS MATERIALIZED (
     SELECT c.oid, n.nspname, c.relname, c.relreplident
     FROM ROWS FROM (pg_catalog.unnest(%(schemas)s::text[]), pg_catalog.unnest(%(names)s::text[])) AS r (nspname, relname)
@@ -185,4 +185,10 @@ LEFT JOIN key rk ON rk.indrelid = r.oid
 WHERE l.relreplident <> 'f'
   AND (rk.columns IS NULL OR NOT lk.columns @> rk.columns
     OR %(whole)s AND (r.identity = 'f' OR EXISTS (SELECT 1 FROM leaf other WHERE other.root = r.oid AND other.relreplident = 'f')))
-ORDER BY r.schema, r.name, l.nspname, l.relname
+UNION ALL
+-- The root itself: by its identity the server marks an old row as whole or as a key, whatever its heap logs.
+SELECT r.schema, r.name, r.identity::text, r.schema, r.name, COALESCE(rk.columns, '{}'), COALESCE(rk.columns, '{}'), NULL
+FROM root r
+LEFT JOIN key rk ON rk.indrelid = r.oid
+WHERE %(whole)s AND r.identity <> 'f' AND EXISTS (SELECT 1 FROM leaf WHERE leaf.root = r.oid AND leaf.relreplident = 'f')
+ORDER BY 1, 2, 4, 5
