@@ -104,7 +104,7 @@ bench-resync: install ## Longest epoch of a running pipeline while a table of 2 
 
 # Fewer: make bench-memory BENCH_ARGS='--epochs 300 --tables 50'.
 .PHONY: bench-memory
-bench-memory: install ## Memory of a running pipeline over 1,000 epochs of 300 tables; hours
+bench-memory: install ## Memory of a running pipeline over 1,000 epochs of 300 tables; two hours
 	$(BIN)/python -m benchmarks.memory $(BENCH_ARGS)
 
 .PHONY: bench-idle
@@ -113,16 +113,25 @@ bench-idle: install ## What a capture costs that has nothing to do; a minute
 
 # --- to trust it ---------------------------------------------------------------------------------------------------------
 
-ON_SPARK := '(spark or source) and not recovery and not acceptance'
+ON_SPARK := '(spark or source)'
 
-# Most tests wait for servers or for Spark, so two suites share a machine of two cores well. The longest come first.
+SUITES := test-pipelines test-tables test-capture test-recovery test-acceptance test-spark42
+LANES ?= 3
+
+# Tests wait for servers and for Spark, so suites share a machine of two cores well. The longest come first. The suite on
+# Spark 4.2 makes its environment itself, beside the other suites. Directories only spare collection: the marks decide, and
+# tests/conftest.py refuses a marked test in another directory.
 .PHONY: test
-test: install install-spark42 ## All tests on Spark 4.1, and the tests of the source on Spark 4.2
-	$(MAKE) --jobs=2 --keep-going --output-sync=target test-pipelines test-capture test-tables test-recovery test-acceptance test-spark42
+test: install ## All tests on Spark 4.1, and the tests of the source on Spark 4.2
+	$(BIN)/python -m tools.run_suites --lanes $(LANES) $(SUITES)
 
 .PHONY: test-unit
 test-unit: install ## Unit and property tests; seconds
 	$(BIN)/python -m pytest tests/unit tests/property $(PYTEST_ARGS)
+
+.PHONY: test-long
+test-long: install ## Unit and property tests with ten times the random rounds, before a release; some minutes
+	PENSTOCK_TEST_ROUNDS=10 $(BIN)/python -m pytest tests/unit tests/property $(PYTEST_ARGS)
 
 .PHONY: test-quick
 test-quick: install ## Everything but recovery and acceptance
@@ -130,11 +139,11 @@ test-quick: install ## Everything but recovery and acceptance
 
 .PHONY: test-capture
 test-capture: install ## Everything that needs no Spark: values, spool, capture, contracts
-	$(BIN)/python -m pytest -m 'not spark and not source and not recovery and not acceptance and not connect' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m 'not spark and not source and not connect' tests/unit tests/property tests/contract tests/integration $(PYTEST_ARGS)
 
 .PHONY: test-spark41
 test-spark41: install ## Source, sinks and pipeline on Spark 4.1
-	$(BIN)/python -m pytest -m $(ON_SPARK) $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m $(ON_SPARK) tests/contract tests/integration $(PYTEST_ARGS)
 
 # The same in two halves.
 .PHONY: test-pipelines
@@ -143,15 +152,15 @@ test-pipelines: install
 
 .PHONY: test-tables
 test-tables: install
-	$(BIN)/python -m pytest -m $(ON_SPARK) --ignore=tests/integration/pipeline $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m $(ON_SPARK) tests/contract tests/integration --ignore=tests/integration/pipeline $(PYTEST_ARGS)
 
 .PHONY: test-recovery
 test-recovery: install ## Kills and lost state
-	$(BIN)/python -m pytest -m recovery $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m recovery tests/recovery $(PYTEST_ARGS)
 
 .PHONY: test-acceptance
 test-acceptance: install ## The whole product as a user runs it
-	$(BIN)/python -m pytest -m 'acceptance and not recovery' $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m acceptance tests/acceptance $(PYTEST_ARGS)
 
 .PHONY: test-verify
 test-verify: install ## verify under a hundred rounds of writes, and in a million rows; half an hour
@@ -164,7 +173,7 @@ test-kills: install ## Somebody is killed 20 times in a snapshot of two million 
 # pytest itself fails when it selects no test.
 .PHONY: test-spark42
 test-spark42: install-spark42 ## The tests of the Spark source on Spark 4.2
-	$(BIN42)/python -m pytest -m source $(PYTEST_ARGS)
+	$(BIN42)/python -m pytest -m source tests/integration $(PYTEST_ARGS)
 
 # Not a part of `make test`: to install this Spark takes longer than the tests do.
 .PHONY: test-spark43
@@ -185,6 +194,7 @@ lint: install ## Style, formatting, the direction of imports, types
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
+	$(BIN)/python -m tools.idiom --limit src=1 --limit tests=1 --limit docs=1 --limit top=1
 
 .PHONY: types
 types: install ## mypy, strict, over src, tests and benchmarks
@@ -199,7 +209,7 @@ format: install ## Let ruff format and fix what it can
 
 .PHONY: docs
 docs: install ## Write the generated reference pages under docs/reference
-	$(BIN)/python -m penstock.cli.docs docs/reference
+	$(BIN)/python -m tools.reference_pages docs/reference
 
 .PHONY: package
 package: install ## Build the wheel and the source distribution into dist/

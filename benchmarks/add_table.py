@@ -20,7 +20,7 @@ import yaml
 
 from benchmarks.results import machine, save, versions
 from benchmarks.source import BenchSource
-from penstock.pipeline.config import load_config
+from penstock.config.model import load_config
 from penstock.pipeline.status import inspect_status
 
 _PATIENCE_SECONDS = 900.0

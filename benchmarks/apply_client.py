@@ -21,11 +21,11 @@ from pyspark.sql import SparkSession
 from typing_extensions import override
 
 from benchmarks.cpu import TreeCpu
-from penstock.pipeline.config import PipelineConfig
+from penstock.config.model import PipelineConfig
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.pipeline import Pipeline
 from penstock.position import Position
-from penstock.spark.packages import delta_package, iceberg_package
+from penstock.spark.java import delta_package, iceberg_package
 from penstock.spark.session import build_session
 
 _PATIENCE_SECONDS = 60.0

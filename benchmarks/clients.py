@@ -20,15 +20,15 @@ import pyarrow.parquet as pq
 
 from benchmarks.cases import PUBLICATION
 from penstock.capture.settings import CaptureSettings
-from penstock.capture.spooling import SpoolCapture
+from penstock.capture.slot_capture import SpoolCapture
 from penstock.change import COMMIT_TIMESTAMP, ChangeBatch, Transactions
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from penstock.postgres.replication import ReplicationStream, StreamRequest
-from penstock.spool.consumers import release
-from penstock.spool.layout import SpoolLayout
+from penstock.spool.manifest import SpoolLayout
 from penstock.spool.reader import SpoolReader
+from penstock.spool.retention import release
 
 _PATIENCE_SECONDS = 300.0
 _CONSUMER = "bench"

@@ -27,7 +27,7 @@ from benchmarks.results import machine, save, versions
 from benchmarks.tables import goal_table
 from penstock.capture.provision import ensure_capture
 from penstock.capture.settings import CaptureLimits, CaptureSettings
-from penstock.capture.spooling import SpoolCapture
+from penstock.capture.slot_capture import SpoolCapture
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName

@@ -24,7 +24,7 @@ from benchmarks.source import BenchSource
 from benchmarks.tables import goal_table
 from penstock.capture.provision import ensure_capture, inspect_coverage
 from penstock.capture.settings import CaptureSettings
-from penstock.capture.spooling import SpoolCapture
+from penstock.capture.slot_capture import SpoolCapture
 from penstock.position import Position
 from penstock.postgres.catalog import inspect_schemas, inspect_tables
 from penstock.postgres.connection import SourceAddress, connect

@@ -21,8 +21,8 @@ from benchmarks.results import machine, save, versions
 from benchmarks.running import SINKS, Load, RunningPipeline
 from benchmarks.source import BenchSource
 from benchmarks.tables import goal_table
-from penstock.pipeline.orders import change_orders, load_orders
-from penstock.pipeline.sinks import open_sink
+from penstock.pipeline.sink_factory import open_sink
+from penstock.pipeline.table_overrides import change_overrides, load_overrides
 from penstock.schema import TableName
 
 _MOST_SECONDS = 2.0
@@ -52,8 +52,8 @@ def measure(dsn: str, directory: Path, sink: str, rows: int, rate: int) -> dict[
         run.wait(lambda: run.is_streaming(2), "both tables to stream")
         time.sleep(_USUAL_SECONDS)
         ordered = time.monotonic()
-        change_orders(run.config.state, lambda orders: orders.renew([_BIG]))
-        run.wait(lambda: not load_orders(run.config.state).resync, "the resync to end")
+        change_overrides(run.config.state, lambda orders: orders.request_resync([_BIG]))
+        run.wait(lambda: not load_overrides(run.config.state).resync, "the resync to end")
         ended = time.monotonic()
         usual, during = run.epochs.seconds(ordered - _USUAL_SECONDS, ordered), run.epochs.seconds(ordered, ended + 1)
         began = time.monotonic()

@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 from typing_extensions import override
 
 from penstock.cli.run import start_session
-from penstock.pipeline.config import PipelineConfig, load_config
+from penstock.config.model import PipelineConfig, load_config
 from penstock.pipeline.observer import EpochReport, PipelineObserver
 from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.states import TableState
+from penstock.pipeline.table_states import TableState
 
 _PATIENCE_SECONDS = 3600.0
 SINKS: dict[str, dict[str, Any]] = {"delta": {"delta": {"path": "lake"}}, "iceberg": {"iceberg": {"warehouse": "lake", "catalog": "bench"}}}

@@ -22,17 +22,17 @@ from pyspark.sql import SparkSession
 from typing_extensions import override
 
 from benchmarks.cpu import TreeCpu
-from penstock.pipeline.config import PipelineConfig
+from penstock.config.model import PipelineConfig
 from penstock.pipeline.observer import PipelineObserver
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.snapshots.task import ChunkTask, chunk_writer
 from penstock.postgres.catalog import inspect_schema, inspect_tables
 from penstock.postgres.chunks import plan_chunks, snapshot_schema
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.exported import export_snapshot
+from penstock.postgres.snapshot_export import export_snapshot
 from penstock.schema import TableName
 from penstock.sinks.base import SnapshotPlace
-from penstock.spark.packages import delta_package
+from penstock.spark.java import delta_package
 from penstock.spark.session import build_session
 from penstock.worker import settle_worker
 

@@ -1,7 +1,7 @@
-"""What every test may ask for, and the order in which tests run.
+"""Fixtures for all tests, and the order in which tests run.
 
-Each plugin is one kind of thing that a test runs against. Folders are layers by cost: the order is random within a layer, but cheap
-layers come first, so that a plain mistake shows in seconds.
+Each plugin provides one kind of fixture. Folders are layers by cost: tests run in random order within a
+layer, but cheap layers come first, so that a simple mistake shows in seconds.
 """
 
 from __future__ import annotations
@@ -16,28 +16,39 @@ settings.register_profile("penstock", deadline=None)
 settings.load_profile("penstock")
 
 pytest_plugins = [
-    "tests.fix_postgres",
-    "tests.fix_roles",
-    "tests.fix_captured",
-    "tests.fix_check",
-    "tests.fix_proxy",
-    "tests.fix_spark",
-    "tests.fix_pipeline",
-    "tests.fix_registry",
-    "tests.fix_catalog",
+    "tests.support.fix_scratch",
+    "tests.support.fix_postgres",
+    "tests.support.fix_roles",
+    "tests.support.fix_captured",
+    "tests.support.fix_check",
+    "tests.support.fix_proxy",
+    "tests.support.fix_spark",
+    "tests.support.fix_pipeline",
+    "tests.support.fix_registry",
+    "tests.support.fix_catalog",
 ]
 
 _LAYERS = ("unit", "property", "contract", "integration", "recovery", "acceptance")
 _MARKED_LAYERS = frozenset({"recovery", "acceptance"})
+_LAYERS_OF_MARK = {
+    "spark": ("contract", "integration", "recovery", "acceptance"),
+    "source": ("integration",),
+    "recovery": ("recovery",),
+    "acceptance": ("acceptance",),
+}
+"""The Makefile names the directories of each suite: a test with the mark in another layer would run in none."""
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks must be there before `-m` chooses among the tests."""
+    """Set marks before `-m` selects tests."""
     layer = _layer(item)
     if layer in _MARKED_LAYERS:
         item.add_marker(layer)
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker("spark")
+    for mark, layers in _LAYERS_OF_MARK.items():
+        if item.get_closest_marker(mark) is not None and layer not in layers:
+            raise pytest.UsageError(f"{item.nodeid} is marked {mark}, which the suites run only in {', '.join(layers)}")
 
 
 @pytest.hookimpl(trylast=True)
@@ -48,5 +59,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _layer(item: pytest.Item) -> str:
     layer = item.path.relative_to(Path(__file__).parent).parts[0]
     if layer not in _LAYERS:
-        raise pytest.UsageError(f"{item.path} lies in none of the layers {', '.join(_LAYERS)}")
+        raise pytest.UsageError(f"{item.path} is in none of the layers {', '.join(_LAYERS)}")
     return layer

@@ -14,22 +14,21 @@ from penstock.position import Lsn, Position
 from penstock.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
-    from penstock.capture.polling import PollingCapture
-    from penstock.capture.polling_rules import PollingRules
-    from penstock.capture.polling_settings import PollingSettings
-    from penstock.capture.records.buffer import RecordBuffer
-    from penstock.capture.records.building import RecordBuilder
-    from penstock.capture.records.snapshotter import CaptureSnapshotter
-    from penstock.capture.records.source import PostgresRecordSource
-    from penstock.capture.settings import CaptureSettings
-    from penstock.capture.trigger import TriggerCapture
-    from penstock.capture.trigger_settings import TriggerSettings
+    from penstock.capture.polling.capture import PollingCapture
+    from penstock.capture.polling.settings import PollingSettings
+    from penstock.capture.settings import CaptureSettings, PollingRules
+    from penstock.capture.trigger.capture import TriggerCapture
+    from penstock.capture.trigger.feed import TriggerSettings
     from penstock.capture.wal import WalCapture
     from penstock.connectors.postgres import PostgresConnector
     from penstock.pipeline.consistent import ConsistentTables, read_consistent
     from penstock.postgres.connection import SourceAddress
-    from penstock.spark.available import available_now
+    from penstock.records.builder import RecordBuilder
+    from penstock.records.reader import CaptureSnapshotter
+    from penstock.records.source import PostgresRecordSource
+    from penstock.records.stream import RecordBuffer
     from penstock.spark.datasource import register
+    from penstock.spark.request import available_now
 
 __version__ = "0.1.0"
 
@@ -79,27 +78,27 @@ __all__ = [
 
 _ELSEWHERE = {
     "CaptureSettings": "penstock.capture.settings",
-    "CaptureSnapshotter": "penstock.capture.records.snapshotter",
+    "CaptureSnapshotter": "penstock.records.reader",
     "ConsistentTables": "penstock.pipeline.consistent",
-    "PollingCapture": "penstock.capture.polling",
-    "PollingRules": "penstock.capture.polling_rules",
-    "PollingSettings": "penstock.capture.polling_settings",
+    "PollingCapture": "penstock.capture.polling.capture",
+    "PollingRules": "penstock.capture.settings",
+    "PollingSettings": "penstock.capture.polling.settings",
     "PostgresConnector": "penstock.connectors.postgres",
-    "PostgresRecordSource": "penstock.capture.records.source",
-    "RecordBuffer": "penstock.capture.records.buffer",
-    "RecordBuilder": "penstock.capture.records.building",
+    "PostgresRecordSource": "penstock.records.source",
+    "RecordBuffer": "penstock.records.stream",
+    "RecordBuilder": "penstock.records.builder",
     "SourceAddress": "penstock.postgres.connection",
-    "TriggerCapture": "penstock.capture.trigger",
-    "TriggerSettings": "penstock.capture.trigger_settings",
+    "TriggerCapture": "penstock.capture.trigger.capture",
+    "TriggerSettings": "penstock.capture.trigger.feed",
     "WalCapture": "penstock.capture.wal",
-    "available_now": "penstock.spark.available",
+    "available_now": "penstock.spark.request",
     "read_consistent": "penstock.pipeline.consistent",
     "register": "penstock.spark.datasource",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Spark and the database driver are imported only by those who use them.
+    # Spark and the database driver are imported only when they are used.
     if name in _ELSEWHERE:
         return getattr(import_module(_ELSEWHERE[name]), name)
     raise AttributeError(name)

@@ -1,8 +1,8 @@
-"""The whole error tree.
+"""All errors of Penstock.
 
-Every error has a stable code, a `Recovery` that says what follows, and, where an operator can mend it, a hint with the exact fix.
-A raise site only chooses a class; `penstock.pipeline` and `penstock.capture` decide from `Recovery` alone whether to try again.
-Spark hands exceptions over as text, so the code is part of the message. No error ever carries a row value or a secret.
+Every error has a stable code, a `Recovery` that decides whether it is retried, and, where an operator can fix it, a hint with the exact
+fix. A raise site only chooses a class; `penstock.pipeline` and `penstock.capture` decide from `Recovery` whether to retry.
+Spark passes exceptions on as text, so the code is part of the message. No error contains a row value or a secret.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import ClassVar, Self
 
 
 class Recovery(Enum):
-    """What follows an error."""
+    """How Penstock reacts to an error."""
 
     RETRY = "retry"
-    """Back off and try the same thing again from the same position."""
+    """Retry with backoff, from the same position."""
     OPERATOR = "operator"
-    """Stop; a person must act, and the hint says how."""
+    """Stop. An operator must act; the hint has the fix."""
     FATAL = "fatal"
-    """Stop; this should not be possible, and going on could harm data."""
+    """Stop. This should be impossible, and continuing could damage data."""
 
 
 class PenstockError(Exception):
-    """The root of everything that Penstock raises on purpose."""
+    """Base class of all errors of Penstock."""
 
     code: ClassVar[str] = "PEN-0000"
     recovery: ClassVar[Recovery] = Recovery.FATAL
@@ -44,14 +44,14 @@ class PenstockError(Exception):
 
 
 def parse_error(text: str) -> PenstockError | None:
-    """Find an error of ours in what Spark made of it: its text, somewhere in a traceback. None if there is none."""
+    """Find a Penstock error in the text of an exception from Spark, which may be a traceback. None if it has none."""
     match = re.search(r"(PEN-\d{4}): (.*)(?:\n  fix: (.*))?", text)
     cls = find_error(match[1]) if match else None
     return cls(match[2], hint=match[3]) if match and cls else None
 
 
 def find_error(code: str) -> type[PenstockError] | None:
-    """The class that has this code."""
+    """The error class with this code."""
 
     def family(cls: type[PenstockError]) -> Iterator[type[PenstockError]]:
         yield cls
@@ -69,34 +69,34 @@ def _rebuild(cls: type[PenstockError], message: str, hint: str | None) -> Pensto
 
 
 class ConfigError(PenstockError):
-    """The configuration file cannot be read, or says something that cannot be done."""
+    """The configuration cannot be read, or is invalid."""
 
     code = "PEN-1001"
     recovery = Recovery.OPERATOR
 
 
 class SecretError(PenstockError):
-    """A secret is given by reference, and the reference leads nowhere."""
+    """The environment variable or file that a secret refers to does not exist or cannot be read."""
 
     code = "PEN-1002"
     recovery = Recovery.OPERATOR
 
 
 class EnvironmentUnfitError(PenstockError):
-    """The machine lacks something that Penstock needs: Java, a package, a directory it may write to."""
+    """This machine lacks something that Penstock needs: Java, a package, a writable directory."""
 
     code = "PEN-1003"
     recovery = Recovery.OPERATOR
 
 
 class NoTableError(ConfigError):
-    """No table is named that records could be read from."""
+    """No table is configured to read records from."""
 
     code = "PEN-1011"
 
 
 class InvalidUrlError(ConfigError):
-    """The address of the source is not one, or the database does not answer under it."""
+    """The URL of the source is missing or invalid, or no database can be reached at it."""
 
     code = "PEN-1012"
 
@@ -105,62 +105,62 @@ class InvalidUrlError(ConfigError):
 
 
 class SourceError(PenstockError):
-    """The Postgres side refused something that no other class names."""
+    """The Postgres server rejected an operation for a reason that no other code describes."""
 
     code = "PEN-1100"
     recovery = Recovery.OPERATOR
 
 
 class ConnectionLostError(PenstockError):
-    """The server cannot be reached, or went away."""
+    """The server cannot be reached, or the connection was lost."""
 
     code = "PEN-1101"
     recovery = Recovery.RETRY
 
 
 class AuthenticationError(PenstockError):
-    """The server refused the role, its password or its certificate."""
+    """The server rejected the role, its password or its certificate."""
 
     code = "PEN-1102"
     recovery = Recovery.OPERATOR
 
 
 class WalLevelError(PenstockError):
-    """The server does not write a logical WAL."""
+    """The server's `wal_level` is not `logical`."""
 
     code = "PEN-1103"
     recovery = Recovery.OPERATOR
 
 
 class PrivilegeError(PenstockError):
-    """The role may not do what capture needs."""
+    """The role lacks a privilege that the capture needs."""
 
     code = "PEN-1104"
     recovery = Recovery.OPERATOR
 
 
 class PublicationError(PenstockError):
-    """The publication is missing, or leaves out changes, columns or rows that a mirror needs."""
+    """The publication does not exist, or leaves out operations, columns or rows that a target needs."""
 
     code = "PEN-1105"
     recovery = Recovery.OPERATOR
 
 
 class ServerUnfitError(PenstockError):
-    """The server cannot be captured as it is: too old, read-only to the role, or behind a pooler that does not pass replication on."""
+    """The server cannot be used as a source: too old, read-only for the role, or behind a connection pooler without replication."""
 
     code = "PEN-1106"
     recovery = Recovery.OPERATOR
 
 
 class UntrustedObjectError(PrivilegeError):
-    """A schema, table, function or publication that Penstock needs was made by a role that is not trusted, or has another definition."""
+    """An existing schema, table, function or publication that Penstock needs belongs to an untrusted role or has another definition."""
 
     code = "PEN-1108"
 
 
 class LockWaitError(PenstockError):
-    """Another session holds a lock that a change of the publication needs."""
+    """Another session holds a lock that is needed to alter the publication."""
 
     code = "PEN-1107"
     recovery = Recovery.RETRY
@@ -170,7 +170,7 @@ class LockWaitError(PenstockError):
 
 
 class SlotMissingError(PenstockError):
-    """Tables have been filled from a slot that no longer exists: changes since then are lost."""
+    """The slot (or, with polling, the resume position) no longer exists: changes since the targets were last updated are lost."""
 
     code = "PEN-1201"
     recovery = Recovery.OPERATOR
@@ -184,35 +184,35 @@ class SlotBusyError(PenstockError):
 
 
 class SlotForeignError(PenstockError):
-    """The slot exists, but is not one that can be read here; the classes below say why."""
+    """The slot exists but cannot be used; PEN-1207 to PEN-1211 give the reason."""
 
     code = "PEN-1203"
     recovery = Recovery.OPERATOR
 
 
 class SlotLostError(PenstockError):
-    """The server invalidated the slot, and the message names its reason: what was still needed is gone."""
+    """The server invalidated the slot, and WAL that was still needed is lost. The message has the server's reason."""
 
     code = "PEN-1204"
     recovery = Recovery.OPERATOR
 
 
 class PositionGapError(PenstockError):
-    """The slot has moved past what its readers have: changes in between cannot be had any more."""
+    """The slot was confirmed beyond the position of its readers: the changes in between are lost."""
 
     code = "PEN-1205"
     recovery = Recovery.OPERATOR
 
 
 class SystemChangedError(PenstockError):
-    """The server is another database system than the one captured before, or was set back to an earlier time."""
+    """The server is a different database system than before, or was restored to an earlier state."""
 
     code = "PEN-1206"
     recovery = Recovery.OPERATOR
 
 
 class SlotPluginError(SlotForeignError):
-    """The slot belongs to another output plugin than pgoutput."""
+    """The slot has another output plugin than pgoutput."""
 
     code = "PEN-1207"
 
@@ -224,79 +224,79 @@ class SlotDatabaseError(SlotForeignError):
 
 
 class SlotPhysicalError(SlotForeignError):
-    """The slot is a physical one, such as a standby uses."""
+    """The slot is a physical replication slot."""
 
     code = "PEN-1209"
 
 
 class SlotTemporaryError(SlotForeignError):
-    """The slot is temporary: it belongs to somebody's session and ends with it."""
+    """The slot is temporary: the server drops it when the session that created it ends."""
 
     code = "PEN-1210"
 
 
 class SlotTwoPhaseError(SlotForeignError):
-    """The slot decodes transactions when they are prepared, before it is certain that they commit."""
+    """The slot has two-phase decoding: it sends transactions when they are prepared, before they commit."""
 
     code = "PEN-1211"
 
 
 class TimelineChangedError(SystemChangedError):
-    """A standby was promoted, or the server restored, and it is not certain that the log goes on where the capture stands."""
+    """A standby was promoted or the server restored, and the new timeline may not contain all captured changes."""
 
     code = "PEN-1212"
 
 
 class SlotLimitError(PenstockError):
-    """The server has no room for another replication slot."""
+    """The server has no free replication slot (`max_replication_slots`)."""
 
     code = "PEN-1213"
     recovery = Recovery.OPERATOR
 
 
 class SenderLimitError(PenstockError):
-    """All of the server's connections for replication are taken."""
+    """All replication connections of the server are in use (`max_wal_senders`)."""
 
     code = "PEN-1214"
     recovery = Recovery.RETRY
 
 
 class StandbyError(SourceError):
-    """The server is a standby, and cannot be captured from."""
+    """The server is a standby, which cannot be a source."""
 
     code = "PEN-1215"
 
 
 class SlotFailoverError(PenstockError):
-    """The server cannot keep the slot alive on its standbys, as was asked for."""
+    """`failover` is set, but the server cannot synchronise the slot to standbys."""
 
     code = "PEN-1216"
     recovery = Recovery.OPERATOR
 
 
 class ChangeTableMissingError(PenstockError):
-    """A capture by triggers has no change table to read, or what it needs of it is gone."""
+    """The change table of a trigger capture does not exist, or is being dropped."""
 
     code = "PEN-1217"
     recovery = Recovery.OPERATOR
 
 
 class UncheckedTimelineError(PenstockError):
-    """The server was promoted, and the reader of its change table has not seen yet whether it has all that was given out."""
+    """The server was promoted, and the reader of the change table has not yet checked whether any delivered change was lost."""
 
     code = "PEN-1218"
     recovery = Recovery.RETRY
 
 
 class SlotUnreservedError(PenstockError):
-    """The slot holds back more WAL than the server allows, and may be invalidated any moment. A warning: it can still be read."""
+    """Warning: the slot retains more WAL than the server allows, and may be invalidated at any time. It can still be read."""
 
     code = "PEN-1220"
     recovery = Recovery.OPERATOR
 
 
 class ProtocolError(PenstockError):
-    """Bytes that are not the replication protocol. Says where and what kind of message, never the payload."""
+    """The server sent data that is not the replication protocol. The message has position and message kind, never the payload."""
 
     code = "PEN-1301"
     recovery = Recovery.FATAL
@@ -306,76 +306,76 @@ class ProtocolError(PenstockError):
 
 
 class TableError(PenstockError):
-    """One table cannot go on; the others do."""
+    """One table cannot continue; the others do."""
 
     code = "PEN-1400"
     recovery = Recovery.OPERATOR
 
 
 class NoTablesError(TableError):
-    """The configuration matches no table of the source."""
+    """The configuration selects no table of the source, or a command names an unknown table."""
 
     code = "PEN-1401"
 
 
 class TableWithoutKeyError(TableError):
-    """Nothing tells the table's rows apart: it has no key, and its mode needs one, or whole old rows (REPLICA IDENTITY FULL)."""
+    """The table's rows cannot be identified: its mode needs a key or REPLICA IDENTITY FULL, and it has neither."""
 
     code = "PEN-1402"
 
 
 class SchemaChangedError(TableError):
-    """The source table changed its shape in a way that the target cannot follow."""
+    """The columns, key, mode or transform of a table changed in a way that its target cannot follow or `schema_changes` does not allow."""
 
     code = "PEN-1403"
 
 
 class UnsupportedTableError(TableError):
-    """The table has names that Spark cannot tell apart, or is of a kind that cannot be captured."""
+    """The table has names that Spark cannot distinguish, or is of a kind that cannot be captured."""
 
     code = "PEN-1404"
 
 
 class ReplicaIdentityError(TableError):
-    """Publishing the table would make the application's own UPDATE and DELETE fail: it has neither a primary key nor another identity."""
+    """Publishing the table would make UPDATE and DELETE of the application fail: it has no primary key and no other replica identity."""
 
     code = "PEN-1405"
 
 
 class TableGapError(TableError):
-    """Changes of the table may be missing: it left the publication for a while, or is not the table that it was."""
+    """Changes of the table may be missing: it was removed from the publication for a time, or was dropped and recreated."""
 
     code = "PEN-1413"
 
 
 class RowUnidentifiedError(TableError):
-    """A change does not carry the key of its row: a partition logs its changes by another replica identity than its root has."""
+    """A change does not contain the key of its row: a partition has another replica identity than its root."""
 
     code = "PEN-1417"
 
     @classmethod
     def of(cls, table: object) -> Self:
         return cls(
-            f"a change of {table} does not carry the key, or the whole old row, that identifies its row in the target",
+            f"a change of {table} does not contain the key, or the whole old row, that identifies its row in the target",
             hint=f"give every partition of {table} the replica identity of its root (penstock check prints the statements), "
             f"then penstock tables resync {table}",
         )
 
 
 class PartitionIdentityError(ReplicaIdentityError):
-    """A partition logs old keys by another replica identity than its root announces, so deletes and key updates would miss their row."""
+    """A partition has another replica identity than its root, so deletes and key updates could not be applied to their rows."""
 
     code = "PEN-1418"
 
 
 class MembersDifferError(TableError):
-    """Tables that are routed into one have not the same columns and key, or one of them cannot be mirrored."""
+    """The tables routed into one target have different columns or keys, or one of them cannot be replicated."""
 
     code = "PEN-1420"
 
 
 class UnrepresentableError(TableError):
-    """A value is beyond the type of its column, and the pipeline is told not to go on with null and `_exact` in its place."""
+    """A value is out of the range of its column type, and `types.on_unrepresentable` is `error`."""
 
     code = "PEN-1411"
 
@@ -383,55 +383,61 @@ class UnrepresentableError(TableError):
     def of(cls, table: object, column: str) -> Self:
         return cls(
             f"column {column!r} of {table} holds a value that its type cannot hold, and types.on_unrepresentable is error",
-            hint="set types.on_unrepresentable to null, which keeps such values in _exact, or exclude the table",
+            hint="set types.on_unrepresentable: null, which writes NULL and the exact text to _exact, or exclude the table",
         )
 
 
 class UnreadableTextError(TableError):
-    """A text cannot be read. It is not valid UTF-8, since a SQL_ASCII database stores whatever bytes it is given; or it is not written as
-    its type is, which may be gone from the catalog; or the columns of a change that triggers recorded are no longer known."""
+    """A value cannot be decoded: it is not valid UTF-8 (possible in a SQL_ASCII database), it is not in the text form of its type (whose
+    definition may have been dropped), or the columns of a change that triggers recorded are no longer known."""
 
     code = "PEN-1412"
 
     @classmethod
     def of(cls, table: object, column: str) -> Self:
         return cls(
-            f"column {column!r} of {table} holds a text that is not UTF-8, or is not written as its type is",
-            hint=f"rewrite such values of {column!r} in UTF-8, if there are any, and resync the table, or exclude it",
+            f"column {column!r} of {table} has a value that is not valid UTF-8, or not in the text form of its type",
+            hint=f"rewrite the invalid values of {column!r} in UTF-8 and resync the table, or exclude it",
         )
 
 
 class ChangeHeldError(TableError):
-    """A change leaves values as they were, and they came with a change that was refused: the target does not have them."""
+    """A change has unchanged TOAST values that the target does not have, because an earlier change of the row was rejected."""
 
     code = "PEN-1414"
 
     @classmethod
     def after_another(cls) -> Self:
-        return cls("it leaves values unchanged that came with a change that was refused", hint=_HELD)
+        return cls("it leaves values unchanged that were part of a rejected change", hint=_HELD)
 
     @classmethod
     def under_another_key(cls) -> Self:
-        return cls("it leaves values unchanged that the row had under its former key, where the target did not have them", hint=_HELD)
+        return cls("it leaves values unchanged that the target does not have under the former key of the row", hint=_HELD)
 
 
-_HELD = "replay the letters of the table once they can be applied, or write the whole row anew in the source"
+_HELD = "fix the cause and replay the dead letters of the table, or update all columns of the row in the source"
 
 
 class TransformError(TableError):
-    """A transform does not fit its table: a column is not there, its type cannot become what is asked for, or the key would be lost."""
+    """A transform does not match its table: a column does not exist, a cast is not possible, or the key would be lost."""
 
     code = "PEN-1416"
 
 
 class TableFailedError(TableError):
-    """Applying, copying or maintaining the table kept failing for a reason that no other class names; the message has its kind."""
+    """Applying, copying or maintaining the table failed repeatedly for a reason that no other code describes. The message names it."""
 
     code = "PEN-1423"
 
 
+class KeyChangesTooLargeError(TableError):
+    """Key changes that leave TOASTed values behind connect more changes than a task may hold in memory."""
+
+    code = "PEN-1424"
+
+
 class RowRefusedError(TableError):
-    """Rows cannot be transformed, and the pipeline is told to stop their table; the message says why, and never which values."""
+    """A row cannot be transformed or filtered. The message has the reason, never the values."""
 
     code = "PEN-1415"
 
@@ -447,42 +453,42 @@ class SpoolError(PenstockError):
 
 
 class SpoolLockedError(SpoolError):
-    """Another capture writes to this spool."""
+    """Another capture is writing to this spool."""
 
     code = "PEN-2001"
     recovery = Recovery.RETRY
 
 
 class SpoolCorruptError(SpoolError):
-    """A sealed segment is not what its manifest says."""
+    """A sealed segment does not match its manifest."""
 
     code = "PEN-2002"
     recovery = Recovery.OPERATOR
 
 
 class SpoolGapError(SpoolError):
-    """The spool does not reach back to the position that a reader needs."""
+    """The spool no longer contains the changes after the position of a reader."""
 
     code = "PEN-2003"
     recovery = Recovery.OPERATOR
 
 
 class SpoolFullError(SpoolError):
-    """The disk, or the quota, of the spool is full. What is not sealed yet stays in the slot."""
+    """The volume or the quota of the spool is full. Changes that are not sealed remain in the slot."""
 
     code = "PEN-2005"
     recovery = Recovery.OPERATOR
 
 
 class ConsumerBusyError(SpoolError):
-    """Two queries read a spool under one name, so that each would let go of what the other still needs."""
+    """Two queries read a spool under the same consumer name, so that each could release changes that the other needs."""
 
     code = "PEN-2006"
     recovery = Recovery.OPERATOR
 
 
 class SpoolFormatError(SpoolError):
-    """The spool, or what is kept beside the tables, was written by a version of Penstock that this one cannot read; or for another slot."""
+    """The spool or the state at the target was written by an incompatible version of Penstock, or for another slot."""
 
     code = "PEN-2004"
     recovery = Recovery.OPERATOR
@@ -492,53 +498,53 @@ class SpoolFormatError(SpoolError):
 
 
 class SinkError(PenstockError):
-    """The target refused a write; the epoch is tried again."""
+    """The target rejected a write; the epoch is retried."""
 
     code = "PEN-3000"
     recovery = Recovery.RETRY
 
 
 class TargetForeignError(SinkError):
-    """Something that this pipeline did not write stands where its table should go."""
+    """The target already contains a table that this pipeline did not create, or that it cannot adopt."""
 
     code = "PEN-3001"
     recovery = Recovery.OPERATOR
 
 
 class TargetRewoundError(SinkError):
-    """The target table holds less than was recorded: it was dropped, replaced or restored to an older version."""
+    """The target table is behind its recorded position: it was dropped, replaced or restored to an older version."""
 
     code = "PEN-3002"
     recovery = Recovery.OPERATOR
 
 
 class ValuesMissingError(TargetRewoundError):
-    """A change leaves values as they were, and the target does not have the row that has them."""
+    """A change has unchanged TOAST values, and the target does not have the row that contains them."""
 
     code = "PEN-3004"
 
 
 class SinkRefusedError(SinkError):
-    """The target refused a write for a reason that trying again will not mend; only this table stops."""
+    """The target rejected a write for a reason that a retry cannot fix. Only this table fails."""
 
     code = "PEN-3003"
     recovery = Recovery.OPERATOR
 
 
 class FileOutsideTableError(SinkRefusedError):
-    """The log of a Delta table names a file outside of the table's directory, which is neither read nor removed."""
+    """The log of a Delta table refers to a file outside the table's directory. Penstock neither reads nor deletes it."""
 
     code = "PEN-3008"
 
 
 class ValuesRefusedError(SinkRefusedError):
-    """The target refused values of a row: by a constraint that somebody put there, or because its type does not read them."""
+    """The target rejected values of a row, because of a constraint on the target table or because the column type rejects them."""
 
     code = "PEN-3005"
 
 
 class TargetFileLostError(SinkError):
-    """A file of the target table is missing or damaged. Tried again a few times, in case its storage was away for a moment."""
+    """A file of the target table is missing or damaged. Retried a few times, in case the storage was briefly unavailable."""
 
     code = "PEN-3006"
 
@@ -547,21 +553,21 @@ class TargetFileLostError(SinkError):
 
 
 class PipelineBusyError(PenstockError):
-    """Another run of the same pipeline is still alive."""
+    """Another run of the same pipeline is active."""
 
     code = "PEN-4001"
     recovery = Recovery.RETRY
 
 
 class SnapshotLostError(PenstockError):
-    """The exported snapshot went away while chunks were still to be read; the rest is read under a new one."""
+    """The exported snapshot was lost before all chunks were read. The remaining chunks are read with a new one."""
 
     code = "PEN-4002"
     recovery = Recovery.RETRY
 
 
 class CaptureFailedError(PenstockError):
-    """The capture process ended with an error of its own; the message says which."""
+    """The capture process ended with an error, which the message contains."""
 
     code = "PEN-4003"
     recovery = Recovery.OPERATOR
@@ -575,48 +581,48 @@ class StillDifferentError(PenstockError):
 
 
 class CaptureMissingError(PenstockError):
-    """The pipeline reads a spool into which nobody captures: the process that should is not running."""
+    """The pipeline reads a shared spool, and `penstock capture` is not running."""
 
     code = "PEN-4010"
     recovery = Recovery.OPERATOR
 
 
 class TableRewrittenError(SnapshotLostError):
-    """A table was rewritten, emptied or altered while it was being copied: what was read of it does not belong together any more."""
+    """A table was rewritten, truncated or altered during its snapshot, so the chunks read so far are not consistent."""
 
     code = "PEN-4005"
 
 
 class SnapshotTaskError(PenstockError):
-    """A task of Spark's that reads for a snapshot ended without saying why, as one does whose process is killed."""
+    """A Spark task that reads a snapshot ended without a reason, for example because its process was killed."""
 
     code = "PEN-4006"
     recovery = Recovery.RETRY
 
 
 class WorkerStartError(PenstockError):
-    """A Python process of Spark's was killed, or took too long to start, as happens on a machine that is overloaded."""
+    """A Python worker process of Spark was killed or took too long to start, for example on an overloaded machine."""
 
     code = "PEN-4007"
     recovery = Recovery.RETRY
 
 
 class ComparisonFailedError(PenstockError):
-    """Something unexpected ended the comparison of one table, such as Spark running out of memory; the other tables are compared."""
+    """The comparison of one table ended with an unexpected error, such as Spark running out of memory. Other tables are compared."""
 
     code = "PEN-4011"
     recovery = Recovery.OPERATOR
 
 
 class SlowTableError(PenstockError):
-    """A warning: a table has something that only Spark's own MERGE can write, and each of its epochs takes many times longer."""
+    """Warning: a Delta table has a feature that only Delta's own MERGE can write, which makes each of its epochs many times slower."""
 
     code = "PEN-4012"
     recovery = Recovery.OPERATOR
 
 
 class EpochMissedError(PenstockError):
-    """The pipeline did not end an epoch at the position at which source and target were to be compared."""
+    """The pipeline did not end an epoch at the position of the comparison."""
 
     code = "PEN-4008"
     recovery = Recovery.OPERATOR
@@ -626,41 +632,41 @@ class EpochMissedError(PenstockError):
 
 
 class ConnectorError(PenstockError):
-    """A source connector cannot do what it is asked for."""
+    """A source connector cannot perform an operation."""
 
     code = "PEN-5000"
     recovery = Recovery.OPERATOR
 
 
 class ConnectorStateError(ConnectorError):
-    """A call to a connector came out of turn: before it was opened, after it was closed, or too late."""
+    """A connector method was called in the wrong order: before open, after close, or too late."""
 
     code = "PEN-5001"
     recovery = Recovery.FATAL
 
 
 class CheckpointError(ConnectorError):
-    """A checkpoint cannot be read, or is of another source."""
+    """A checkpoint cannot be read, or belongs to another source."""
 
     code = "PEN-5002"
 
 
 class RegistryError(ConnectorError):
-    """The schema registry does not answer, or not in a way that can be understood."""
+    """The schema registry does not respond, or its response is invalid."""
 
     code = "PEN-5010"
     recovery = Recovery.RETRY
 
 
 class RegistryRefusedError(RegistryError):
-    """The schema registry refuses what it was asked for: it does not know the caller, or cannot read the schema."""
+    """The schema registry rejected a request: the login is invalid, or the schema cannot be parsed."""
 
     code = "PEN-5011"
     recovery = Recovery.OPERATOR
 
 
 class SchemaIncompatibleError(RegistryRefusedError):
-    """The rule of a subject in the schema registry does not let the table's new shape follow the former ones."""
+    """The table's new schema violates the compatibility rule of its subject in the schema registry."""
 
     code = "PEN-5012"
 
@@ -669,14 +675,14 @@ class SchemaIncompatibleError(RegistryRefusedError):
 
 
 class NoRowsError(PenstockError):
-    """There is no record to give: the snapshot is at its end, or what was read from is closed."""
+    """There is no further record: the snapshot is complete, or the source is not open."""
 
     code = "PEN-5101"
     recovery = Recovery.OPERATOR
 
 
 class SnapshotInterruptedError(PenstockError):
-    """A snapshot was ended before its last row; started again, it begins anew."""
+    """A snapshot ended before its last row. When it is started again, it starts from the beginning."""
 
     code = "PEN-5102"
     recovery = Recovery.RETRY
@@ -690,7 +696,7 @@ class RecordNotFoundError(PenstockError):
 
 
 class RecordGoneError(RecordNotFoundError):
-    """The record after the position will never come: it was acknowledged before, or the position is not of this source."""
+    """The record after the position is no longer available: it was acknowledged, or the position belongs to another source."""
 
     code = "PEN-5104"
     recovery = Recovery.OPERATOR
@@ -700,39 +706,39 @@ class RecordGoneError(RecordNotFoundError):
 
 
 class ReferenceTableError(ConnectorError):
-    """A reference table cannot be followed, kept or joined with as asked; the message says why."""
+    """A reference table cannot be read, stored or joined. The message has the reason."""
 
     code = "PEN-5200"
 
 
 class ReferenceUnreadableError(ReferenceTableError):
-    """The files of a reference table cannot be read just now: somebody may be writing them."""
+    """The files of a reference table cannot be read at the moment, for example because they are being written."""
 
     code = "PEN-5201"
     recovery = Recovery.RETRY
 
 
 class ReferenceBehindError(ReferenceTableError):
-    """The kept copy of a reference table did not come to the position of a change in time."""
+    """The local copy of a reference table did not reach the position of a change in time."""
 
     code = "PEN-5202"
     recovery = Recovery.RETRY
 
 
 class ReferencePastError(ReferenceTableError):
-    """A change is older than all that the kept copy of a reference table remembers."""
+    """A change is older than the history that the local copy of a reference table retains."""
 
     code = "PEN-5203"
 
 
 class ReferenceStoreError(ReferenceTableError):
-    """The directory in which a reference table is kept holds another table, or cannot be read."""
+    """The directory of a reference table cannot be read, or its content does not match the table."""
 
     code = "PEN-5204"
 
 
 class ReferenceBusyError(ReferenceTableError):
-    """Another process keeps a reference table in the same directory."""
+    """Another process stores a reference table in the same directory."""
 
     code = "PEN-5205"
     recovery = Recovery.RETRY

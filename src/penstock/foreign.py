@@ -25,7 +25,7 @@ _MOST_CAUSES = 20
 
 
 def describe(error: BaseException) -> str:
-    """The root cause in words that are safe to show: its class, or Spark's error condition, and the path of a missing file.
+    """A description of the root cause without row values: its class or Spark's error condition, and the path of a missing file.
 
     An error of Penstock never contains a row value, so it is shown whole.
     """
@@ -47,7 +47,7 @@ def describe(error: BaseException) -> str:
 
 
 def missing_file(error: BaseException) -> str | None:
-    """The path of the file that could not be found, if that is what the error, or what caused it, says."""
+    """The path of the missing file, if the error or one of its causes is about one."""
     for each in causes(error):
         if isinstance(each, FileNotFoundError) and each.filename is not None:
             return str(each.filename)
@@ -71,7 +71,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from."""
+    """The error and its chain of causes (`__cause__`)."""
     found: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if found is None:

@@ -1,6 +1,6 @@
-"""How far a capture is behind its source, in bytes, in seconds and in WAL that the server keeps for it; and who holds it up.
+"""Lag of a capture: bytes and seconds behind the source, WAL retained for the slot, and the transactions that hold it up.
 
-Values only: sampled in `postgres`, put together in `capture`, shown to other processes through the spool's status.
+Values only. `postgres` samples them, `capture` combines them, and the spool's status file shows them to other processes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _STRAINED = {"extended": "the slot keeps more WAL than max_wal_size", "lost": "t
 
 
 def unreserved_slot(wal_status: str | None, name: str) -> SlotUnreservedError | None:
-    """What is to be said of a slot in this state; None while it is in no such danger."""
+    """The error for a slot with this `wal_status`, or None if its WAL is safe."""
     if wal_status != "unreserved":
         return None
     return SlotUnreservedError(
@@ -24,7 +24,7 @@ def unreserved_slot(wal_status: str | None, name: str) -> SlotUnreservedError | 
 
 
 def describe_strain(wal_status: str | None, safe_wal_bytes: int | None, name: str) -> str | None:
-    """What is to be said of the WAL that a slot keeps; None while there is nothing."""
+    """A warning about the WAL that a slot retains, or None."""
     danger = unreserved_slot(wal_status, name)
     if danger is not None:
         return f"{danger.code}: {danger.message}; fix: {danger.hint}"
@@ -36,11 +36,11 @@ def describe_strain(wal_status: str | None, safe_wal_bytes: int | None, name: st
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction that has not ended; `pid` is None for a prepared one, which `name` then names."""
+    """A transaction that has not ended. `pid` is None for a prepared transaction, and `name` then identifies it."""
 
     pid: int | None
     name: str
-    """The application's, or the prepared transaction's own."""
+    """The name of the application, or of the prepared transaction."""
     database: str
     state: str
     age_seconds: float | None
@@ -52,7 +52,7 @@ class OpenTransaction:
 
     @property
     def remedy(self) -> str:
-        """The statement that ends it; a prepared one's in its own database."""
+        """The statement that ends it. A prepared transaction must be ended in its own database."""
         if self.pid is not None:
             return f"SELECT pg_terminate_backend({self.pid});"
         escaped = self.name.replace("'", "''")
@@ -61,24 +61,24 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True)
 class CaptureLag:
-    """One look at the server, a few seconds old at most while it can be reached."""
+    """One sample from the server, a few seconds old at most while the server is reachable."""
 
     sampled_at: datetime
     behind_bytes: int
-    """From what is sealed to where the server's log ended."""
+    """From the last sealed position to the end of the server's WAL."""
     behind_seconds: float | None
-    """Since the commit up to which everything is sealed; 0 when nothing is waiting, None before the first commit."""
+    """Age of the last sealed commit; 0 if nothing waits to be sealed, None before the first commit."""
     retained_bytes: int | None
-    """WAL that the server keeps for the slot; None if there is no slot."""
+    """WAL that the server retains for the slot; None if there is no slot."""
     safe_wal_bytes: int | None
-    """How much may still be written before the slot is in danger; None if the server has set no limit."""
+    """WAL that may still be written before the slot is in danger; None if the server has no limit."""
     wal_status: str | None
     catalog_xmin_age: int | None
-    """How many transactions ago the slot's catalog horizon lies: dead catalog rows since then cannot be removed."""
+    """Age of the slot's catalog horizon in transactions. VACUUM cannot remove catalog rows that died since then."""
     oldest_xmin_age: int | None
-    """The same for the oldest snapshot that any session holds."""
+    """Age of the oldest snapshot of any session, in transactions."""
     holders: tuple[OpenTransaction, ...] = ()
-    """Transactions open for long, the oldest first: the slot's restart point stays behind them."""
+    """Long-running transactions, oldest first. The slot's restart point cannot pass them."""
 
     def __post_init__(self) -> None:
         if self.sampled_at.tzinfo is None:
@@ -86,7 +86,7 @@ class CaptureLag:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What an operator should look at before it becomes an error."""
+        """Problems that an operator should solve before they become errors."""
         strain = describe_strain(self.wal_status, self.safe_wal_bytes, "the slot")
         return (*([strain] if strain is not None else []), *self.held_up)
 

@@ -1,4 +1,4 @@
-"""Locations as users write them: a path, or a `file:` URL. Object stores and remote file systems are refused.
+"""Parse locations in the configuration: a path or a `file:` URL. Object stores and remote file systems are refused.
 
 Every file is read and written through the local file system. Without this check, pathlib would turn `s3://bucket/lake` into a local
 directory called `s3:`.
@@ -19,7 +19,7 @@ _FIX = "give the path of a directory that driver and executors reach under one n
 
 
 def parse_location(location: str | Path) -> Path:
-    """The path of a location. `ValueError` with the reason for any other URL; it names the scheme only: the rest may hold a secret."""
+    """The path of a location. Raises ValueError for any other URL; the message contains only its scheme, since the rest may be secret."""
     text = str(location)
     file = _FILE.fullmatch(text)
     if file is not None and not file["path"].startswith("//"):
@@ -34,9 +34,9 @@ def parse_location(location: str | Path) -> Path:
 
 
 def absolute_path(location: str | Path, name: str) -> Path:
-    """The absolute path of the location that the setting `name` holds; `ConfigError` if it is a URL other than `file:`.
+    """The absolute path of the setting `name`. Raises ConfigError for URLs other than `file:`.
 
-    Made absolute where the setting is given, because the program may change its working directory, and a task may run in another one.
+    Call it where the setting is read: the program may change its working directory later, and tasks run in other directories.
     """
     try:
         return parse_location(location).absolute()

@@ -1,9 +1,9 @@
-"""Logging of the command line, and of the Python processes that Spark starts for it.
+"""Logging for the command line and for the Python processes that Spark starts.
 
-Log messages are fixed texts; their facts are in `extra`. The formatters here print both. As a library, Penstock configures nothing and
-prints nothing: an application adds handlers of its own to the logger `penstock`.
+Log messages are fixed texts; their facts are in `extra`. The formatters here print both. As a library, Penstock configures no logging:
+an application adds its handlers to the logger `penstock`.
 
-The command line puts its choice into environment variables, which the processes that Spark starts inherit or are given.
+The command line passes its settings to Spark's processes in environment variables.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LogFormat(StrEnum):
 
 
 def configure_logging(level: LogLevel, form: LogFormat) -> None:
-    """Print what Penstock logs to the standard error. A second call replaces the first one's choice."""
+    """Print Penstock's log records to standard error. A second call replaces the settings of the first."""
     logger = logging.getLogger("penstock")
     for handler in [each for each in logger.handlers if isinstance(each, StderrHandler)]:
         logger.removeHandler(handler)
@@ -56,31 +56,31 @@ def configure_logging(level: LogLevel, form: LogFormat) -> None:
 
 
 def configure_from_environment() -> None:
-    """The same in a process that Spark started. Does nothing unless the command line, or the user, has set the variables."""
+    """Configure logging in a process that Spark started. Does nothing if the environment variables are not set."""
     level, form = os.environ.get(LEVEL_VARIABLE, "").lower(), os.environ.get(FORMAT_VARIABLE, LogFormat.TEXT).lower()
     if level in set(LogLevel) and form in set(LogFormat):
         configure_logging(LogLevel(level), LogFormat(form))
 
 
 def worker_environment() -> dict[str, str]:
-    """The choice as environment variables of other processes; empty if there is none."""
+    """The settings as environment variables for other processes; empty if logging is not configured."""
     return {name: os.environ[name] for name in (LEVEL_VARIABLE, FORMAT_VARIABLE) if name in os.environ}
 
 
 def is_json() -> bool:
-    """Whether the standard error is for programs: then every line of it is a JSON object."""
+    """Whether every line on standard error must be a JSON object."""
     return os.environ.get(FORMAT_VARIABLE) == LogFormat.JSON
 
 
 class StderrHandler(logging.Handler):
-    """Writes to `sys.stderr` as it is at that moment: a progress display replaces it to keep lines apart."""
+    """Writes to the current `sys.stderr`, which a progress display may have replaced."""
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
         try:
             sys.stderr.write(f"{self.format(record)}\n")
             sys.stderr.flush()
-        except Exception:  # noqa: BLE001 what logging does itself: a log line must not end the program
+        except Exception:  # noqa: BLE001 as in logging.StreamHandler: a log record must not end the program
             self.handleError(record)
 
 
@@ -110,9 +110,9 @@ class JsonFormatter(logging.Formatter):
 
 
 def record_facts(record: logging.LogRecord) -> dict[str, object]:
-    """What the caller gave in `extra`, as JSON values.
+    """The facts in `extra` as JSON values, and for an exception its class and innermost frames.
 
-    Of an exception, its class and the places it passed. The text of one that is not ours may quote a row or a connection string.
+    The message of a foreign exception is left out, since it may quote a row or a connection string.
     """
     facts = {name: _plain(value) for name, value in vars(record).items() if name not in _STANDARD}
     error = record.exc_info[1] if record.exc_info else None
@@ -128,7 +128,7 @@ def _time(record: logging.LogRecord) -> datetime:
 
 
 def _plain(value: object) -> object:
-    """As JSON has it; anything else as its text, which a secret does not give away."""
+    """Convert to JSON types; other objects become their `str`, which hides secrets."""
     match value:
         case None | bool() | int() | str():
             return value
@@ -143,14 +143,14 @@ def _plain(value: object) -> object:
 
 
 def _word(value: object) -> str:
-    """Bare if it is one word; else as JSON, whose quotes show where it ends."""
+    """A single word as it is, anything else as JSON, so that its end is visible."""
     if isinstance(value, str) and value and value.isprintable() and not set(value) & set(' "='):
         return value
     return _json(value)
 
 
 def _printable(text: str) -> str:
-    """Without line breaks and control characters, which could forge a line or control a terminal."""
+    """Escape line breaks and control characters, which could forge a line or control a terminal."""
     return text if text.isprintable() else _json(text)
 
 

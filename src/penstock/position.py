@@ -1,8 +1,7 @@
-"""Where we are in the write-ahead log.
+"""Addresses in the write-ahead log.
 
-An `Lsn` is any address in the WAL. A `Position` is the address at which a commit record *ends*, and is the only thing that is ever
-stored, compared or confirmed: an LSN alone does not tell two changes apart, since the first change of a transaction may carry the
-LSN at which the previous commit ended.
+An `Lsn` is any address in the WAL. A `Position` is the end LSN of a commit record, and the only address that is stored, compared or
+confirmed. LSNs of changes are not unique: the first change of a transaction may carry the LSN at which the previous commit ended.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 @dataclass(frozen=True, order=True, slots=True)
 class Lsn:
-    """A WAL address; prints as Postgres prints it, `0/16B3748`."""
+    """A WAL address, printed as in Postgres: `0/16B3748`."""
 
     value: int
 
@@ -41,7 +40,7 @@ class Lsn:
 
 @dataclass(frozen=True, order=True, slots=True)
 class Position:
-    """The end of a commit record, or a quiet place between two commits that the server vouched for."""
+    """The end of a commit record, or an address between two commits up to which the server has sent everything."""
 
     lsn: Lsn
 
@@ -57,7 +56,7 @@ class Position:
 
     @property
     def value(self) -> int:
-        """As a number, for `_commit_version` columns and for targets that store a long."""
+        """The position as an integer, for `_commit_version` columns and targets that store a long."""
         return self.lsn.value
 
     def __str__(self) -> str:

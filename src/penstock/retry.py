@@ -1,22 +1,27 @@
-"""Exponential backoff with jitter, for every loop that tries something again."""
+"""Pauses of loops that wait: backoff after errors, and the intervals of a poll."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 _JITTER = 0.5
-"""Pauses vary by this fraction, so that several processes that failed together do not try again together."""
+"""Pauses vary by this fraction, so that processes that failed together do not retry together."""
+_POLL_GROWTH = 1.5
 
 
 @dataclass(slots=True)
 class Backoff:
-    """Counts consecutive failures and gives the pause before the next attempt. Used by one thread at a time."""
+    """Exponential backoff with jitter: counts consecutive failures and returns the pause before the next attempt.
+
+    Not thread-safe.
+    """
 
     first_seconds: float = 1.0
     longest_seconds: float = 30.0
     failures: int = 0
-    """Consecutive ones; `reset` forgets them."""
+    """Consecutive failures since the last `reset`."""
 
     @property
     def seconds(self) -> float:
@@ -31,3 +36,14 @@ class Backoff:
 
     def reset(self) -> None:
         self.failures = 0
+
+
+def poll_pauses(first_seconds: float, longest_seconds: float) -> Iterator[float]:
+    """The pauses between checks of a condition: short at first for a low latency, then longer to save CPU.
+
+    There is no jitter, because nothing has failed: a check reads local files.
+    """
+    pause = first_seconds
+    while True:
+        yield pause
+        pause = min(pause * _POLL_GROWTH, longest_seconds)

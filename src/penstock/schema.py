@@ -1,4 +1,4 @@
-"""Names and shapes of tables, as every layer shares them."""
+"""Table names and schemas, shared by every layer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Self
 import pyarrow as pa
 
 GEOMETRY_TYPE = pa.struct([pa.field("srid", pa.int32()), pa.field("wkb", pa.binary(), metadata={"encoding": "wkb"})])
-"""Shapes of PostGIS. The metadata is there because pyspark 4.1 stumbles over a field called `wkb` that has none."""
+"""PostGIS geometry. pyspark 4.1 fails on a field called `wkb` without metadata."""
 
 _PLAIN = r'[^".\s]+'
 _PART = rf'"(?:[^"]|"")+"|{_PLAIN}'
@@ -19,14 +19,14 @@ _NAME = re.compile(rf"({_PART})\.({_PART})")
 
 @dataclass(frozen=True, order=True, slots=True)
 class TableName:
-    """A schema-qualified name, exactly as the catalog has it: case is kept, nothing is folded."""
+    """A schema-qualified table name, exactly as in the catalog. Case is significant."""
 
     schema: str
     name: str
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read `schema.table`; a part with a dot, a quote or blanks stands in double quotes, as in SQL."""
+        """Parse `schema.table`. A part with a dot, a quote or blanks must be in double quotes, as in SQL."""
         match = _NAME.fullmatch(text)
         if match is None:
             raise ValueError(f"not a table name of the form schema.table: {text!r}")
@@ -49,55 +49,55 @@ def _unquoted(part: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column: how Postgres declares it, and the Arrow type that its values get."""
+    """One column: its Postgres type, and the Arrow type of its values."""
 
     name: str
     arrow_type: pa.DataType
     type_oid: int
     type_modifier: int = -1
     reader: str = ""
-    """How the values' text is read, as `postgres.types` names it; empty if it is text, or if a built-in `type_oid` says it."""
+    """The decoder of the values, as named in `postgres.types`; empty for text, and for types known by a built-in `type_oid`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """How the catalog counts a table's columns: a number is never given twice, whatever is renamed, dropped or added."""
+    """Column numbers (`attnum`) and other catalog facts of a table. A number is never reused after a rename, drop or add."""
 
     numbers: tuple[int, ...]
-    """Of the columns, in table order."""
+    """The number of each column, in table order."""
     width: int
-    """The greatest number that was given out by then, to whatever column."""
+    """The greatest number assigned so far, including dropped columns."""
     heap: str
-    """Changes when the rows are rewritten or emptied, and when a partition comes or goes."""
+    """Differs after a table rewrite or TRUNCATE, and after a partition is attached or detached."""
     source: tuple[Column, ...] | None = None
-    """The columns that are numbered, where those of the table are made of them by a transform."""
+    """The source's columns that the numbers belong to, if a transform derives the table's columns from them."""
     made_by: str = ""
-    """Which transform it was."""
+    """Fingerprint of that transform."""
     hidden_key: tuple[str, ...] = ()
-    """Generated columns of the key that the stream does not carry, so that `TableSchema.key` alone does not identify rows."""
+    """Generated key columns that logical replication does not send, so that `TableSchema.key` alone does not identify rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The tables that are routed into one, and the column that says from which of them a row is."""
+    """The tables that are routed into one target, and the column that names the source table of a row."""
 
     source_column: str
     schemas: tuple[TableSchema, ...]
-    """In name order."""
+    """Sorted by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSchema:
-    """A table as of one place in the log. `key` names the columns that tell rows apart, in table order; empty if none do."""
+    """A table's schema as of one position. `key` lists the key columns in table order; it is empty for a table without a key."""
 
     oid: int
     name: TableName
     columns: tuple[Column, ...]
     key: tuple[str, ...]
     attributes: Attributes | None = field(default=None, compare=False)
-    """Where the catalog was asked: the log does not have them."""
+    """Only set if the schema was read from the catalog; pgoutput does not send these facts."""
     members: Members | None = field(default=None, compare=False)
-    """Of a table that the source does not have, into which others are routed. `oid` is then a number made of all of them."""
+    """Only set for the target of routed tables, which does not exist in the source. `oid` is then derived from its members."""
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -108,6 +108,6 @@ class TableSchema:
 
 
 def key_in_order(key: Collection[str], columns: Collection[str]) -> tuple[str, ...]:
-    """A key in the order of the table. One of which a column is gone, by a rename or a drop, tells nothing apart any more, and is empty."""
+    """The key in table order; empty if one of its columns was renamed or dropped, since the rest does not identify rows."""
     names = tuple(name for name in columns if name in key)
     return names if len(names) == len(key) else ()

@@ -1,12 +1,11 @@
-"""A value that must not be seen: it prints as stars, and only `reveal()` gives it out. Where it is kept in a file, it is what the file says
-by then.
-"""
+"""Secrets: values that print as stars and are only returned by `reveal()`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock import storage
 from penstock.errors import SecretError
 
 
@@ -28,8 +27,10 @@ class Secret:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FileSecret(Secret):
-    """A secret that is replaced from time to time, such as a token: read anew whenever it is asked for; a trailing newline is not part of
-    it. What goes to another process by pickle is the value of that moment, since the file may be on this machine alone."""
+    """A secret in a file that may be rotated, such as a token. Every `reveal` reads the file, without its trailing newline.
+
+    Pickling stores the current value, because the file may exist only on this machine.
+    """
 
     @classmethod
     def at(cls, path: Path) -> FileSecret:
@@ -41,7 +42,7 @@ class FileSecret(Secret):
 
     def reveal(self) -> str:
         try:
-            found = self.path.read_text(encoding="utf-8").rstrip("\r\n")
+            found = storage.read_text(self.path).rstrip("\r\n")
         except OSError as error:
             reason = f"the secret file {self.path} cannot be read: {error.strerror}"
             raise SecretError(reason, hint="check the path and its permissions") from error

@@ -1,4 +1,6 @@
-"""A pipeline on a standalone cluster, started by spark-submit: executors read the chunks of the snapshot and the segments of the spool."""
+"""A pipeline on a standalone Spark cluster, started by spark-submit: executors read snapshot chunks and spool
+segments.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.epoch_log import EpochLog
 from penstock.position import Position
-from penstock.sinks.delta.task import run_part
-from penstock.spark.packages import spark_minor
-from tests.acceptance.cluster import Cluster, Readers, driver_process, processes_of, task_executors
-from tests.fix_pipeline import Mirror, MirrorFactory
-from tests.fix_postgres import Database
-from tests.waiting import wait_for
+from penstock.sinks.delta.epoch import write_epoch
+from penstock.spark.java import spark_minor
+from tests.support.acceptance.cluster import Cluster, Readers, driver_process, processes_of, task_executors
+from tests.support.fix_pipeline import Mirror, MirrorFactory
+from tests.support.fix_postgres import Database
+from tests.support.waiting import wait_for
 
 RUN_SECONDS = 240.0
 ROWS = 8_000
@@ -39,7 +41,9 @@ BEGIN
 END $$;
 CREATE EVENT TRIGGER noted_login ON login EXECUTE FUNCTION noted.login();
 """
-"""The server keeps the port of every connection that reads a chunk, and holds it for a moment, in which its process is seen."""
+"""The server keeps the client port of every connection that reads a chunk, and delays it so that its process
+can be observed.
+"""
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "running-on-a-cluster.md"
 
 
@@ -53,7 +57,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 class Watch:
-    """Looks, again and again, which processes of executors and of the driver hold connections to the server, by the clients' ports."""
+    """Repeatedly records which executor and driver processes hold connections to the server, by client port."""
 
     def __init__(self, readers: Readers, cluster: Cluster, driver: int) -> None:
         self._readers = readers
@@ -97,11 +101,11 @@ def test_executors_and_not_the_driver_read_chunks_and_segments(database: Databas
     assert chunk_ports & readers.ports["executor"], (chunk_ports, readers.ports)
     assert not chunk_ports & readers.ports["driver"], (chunk_ports, readers.ports)
     events = cluster.events()
-    readers_of_segments = task_executors(events, f"penstock {run_part.__name__}")
+    readers_of_segments = task_executors(events, f"penstock {write_epoch.__name__}")
     assert readers_of_segments
     assert readers_of_segments.keys() <= {"0", "1"}
     executors = {event["Task Info"]["Executor ID"] for event in events if event["Event"] == "SparkListenerTaskEnd"}
-    assert executors == {"0", "1"}, "every task of the run, chunks among them"
+    assert executors == {"0", "1"}, "every task of the run, including chunks"
 
 
 def _wait_beyond(mirror: Mirror, process: subprocess.Popen[bytes], position: Position) -> None:

@@ -1,4 +1,4 @@
-"""The demo, as a newcomer runs it; and what its last lines say."""
+"""`penstock demo`, and the summary that it prints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(900)
-def test_the_demo_ends_by_itself_with_equal_tables_and_a_lake_that_can_be_queried(tmp_path: Path) -> None:
+def test_the_demo_ends_with_equal_tables_and_a_lake_that_can_be_queried(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "penstock.cli.main", "demo", "--seconds", "8", "--directory", "demo"]
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
     output = result.stdout

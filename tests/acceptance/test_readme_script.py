@@ -1,4 +1,4 @@
-"""The script of the README, as it stands there, under spark-submit."""
+"""The script of the README, run unchanged by spark-submit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 
 from penstock.postgres.connection import SourceAddress
 from penstock.spark.java import ensure_java
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 ROOT = Path(__file__).parents[2]
 DSN = "postgresql://cdc@db.example:5432/shop"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 PASSWORD = "correct-horse-battery-staple"
 

@@ -1,4 +1,4 @@
-"""One database for all tests of a module; what must not be shared is named for the test."""
+"""Fixtures of the contract tests. A module shares one database; names in it contain the name of the test."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.places import MORE_PLACES, PLACES, SPARK, Cell, NewPlace, Place, PostgresPlace
-from tests.contract.trigger_harness import TriggerHarness, trigger_harness
-from tests.contract.wal_harness import WalHarness, wal_harness
-from tests.contract.workshop import Busy, Kind, Workshop
-from tests.fix_postgres import Database, PostgresServer
+from tests.support.contract.crash_table import Busy, CrashTable, Kind
+from tests.support.contract.sink_setups import MORE_SINK_SETUPS, SINK_SETUPS, SPARK, Cell, NewSinkSetup, PostgresSetup, SinkSetup
+from tests.support.contract.trigger_harness import TriggerHarness, trigger_harness
+from tests.support.contract.wal_harness import WalHarness, wal_harness
+from tests.support.fix_postgres import Database, PostgresServer
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +35,16 @@ def trigger(shared_database: Database, tmp_path: Path) -> Iterator[TriggerHarnes
 
 
 @pytest.fixture(scope="session")
-def new_place(
+def new_setup(
     request: pytest.FixtureRequest, postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[NewPlace]:
-    """Spark is started by whoever needs it first."""
+) -> Iterator[NewSinkSetup]:
+    """Spark is started by the first test that needs it."""
     database = postgres_server.create_database()
 
-    def make(name: str) -> Place:
+    def make(name: str) -> SinkSetup:
         spark = request.getfixturevalue("spark") if name in SPARK else None
-        place = (PLACES | MORE_PLACES)[name](tmp_path_factory.mktemp(name), spark)
-        if isinstance(place, PostgresPlace):
+        place = (SINK_SETUPS | MORE_SINK_SETUPS)[name](tmp_path_factory.mktemp(name), spark)
+        if isinstance(place, PostgresSetup):
             database.execute('DROP SCHEMA IF EXISTS penstock, copy_public, "copy_odd. schema" CASCADE')
             place.dsn = database.dsn
         return place
@@ -56,13 +56,13 @@ def new_place(
 
 @pytest.fixture
 def kind() -> Kind:
-    """What a source is like of which nothing is said."""
+    """The workload of the source, unless a test chooses another."""
     return Busy
 
 
 @pytest.fixture
-def workshop(cell: Cell, kind: Kind, new_place: NewPlace) -> Iterator[Workshop]:
-    place = new_place(cell[0])
-    made = Workshop(place, place.open(cell[1]), cell[1], kind=kind)
+def crash_table(cell: Cell, kind: Kind, new_setup: NewSinkSetup) -> Iterator[CrashTable]:
+    place = new_setup(cell[0])
+    made = CrashTable(place, place.open(cell[1]), cell[1], kind=kind)
     yield made
     made.sink.close()

@@ -1,4 +1,4 @@
-"""What holds for every capture of ours, whatever it learns of changes by: records over it, and how it is asked for its lag."""
+"""Rules for every capture method: records and lag."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from penstock.capture.records.building import RecordBuilder
-from penstock.capture.records.places import ChangePlace, parse_place
-from penstock.capture.records.snapshotter import CaptureSnapshotter
 from penstock.contracts.records import Operation, Record
+from penstock.records.builder import ChangePlace, RecordBuilder, parse_place
+from penstock.records.reader import CaptureSnapshotter
 from penstock.testing.capture_conformance import CaptureHarness, delete, upsert
 from penstock.testing.streams import take, wait_for
-from tests.contract.polling_harness import PollingHarness, idle
-from tests.contract.tables_harness import end_connections
-from tests.contract.trigger_harness import trigger_harness
-from tests.contract.wal_harness import wal_harness
-from tests.fix_postgres import Database
+from tests.support.contract.polling_harness import PollingHarness, idle
+from tests.support.contract.tables_harness import end_connections
+from tests.support.contract.trigger_harness import trigger_harness
+from tests.support.contract.wal_harness import wal_harness
+from tests.support.fix_postgres import Database
 
 
 @contextmanager
@@ -51,15 +50,13 @@ def test_records_of_any_capture_say_which_changes_a_snapshot_has_not(kind: str, 
 
 
 @pytest.mark.parametrize("kind", HARNESSES)
-def test_lag_is_asked_for_through_a_connection_of_its_own_that_is_gone_afterwards(
-    kind: str, shared_database: Database, tmp_path: Path
-) -> None:
+def test_lag_query_uses_and_closes_its_own_connection(kind: str, shared_database: Database, tmp_path: Path) -> None:
     with HARNESSES[kind](shared_database, tmp_path) as harness, closing(harness.capture().live()) as changes:
         harness.commit(upsert(harness.table, 1, "one"))
         take(changes, 1, harness.deadline_seconds)
         before = harness.open_resources()
         end_connections(shared_database)
-        assert (harness.capture().lag() or 0) > 0, "the stream's own connections are gone for the moment"
+        assert (harness.capture().lag() or 0) > 0, "the stream's own connections are closed for the moment"
         wait_for(lambda: harness.open_resources() == before, f"as before, {before},", harness.open_resources, harness.deadline_seconds)
 
 

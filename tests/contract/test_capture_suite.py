@@ -1,4 +1,4 @@
-"""The conformance suite itself: each of its tests catches somebody who breaks the rule that it names."""
+"""The capture conformance suite fails for implementations that break a rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from examples.list_capture import ListCapture
 from penstock.contracts.capture import UNTRACKED, Ack, Change, ChangeCapture, ChangeStream, Delete, Truncate, Upsert
 from penstock.schema import TableName
 from penstock.testing.capture_conformance import ChangeCaptureConformance
-from tests.contract.test_list_capture import ListHarness
+from tests.support.contract.list_harnesses import ListHarness
 
 SUITE = ChangeCaptureConformance
 
@@ -41,7 +41,7 @@ class CallbackAck(Ack):
 
 
 class AlteredCapture(ListCapture):
-    """Whose changes are not what they were."""
+    """Returns modified changes."""
 
     def alter(self, change: Change) -> Iterator[Change]:
         yield change
@@ -61,11 +61,11 @@ def index(change: Change) -> int:
 
 
 @caught_by(
-    SUITE.test_hole_holds_the_resume_point_back,
-    SUITE.test_transaction_confirmed_in_part_comes_again_as_a_whole,
+    SUITE.test_unconfirmed_change_holds_the_resume_point,
+    SUITE.test_partly_confirmed_transaction_is_redelivered_completely,
 )
 class EveryAckMovesThePoint(AlteredCapture):
-    """As if confirming a change confirmed everything before it."""
+    """Confirming a change confirms everything before it."""
 
     @override
     def alter(self, change: Change) -> Iterator[Change]:
@@ -77,7 +77,7 @@ class EveryAckMovesThePoint(AlteredCapture):
 
 @caught_by(SUITE.test_order_of_confirming_does_not_matter)
 class OnlyTheNextAckMovesThePoint(AlteredCapture):
-    """Forgets what was confirmed too early."""
+    """Loses changes that were confirmed too early."""
 
     @override
     def alter(self, change: Change) -> Iterator[Change]:
@@ -88,7 +88,7 @@ class OnlyTheNextAckMovesThePoint(AlteredCapture):
         yield replace(change, ack=CallbackAck(move))
 
 
-@caught_by(SUITE.test_confirming_twice_is_confirming_once)
+@caught_by(SUITE.test_confirming_is_idempotent)
 class CountsAcks(AlteredCapture):
     @override
     def alter(self, change: Change) -> Iterator[Change]:
@@ -100,8 +100,8 @@ class CountsAcks(AlteredCapture):
 
 
 @caught_by(
-    SUITE.test_unconfirmed_changes_come_again_after_every_restart,
-    SUITE.test_changes_that_came_again_can_be_confirmed,
+    SUITE.test_unconfirmed_changes_are_redelivered_after_every_restart,
+    SUITE.test_redelivered_changes_can_be_confirmed,
 )
 class ReceivingIsConfirming(AlteredCapture):
     @override
@@ -111,10 +111,10 @@ class ReceivingIsConfirming(AlteredCapture):
 
 
 @caught_by(
-    SUITE.test_confirmed_changes_do_not_come_again,
+    SUITE.test_confirmed_changes_are_not_redelivered,
     SUITE.test_resume_point_moves_to_the_first_unconfirmed_change,
     SUITE.test_any_thread_may_confirm,
-    SUITE.test_lag_goes_up_with_what_is_unconfirmed_and_down_when_it_is_confirmed,
+    SUITE.test_lag_grows_with_unconfirmed_changes_and_shrinks_when_they_are_confirmed,
 )
 class ThePointNeverMoves(AlteredCapture):
     @override
@@ -140,7 +140,7 @@ class RefusesLateAcks(ListCapture):
             is_over.append(True)
 
 
-@caught_by(SUITE.test_resume_point_follows_a_source_in_which_nothing_concerns_us)
+@caught_by(SUITE.test_resume_point_advances_with_unrelated_commits)
 class StandsStillOnQuietGround(ListCapture):
     @override
     def _follow(self, at: int) -> Generator[Change]:
@@ -154,14 +154,14 @@ class StandsStillOnQuietGround(ListCapture):
 # --- what is delivered ------------------------------------------------------------------------------------------------------------
 
 
-@caught_by(SUITE.test_everything_that_commits_after_live_returned_is_delivered_in_order, SUITE.test_nothing_falls_between_live_and_snapshot)
+@caught_by(SUITE.test_everything_that_commits_after_live_returned_is_delivered_in_order, SUITE.test_live_stream_and_snapshot_leave_no_gap)
 class BeginsWhenItIsRead(ListCapture):
     @override
     def live(self) -> Generator[Change]:
         yield from super().live()
 
 
-@caught_by(SUITE.test_truncate_is_delivered_where_it_happened)
+@caught_by(SUITE.test_truncate_is_delivered_in_order)
 class DropsTruncate(AlteredCapture):
     @override
     def alter(self, change: Change) -> Iterator[Change]:
@@ -171,7 +171,7 @@ class DropsTruncate(AlteredCapture):
             yield change
 
 
-@caught_by(SUITE.test_no_key_and_no_value_is_taken_for_nothing)
+@caught_by(SUITE.test_empty_and_negative_keys_and_values_are_delivered)
 class SkipsKeysBelowOne(AlteredCapture):
     @override
     def alter(self, change: Change) -> Iterator[Change]:
@@ -179,7 +179,7 @@ class SkipsKeysBelowOne(AlteredCapture):
             yield change
 
 
-@caught_by(SUITE.test_no_key_and_no_value_is_taken_for_nothing)
+@caught_by(SUITE.test_empty_and_negative_keys_and_values_are_delivered)
 class TakesNullForUnchanged(AlteredCapture):
     @override
     def alter(self, change: Change) -> Iterator[Change]:
@@ -188,7 +188,7 @@ class TakesNullForUnchanged(AlteredCapture):
         yield change
 
 
-@caught_by(SUITE.test_order_is_told_by_commit_and_ordinal)
+@caught_by(SUITE.test_changes_are_ordered_by_commit_and_ordinal)
 class OrdersByCommitAlone(AlteredCapture):
     @override
     def alter(self, change: Change) -> Iterator[Change]:
@@ -200,7 +200,7 @@ class OrdersByCommitAlone(AlteredCapture):
 
 
 class OneAtATime(ListCapture):
-    """What a stream takes is there for everybody to see."""
+    """All streams share one list of unread changes."""
 
     @property
     def turnstile(self) -> list[object]:
@@ -221,7 +221,7 @@ class NeverLetsGo(OneAtATime):
 
 @caught_by(SUITE.test_closing_a_stream_that_was_never_read_releases_everything)
 class LetsGoOnlyWhatWasRead(OneAtATime):
-    """A generator that has not begun has nothing to clean up."""
+    """A generator that was not started has nothing to clean up."""
 
     @override
     def live(self) -> Generator[Change]:
@@ -236,7 +236,7 @@ class LetsGoOnlyWhatWasRead(OneAtATime):
 
 
 class Once:
-    """A stream that can be closed once, and goes on after it."""
+    """A stream that ignores `close` once and continues."""
 
     def __init__(self, changes: Generator[Change]) -> None:
         self._changes = changes
@@ -263,7 +263,7 @@ class ClosesOnce(ListCapture):
 # --- snapshots and lag ---------------------------------------------------------------------------------------------------------------
 
 
-@caught_by(SUITE.test_acks_of_a_snapshot_move_nothing)
+@caught_by(SUITE.test_acks_of_a_snapshot_do_not_move_the_resume_point)
 class SnapshotMovesThePoint(ListCapture):
     @override
     def snapshot(self, tables: Sequence[TableName]) -> Generator[Change]:
@@ -274,7 +274,7 @@ class SnapshotMovesThePoint(ListCapture):
             yield replace(change, ack=CallbackAck(move))
 
 
-@caught_by(SUITE.test_snapshot_is_the_rows_of_now_as_upserts_and_then_it_ends)
+@caught_by(SUITE.test_snapshot_returns_the_current_rows_as_upserts_and_ends)
 class SnapshotMarksItsEnd(ListCapture):
     @override
     def snapshot(self, tables: Sequence[TableName]) -> Generator[Change]:
@@ -282,14 +282,14 @@ class SnapshotMarksItsEnd(ListCapture):
         yield Change(Delete(tables[0] if tables else TableName("", ""), {"id": None}), UNTRACKED)
 
 
-@caught_by(SUITE.test_snapshot_has_only_the_tables_that_were_asked_for)
+@caught_by(SUITE.test_snapshot_has_only_the_requested_tables)
 class SnapshotOfEverything(ListCapture):
     @override
     def snapshot(self, tables: Sequence[TableName]) -> Generator[Change]:
         yield from super().snapshot(list(self._tables))
 
 
-@caught_by(SUITE.test_snapshot_can_be_left_early)
+@caught_by(SUITE.test_snapshot_can_be_closed_early)
 class SnapshotHoldsOn(OneAtATime):
     @override
     def snapshot(self, tables: Sequence[TableName]) -> Generator[Change]:
@@ -298,9 +298,9 @@ class SnapshotHoldsOn(OneAtATime):
         self.turnstile.pop()
 
 
-@caught_by(SUITE.test_snapshot_can_be_left_early)
+@caught_by(SUITE.test_snapshot_can_be_closed_early)
 class SnapshotGoesOn(ListCapture):
-    """As if whoever left a snapshot had kept the rows that it was given."""
+    """The rows of a snapshot stay readable after the snapshot is closed."""
 
     @override
     def snapshot(self, tables: Sequence[TableName]) -> Generator[Change]:
@@ -340,7 +340,7 @@ TESTS = [name for name, _ in inspect.getmembers(SUITE, inspect.isfunction) if na
 
 
 @pytest.mark.parametrize("test", TESTS)
-def test_whoever_breaks_the_rule_is_caught(test: str) -> None:
+def test_broken_implementation_fails_the_suite(test: str) -> None:
     assert caught.get(test), "no implementation is known that breaks this rule: is it one?"
     for broken in caught[test]:
         run = getattr(SUITE(), test)

@@ -1,4 +1,4 @@
-"""The program of the connectors' guide runs, and does what the guide says, also when it is ended and started again."""
+"""The program in the connectors guide runs, and resumes after it was stopped."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from penstock.testing.streams import wait_for
-from tests.contract.postgres_connector import unwritable
-from tests.contract.wal_harness import WalHarness
+from tests.support.contract.postgres_connector import unwritable
+from tests.support.contract.wal_harness import WalHarness
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "connectors.md"
 
@@ -51,7 +51,7 @@ def test_the_program_in_the_guide_keeps_its_totals(
             return totals() == source()
 
         run_until(is_done)
-    assert "not acknowledged: PEN-2000" in caplog.text, "it goes on all the same"
+    assert "not acknowledged: PEN-2000" in caplog.text, "it continues"
     wal.database.execute("TRUNCATE orders")
     wal.database.execute("INSERT INTO orders VALUES (7, 70)")
     run_until(lambda: totals() == {"7": 70})

@@ -1,4 +1,6 @@
-"""A consumer that keeps rows and checkpoint in one act, and dies again and again: no row is missing in the end, and none came twice."""
+"""A consumer that stores rows and checkpoint in one transaction and is killed repeatedly receives each row
+once.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ from penstock.change import CHANGE_TYPE
 from penstock.contracts.connector import SourceBatch, SourceCheckpoint, SourceConnector
 from penstock.testing.connector_harness import opened
 from penstock.testing.streams import wait_for
-from tests.contract.postgres_connector import PostgresConnectorHarness, postgres_connector_harness
-from tests.fix_postgres import Database
+from tests.support.contract.postgres_connector import PostgresConnectorHarness, postgres_connector_harness
+from tests.support.fix_postgres import Database
 
 Tables = dict[str, dict[int, str | None]]
 
@@ -21,7 +23,7 @@ LIVES = 8
 
 
 def apply_strictly(target: Tables, batch: SourceBatch) -> None:
-    """Every change must find what it found in the source: so a row that is missing or comes twice is noticed at once."""
+    """Every change must match the stored state, so that a missing or repeated row is noticed at once."""
     rows = target.setdefault(batch.partition, {})
     for change in batch.records.to_pylist():
         key = change["id"]
@@ -85,7 +87,7 @@ def poll(connector: SourceConnector, target: Tables, max_records: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [1])
-def test_a_consumer_that_dies_again_and_again_ends_in_what_the_source_holds(shared_database: Database, tmp_path: Path, seed: int) -> None:
+def test_a_repeatedly_killed_consumer_ends_equal_to_the_source(shared_database: Database, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     with postgres_connector_harness(shared_database, tmp_path) as harness:
         both = PostgresConnectorHarness(harness.wal, {"tables": f"{harness.wal.table}, {harness.wal.other}"})

@@ -1,4 +1,4 @@
-"""The suite of connectors itself: each of its tests catches somebody who breaks the rule that it names."""
+"""The connector conformance suite fails for implementations that break a rule."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from penstock.contracts.schemas import SchemaProvider, SchemaRegistryAware
 from penstock.errors import PenstockError
 from penstock.testing.connector_conformance import SourceConnectorConformance
 from penstock.testing.rules import suite_tests
-from tests.contract.breaking import caught, caught_by
-from tests.contract.test_list_connector import ListConnectorHarness
+from tests.support.contract.breaking import caught, caught_by
+from tests.support.contract.list_harnesses import ListConnectorHarness
 
 SUITE = SourceConnectorConformance
 
@@ -52,8 +52,8 @@ class ClosesOnce(ListConnector):
 
 @caught_by(
     SUITE.test_closing_releases_everything_and_may_be_repeated,
-    SUITE.test_closing_what_was_never_read_releases_everything,
-    SUITE.test_the_schema_can_be_found_out_before_open,
+    SUITE.test_closing_an_unread_connector_releases_everything,
+    SUITE.test_schema_can_be_discovered_before_open,
 )
 class StaysConnected(ListConnector):
     @override
@@ -69,7 +69,7 @@ class StaysConnected(ListConnector):
         other._opened().waiting.add(threading.Event())
 
 
-@caught_by(SUITE.test_every_row_comes_once_and_in_order)
+@caught_by(SUITE.test_every_row_is_delivered_once_and_in_order)
 class PassesOverKeysThatAreNotPositive(ListConnector):
     @override
     def poll_batch(self, max_records: int) -> SourceBatch | None:
@@ -80,7 +80,7 @@ class PassesOverKeysThatAreNotPositive(ListConnector):
         return SourceBatch(kept, batch.partition) if kept.num_rows else None
 
 
-@caught_by(SUITE.test_none_means_nothing_now_and_never_the_end)
+@caught_by(SUITE.test_none_does_not_end_the_batches)
 class TakesNothingForTheEnd(ListConnector):
     is_over = False
 
@@ -103,7 +103,7 @@ class WaitsForRows(ListConnector):
         return super().poll_batch(max_records)
 
 
-@caught_by(SUITE.test_no_row_is_lost_to_the_number_that_is_asked_for)
+@caught_by(SUITE.test_limit_of_a_poll_loses_no_row)
 class CutsOffWhatIsTooMuch(ListConnector):
     @override
     def poll_batch(self, max_records: int) -> SourceBatch | None:
@@ -131,10 +131,10 @@ class AcknowledgesInCheckpoint(ListConnector):
 
 
 @caught_by(
-    SUITE.test_every_checkpoint_is_enough_to_go_on_from,
-    SUITE.test_what_is_added_later_goes_on_from_any_checkpoint_too,
-    SUITE.test_a_checkpoint_counts_although_the_connector_is_open_already,
-    SUITE.test_right_after_restore_the_place_is_the_one_of_the_checkpoint,
+    SUITE.test_every_checkpoint_can_be_resumed_from,
+    SUITE.test_later_rows_can_be_resumed_from_any_checkpoint,
+    SUITE.test_restore_works_after_open,
+    SUITE.test_checkpoint_right_after_restore_equals_the_restored_one,
 )
 class BeginsAnew(ListConnector):
     @override
@@ -143,14 +143,14 @@ class BeginsAnew(ListConnector):
         self._at = 0
 
 
-@caught_by(SUITE.test_the_beginning_is_a_checkpoint_too)
+@caught_by(SUITE.test_initial_checkpoint_can_be_restored)
 class KnowsNoBeginning(ListConnector):
     @override
     def restore(self, checkpoint: SourceCheckpoint) -> None:
         super().restore(SourceCheckpoint(dict(checkpoint.offsets) or {"": ""}))
 
 
-@caught_by(SUITE.test_a_checkpoint_counts_although_the_connector_is_open_already)
+@caught_by(SUITE.test_restore_works_after_open)
 class BeginsToReadInOpen(ListConnector):
     first: SourceBatch | None = None
 
@@ -166,7 +166,7 @@ class BeginsToReadInOpen(ListConnector):
         return held or super().poll_batch(max_records)
 
 
-@caught_by(SUITE.test_a_checkpoint_comes_too_late_once_reading_has_started)
+@caught_by(SUITE.test_restore_after_polling_is_refused)
 class RestoresAtAnyTime(ListConnector):
     @override
     def restore(self, checkpoint: SourceCheckpoint) -> None:
@@ -174,7 +174,7 @@ class RestoresAtAnyTime(ListConnector):
         super().restore(checkpoint)
 
 
-@caught_by(SUITE.test_a_checkpoint_of_something_else_is_refused)
+@caught_by(SUITE.test_checkpoint_of_another_connector_is_refused)
 class TakesAnyCheckpoint(ListConnector):
     @override
     def restore(self, checkpoint: SourceCheckpoint) -> None:
@@ -185,11 +185,11 @@ class TakesAnyCheckpoint(ListConnector):
 
 
 @caught_by(
-    SUITE.test_what_was_not_made_durable_comes_again_or_the_connector_says_that_it_cannot,
-    SUITE.test_an_epoch_covers_what_its_checkpoint_covers_and_no_more,
+    SUITE.test_uncommitted_rows_are_redelivered_unless_replay_is_unsupported,
+    SUITE.test_an_epoch_covers_exactly_its_checkpoint,
 )
 class GoesOnWhereItWas(ListConnector):
-    """As if what was given out had been made durable."""
+    """Confirms returned records without storing them."""
 
     @override
     def restore(self, checkpoint: SourceCheckpoint) -> None:
@@ -213,16 +213,16 @@ class NeverAcknowledges(ListConnector):
         """Nothing."""
 
 
-@caught_by(SUITE.test_an_epoch_may_be_told_again_and_an_older_one_too)
+@caught_by(SUITE.test_epochs_may_be_notified_repeatedly_and_out_of_order)
 class HoldsThatAnEpochComesOnce(ListConnector):
     @override
     def notify_epoch_committed(self, epoch: int) -> None:
         if epoch <= self._opened().forgettable:
-            raise RuntimeError("that was told before")
+            raise RuntimeError("reported before")
         super().notify_epoch_committed(epoch)
 
 
-@caught_by(SUITE.test_an_epoch_that_was_never_given_out_acknowledges_nothing)
+@caught_by(SUITE.test_unknown_epoch_acknowledges_nothing)
 class TakesAnyEpoch(ListConnector):
     @override
     def notify_epoch_committed(self, epoch: int) -> None:
@@ -232,14 +232,14 @@ class TakesAnyEpoch(ListConnector):
 # --- what it asks for ---------------------------------------------------------------------------------------------------------
 
 
-@caught_by(SUITE.test_the_event_wakes_who_waits_for_rows)
+@caught_by(SUITE.test_event_is_set_when_rows_are_added)
 class SignalsNobody(ListConnector):
     @override
     def data_ready(self) -> threading.Event | None:
         return threading.Event()
 
 
-@caught_by(SUITE.test_the_event_is_not_set_for_ever)
+@caught_by(SUITE.test_event_is_cleared_while_there_are_no_rows)
 class SignalsForEver(ListConnector):
     @override
     def poll_batch(self, max_records: int) -> SourceBatch | None:
@@ -248,7 +248,7 @@ class SignalsForEver(ListConnector):
         return batch
 
 
-@caught_by(SUITE.test_a_checkpoint_is_asked_for_when_the_shape_changes)
+@caught_by(SUITE.test_schema_change_requests_a_checkpoint)
 class NeverAsks(ListConnector):
     @override
     def poll_batch(self, max_records: int) -> SourceBatch | None:
@@ -259,7 +259,7 @@ class NeverAsks(ListConnector):
         return batch
 
 
-@caught_by(SUITE.test_only_the_consumer_takes_the_request_back)
+@caught_by(SUITE.test_only_the_consumer_clears_the_checkpoint_request)
 class TakesItsRequestBack(ListConnector):
     @override
     def poll_batch(self, max_records: int) -> SourceBatch | None:
@@ -278,21 +278,21 @@ class PromisesColumns(ListConnector):
         return schema.append(pa.field("more", pa.bool_())) if schema.names else schema
 
 
-@caught_by(SUITE.test_the_schema_can_be_found_out_before_open)
+@caught_by(SUITE.test_schema_can_be_discovered_before_open)
 class FindsNothingOut(ListConnector):
     @override
     def discover_schema(self, properties: ConnectorConfig) -> None:
         """Nothing."""
 
 
-@caught_by(SUITE.test_looking_for_the_schema_ends_and_raises_nothing)
+@caught_by(SUITE.test_schema_discovery_ends_and_raises_nothing)
 class LooksForEver(ListConnector):
     @override
     def discover_schema(self, properties: ConnectorConfig) -> None:
         threading.Event().wait()
 
 
-@caught_by(SUITE.test_looking_for_the_schema_ends_and_raises_nothing)
+@caught_by(SUITE.test_schema_discovery_ends_and_raises_nothing)
 class RaisesWhatItFinds(ListConnector):
     @override
     def discover_schema(self, properties: ConnectorConfig) -> None:
@@ -301,21 +301,21 @@ class RaisesWhatItFinds(ListConnector):
         super().discover_schema(properties)
 
 
-@caught_by(SUITE.test_the_schema_of_each_partition_is_known_where_that_is_promised)
+@caught_by(SUITE.test_schema_provider_returns_the_schema_of_each_partition)
 class AnswersWithTheCatalogOfNow(ListConnector):
     @override
     def schema_of(self, partition: str, offset: str | None = None) -> pa.Schema | None:
         return super().schema_of(partition)
 
 
-@caught_by(SUITE.test_the_schema_of_each_partition_is_known_where_that_is_promised)
+@caught_by(SUITE.test_schema_provider_returns_the_schema_of_each_partition)
 class KnowsNoSchemas(ListConnector):
     @override
     def as_schema_provider(self) -> SchemaProvider | None:
         return None
 
 
-@caught_by(SUITE.test_schemas_are_kept_in_a_registry_where_that_is_promised)
+@caught_by(SUITE.test_schemas_are_registered_if_the_connector_supports_it)
 class PromisesARegistry(ListConnector):
     @override
     def as_schema_registry_aware(self) -> SchemaRegistryAware | None:
@@ -325,14 +325,14 @@ class PromisesARegistry(ListConnector):
 # --- how it is ----------------------------------------------------------------------------------------------------------------
 
 
-@caught_by(SUITE.test_health_can_be_asked_at_any_time)
+@caught_by(SUITE.test_health_check_works_at_any_time)
 class IsNeverWell(ListConnector):
     @override
     def health_check(self) -> HealthStatus:
         return HealthStatus.unhealthy("always")
 
 
-@caught_by(SUITE.test_health_can_be_asked_at_any_time)
+@caught_by(SUITE.test_health_check_works_at_any_time)
 class IsAskedTooEarly(ListConnector):
     @override
     def health_check(self) -> HealthStatus:
@@ -340,7 +340,7 @@ class IsAskedTooEarly(ListConnector):
         return HealthStatus.HEALTHY
 
 
-@caught_by(SUITE.test_metrics_count_what_was_given_out)
+@caught_by(SUITE.test_metrics_count_delivered_rows)
 class CountsBatches(ListConnector):
     batches = 0
 
@@ -366,12 +366,12 @@ class BrokenHarness(ListConnectorHarness):
         return self._broken()
 
 
-OF_THE_CONTRACT_ITSELF = SUITE.test_who_implements_only_what_is_required_has_the_defaults
+OF_THE_CONTRACT_ITSELF = SUITE.test_optional_methods_have_defaults
 TESTS = list(suite_tests(SUITE))
 
 
 @pytest.mark.parametrize("test", [test for test in TESTS if test is not OF_THE_CONTRACT_ITSELF])
-def test_whoever_breaks_the_rule_is_caught(test: Callable[..., object]) -> None:
+def test_broken_implementation_fails_the_suite(test: Callable[..., object]) -> None:
     assert caught.get(test), "no implementation is known that breaks this rule: is it one?"
     for broken in caught[test]:
         with pytest.raises((AssertionError, RuntimeError, PenstockError)):
@@ -379,7 +379,7 @@ def test_whoever_breaks_the_rule_is_caught(test: Callable[..., object]) -> None:
 
 
 class NoReplay(ListConnector):
-    """What was given out is gone, as from a socket."""
+    """Rows that were returned cannot be read again, as from a socket."""
 
     @override
     def supports_replay(self) -> bool:
@@ -401,7 +401,7 @@ class NoReplay(ListConnector):
 
 
 class Plain(NoReplay):
-    """With none of the optional capabilities."""
+    """A source without the optional capabilities."""
 
     discover_schema = SourceConnector.discover_schema
     health_check = SourceConnector.health_check

@@ -1,4 +1,4 @@
-"""The guide's program runs, and does what the guide says."""
+"""The program in the guide runs and prints what the guide says."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.trigger_harness import TriggerHarness
-from tests.contract.wal_harness import WalHarness
+from tests.support.contract.trigger_harness import TriggerHarness
+from tests.support.contract.wal_harness import WalHarness
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "changes-in-python.md"
 TRIGGER_GUIDE = GUIDE.with_name("capture-by-triggers.md")
 LONG = 5_000
-"""Characters that are stored out of line, and do not travel with an update that leaves them alone."""
+"""Long text that is stored out of line and is not sent by an update that leaves it unchanged."""
 
 
 def test_the_program_in_the_guide_keeps_its_index(wal: WalHarness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

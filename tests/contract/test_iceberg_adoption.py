@@ -1,4 +1,4 @@
-"""Iceberg tables that were there before the pipeline."""
+"""Adoption of existing Iceberg tables."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import TargetForeignError
-from penstock.sinks.iceberg.active import active
-from penstock.sinks.iceberg.catalog import IcebergCatalog, LoadedTable
-from tests.contract.sink_harness import ITEMS
-from tests.contract.test_iceberg_sink import IcebergHarness
+from penstock.sinks.iceberg.catalog import IcebergCatalog, LoadedTable, active
+from tests.support.contract.iceberg_harness import IcebergHarness
+from tests.support.contract.sink_harness import ITEMS
 
 THERE = "CREATE TABLE {} (size string COMMENT 'known to many', id bigint NOT NULL) USING iceberg"
 MORE = "TBLPROPERTIES ('format-version' = '1', 'theirs' = 'kept')"
@@ -32,7 +31,7 @@ def _loaded(harness: IcebergHarness) -> LoadedTable:
     return loaded
 
 
-def test_K10_an_adopted_table_keeps_its_rows_until_the_copy_takes_their_place_and_what_is_said_of_it_for_ever(
+def test_K10_an_adopted_table_keeps_its_rows_until_the_copy_replaces_them_and_stays_marked_as_adopted(
     harness: IcebergHarness,
 ) -> None:
     spark, main = harness.spark, harness.sink
@@ -57,9 +56,9 @@ def test_K10_an_adopted_table_keeps_its_rows_until_the_copy_takes_their_place_an
 @pytest.mark.parametrize(
     ("columns", "clause", "reason"),
     [
-        ("id bigint, extra int", "", "'extra' is none of the source's"),
+        ("id bigint, extra int", "", "'extra' is not a column of the source"),
         ("id bigint, size int", "", "'size' is int32, and would become string"),
-        ("id bigint", "PARTITIONED BY (bucket(4, id))", "partitions"),
+        ("id bigint", "PARTITIONED BY (bucket(4, id))", "has a partition field"),
     ],
 )
 def test_K10_a_table_that_does_not_fit_is_not_adopted_but_makes_room_where_that_was_said(
@@ -88,16 +87,16 @@ def test_K10_a_table_of_another_pipeline_is_adopted_from_it_without_its_position
         harness.sink.load_target(ITEMS)
 
 
-def test_a_table_of_a_later_format_than_is_asked_for_is_copied_anew_in_its_own(harness: IcebergHarness) -> None:
+def test_a_table_with_another_format_version_is_resynced_into_a_new_one(harness: IcebergHarness) -> None:
     harness.copy()
     harness.spark.sql(f"ALTER TABLE {_name(harness)} SET TBLPROPERTIES ('format-version' = '3')")
-    harness.sink.disown(ITEMS)
+    harness.sink.release_ownership(ITEMS)
     harness.copy()
     assert (harness.rows(), _loaded(harness).format_version) == (harness.source.sorted_rows(), 3)
 
 
 def test_a_catalog_is_found_whichever_session_is_active_in_the_thread(spark: SparkSession, tmp_path: Path) -> None:
-    """Some of what is done with another session leaves that active; and it knows nothing of the catalog."""
+    """Some operations with another session leave it active, and it does not know the catalog."""
     harness = IcebergHarness(tmp_path, spark)
     with active(spark.newSession()):
         assert IcebergCatalog(spark, harness.place.catalog, harness.place.warehouse).load(("public", "items")) is None

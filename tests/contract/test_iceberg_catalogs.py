@@ -1,4 +1,4 @@
-"""`IcebergSink` in catalogs that somebody else keeps, a database or a server, described to one Spark session only."""
+"""`IcebergSink` in JDBC and REST catalogs that are configured in one Spark session only."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from penstock.errors import SinkError
 from penstock.position import Position
 from penstock.sinks.base import TableChanges
 from penstock.sinks.iceberg.catalog import IcebergCatalog
-from tests.contract.sink_harness import ITEMS
-from tests.contract.sink_rules import MirrorRules
-from tests.contract.test_iceberg_sink import IcebergHarness
-from tests.fix_catalog import Described, Kind, RestCatalogs
-from tests.integration.sinks.source import Value
+from tests.support.contract.iceberg_harness import IcebergHarness
+from tests.support.contract.sink_harness import ITEMS
+from tests.support.contract.sink_rules import MirrorRules
+from tests.support.fix_catalog import Described, Kind, RestCatalogs
+from tests.support.sinks.source import Value
 
 pytestmark = pytest.mark.spark
 OfKind = Callable[[Kind], Described]
@@ -46,7 +46,9 @@ class CatalogHarness(IcebergHarness):
         return f"{self.place.catalog}.public.items"
 
     def others(self, monkeypatch: pytest.MonkeyPatch, action: Callable[[], None]) -> None:
-        """Somebody does that once, when all is worked out and only the catalog is to be asked, which is the worst moment."""
+        """Run `action` once, between the preparation of a commit and the commit to the catalog: the worst
+        moment.
+        """
         put = IcebergCatalog._put
 
         def slow(catalog: IcebergCatalog, *given: Any) -> None:
@@ -73,7 +75,7 @@ class TestRules(MirrorRules):
 
 
 def test_K01_to_K05_epochs_into_a_catalog_of_others(harness: CatalogHarness) -> None:
-    """Values that only the target has are read by a session of their own, which must know the same catalog."""
+    """Values that only the target has are read by a second session, which must know the same catalog."""
     harness.copy()
     source = harness.source
     begun = harness.target()
@@ -95,7 +97,7 @@ def test_K09_of_two_runs_that_commit_at_once_one_is_refused(harness: CatalogHarn
     changes: TableChanges = harness.changes(harness.fence, end)
     other = harness.open()
     harness.others(monkeypatch, lambda: other.apply(target, changes, end))
-    with pytest.raises(SinkError, match="somebody else"):
+    with pytest.raises(SinkError, match="another writer"):
         harness.sink.apply(target, changes, end)
     harness.sink.apply(target, changes, end)
     assert harness.rows() == harness.source.sorted_rows()
@@ -113,7 +115,7 @@ def test_K09_a_table_that_is_rolled_back_under_an_epoch_does_not_get_it(harness:
     assert target.applied is not None
     changes, catalog = harness.changes(target.applied, end), harness.place.catalog
     harness.others(monkeypatch, lambda: _call(harness.spark, f"{catalog}.system.rollback_to_snapshot('public.items', {version})"))
-    with pytest.raises(SinkError, match="somebody else"):
+    with pytest.raises(SinkError, match="another writer"):
         harness.sink.apply(target, changes, end)
     harness.sink = harness.open()
     assert harness.target().applied == harness.fence
@@ -121,10 +123,12 @@ def test_K09_a_table_that_is_rolled_back_under_an_epoch_does_not_get_it(harness:
     assert (harness.rows(), harness.target().applied) == (harness.source.sorted_rows(), end)
 
 
-def test_K09_what_others_say_of_a_table_under_an_epoch_is_kept_and_the_rows_come_once(
+def test_K09_table_properties_set_by_others_during_an_epoch_stay_and_rows_are_written_once(
     harness: CatalogHarness, monkeypatch: pytest.MonkeyPatch, kind: Kind
 ) -> None:
-    """A database compares the whole of the metadata, so that the epoch begins again; a REST catalog looks at the rows alone."""
+    """A JDBC catalog compares the whole metadata, so the epoch starts again; a REST catalog compares the
+    snapshot only.
+    """
     harness.copy()
     target = harness.target()
     harness.source.insert(harness.item(20))
@@ -134,7 +138,7 @@ def test_K09_what_others_say_of_a_table_under_an_epoch_is_kept_and_the_rows_come
     alter = f"ALTER TABLE {harness.name} SET TBLPROPERTIES ('said' = 'by others')"
     harness.others(monkeypatch, lambda: _done(harness.spark, alter))
     if kind == "jdbc":
-        with pytest.raises(SinkError, match="somebody else"):
+        with pytest.raises(SinkError, match="another writer"):
             harness.sink.apply(target, changes, end)
     harness.sink.apply(target, changes, end)
     assert (harness.rows(), harness.target().applied) == (harness.source.sorted_rows(), end)
@@ -193,7 +197,7 @@ class _Losing(BaseHTTPRequestHandler):
 
     @override
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody reads it."""
+        """Silences the access log."""
 
 
 @contextmanager
@@ -206,10 +210,12 @@ def losing(behind: str) -> Iterator[LosingServer]:
         thread.join()
 
 
-def test_K01_a_commit_that_is_done_and_refused_when_it_is_asked_for_again_is_done(
+def test_K01_a_commit_whose_answer_was_lost_and_whose_repetition_is_refused_counts_as_done(
     spark: SparkSession, tmp_path: Path, rest_catalogs: RestCatalogs
 ) -> None:
-    """Iceberg's client asks again by itself after such an answer. Its files must not be taken for those of a commit that failed."""
+    """Iceberg's client retries after such an answer. Its files must not be taken for those of a failed
+    commit.
+    """
     with losing("") as front:
 
         def describe(name: str, warehouse: Path) -> dict[str, str]:

@@ -1,54 +1,12 @@
-"""The suite of connectors is tied to no database: the example in `examples/` passes it too."""
+"""The connector conformance suite needs no database: the example in `examples/` passes it."""
 
 from __future__ import annotations
 
-import itertools
-
-import pyarrow as pa
 import pytest
-from typing_extensions import override
 
-from examples.list_connector import TOPICS, ListConnector, Topic, main
-from penstock.contracts.connector import ConnectorConfig, SourceConnector
-from penstock.testing.connector_conformance import ConnectorHarness, Row, SourceConnectorConformance
-
-_numbers = itertools.count(1)
-
-
-class ListConnectorHarness(ConnectorHarness):
-    deadline_seconds = 5.0
-
-    def __init__(self) -> None:
-        name = f"topic {next(_numbers)}"
-        self.topic = TOPICS[name] = Topic(name)
-
-    @override
-    def connector(self) -> SourceConnector:
-        return ListConnector()
-
-    @override
-    def config(self) -> ConnectorConfig:
-        return {"topic": self.topic.name}
-
-    @override
-    def unreachable(self) -> ConnectorConfig:
-        return {"topic": "nowhere"}
-
-    @override
-    def add(self, *rows: Row) -> None:
-        self.topic.add(*({"id": each, "note": note} for each, note in rows))
-
-    @override
-    def change_shape(self) -> None:
-        self.topic.schema = self.topic.schema.append(pa.field("extra", pa.bool_()))
-
-    @override
-    def acknowledged(self) -> object:
-        return self.topic.forgettable
-
-    @override
-    def open_resources(self) -> object:
-        return len(self.topic.waiting)
+from examples.list_connector import main
+from penstock.testing.connector_conformance import SourceConnectorConformance
+from tests.support.contract.list_harnesses import ListConnectorHarness
 
 
 class TestListConnector(SourceConnectorConformance):

@@ -1,35 +1,12 @@
-"""The suite is tied to no database: the example in `examples/` passes it too."""
+"""The provisioning conformance suite needs no database: the example in `examples/` passes it."""
 
 from __future__ import annotations
 
 import pytest
-from typing_extensions import override
 
-from examples.list_provisioning import ListProvisioning, Register, main
-from penstock.contracts.provisioning import CaptureProvisioning
-from penstock.schema import TableName
-from penstock.testing.provisioning_conformance import CaptureProvisioningConformance, ProvisioningHarness
-
-
-class RegisterHarness(ProvisioningHarness):
-    def __init__(self) -> None:
-        self.register = Register()
-
-    @override
-    def provisioning(self, *, privileged: bool) -> CaptureProvisioning:
-        return ListProvisioning(self.register, may_add=privileged)
-
-    @override
-    def source_state(self) -> object:
-        return set(self.register.streamed)
-
-    @override
-    def run(self, statement: str) -> None:
-        self.register.run(statement)
-
-    @override
-    def streamed(self) -> set[TableName]:
-        return set(self.register.streamed)
+from examples.list_provisioning import main
+from penstock.testing.provisioning_conformance import CaptureProvisioningConformance
+from tests.support.contract.list_harnesses import RegisterHarness
 
 
 class TestListProvisioning(CaptureProvisioningConformance):

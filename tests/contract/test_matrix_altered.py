@@ -1,6 +1,7 @@
-"""Every sink in every mode, and values that do not travel while the columns of their table change (R09).
+"""Unchanged TOAST values while columns are added, dropped or renamed (R09), in every table mode of every
+sink.
 
-Names are those that the columns have in the end, which the model has from the beginning; the log has those of each moment.
+The model uses the final column names from the start; the log uses the names at the time of each change.
 """
 
 from __future__ import annotations
@@ -13,18 +14,17 @@ import pytest
 from typing_extensions import override
 
 from penstock.change import COMMIT_VERSION
+from penstock.config.policies import SchemaRule
 from penstock.errors import Recovery, SchemaChangedError
-from penstock.pipeline.following.follower import Follower
-from penstock.pipeline.following.sightings import Look
-from penstock.pipeline.schema_policy import SchemaRule
+from penstock.pipeline.schema_changes.tracker import CatalogSnapshot, SchemaTracker
 from penstock.position import Position
-from penstock.postgres.attributes import CatalogShape, MissingValue
+from penstock.postgres.catalog import CatalogShape, MissingValue
 from penstock.schema import Attributes, Column, TableName, TableSchema
-from penstock.sinks.layout import Mode
-from tests.contract.places import Cell, NewPlace, Place, cells, parameters
-from tests.contract.playing import Kept
-from tests.integration.sinks.source import NULL, Key, Row, Transaction, Value, whole
-from tests.property.chronicle import Chronicle, Record
+from penstock.sinks.modes import Mode
+from tests.support.contract.operations_run import TargetTable
+from tests.support.contract.sink_setups import Cell, NewSinkSetup, SinkSetup, cells, parameters
+from tests.support.property.source_model import Record, SourceModel
+from tests.support.sinks.source import NULL, Key, Row, Transaction, Value, whole
 
 NAME = TableName("public", "altered")
 Numbered = Mapping[int, str]
@@ -34,31 +34,31 @@ ADDED = {**FIRST, 5: "note"}
 RENAMED = {**ADDED, 3: "words"}
 DROPPED = {number: name for number, name in RENAMED.items() if number != 4}
 GIVEN = "given to those that are there"
-"""What the rows of before have in the column that is added."""
+"""The default value of rows older than the added column."""
 NUMBERS = {"id", "size"}
 
 
-class Altered(Kept):
-    """A table whose columns change while its rows do, and what the pipeline does about it."""
+class Altered(TargetTable):
+    """A table whose columns and rows change, and the pipeline's reaction."""
 
-    def __init__(self, place: Place, mode: Mode) -> None:
+    def __init__(self, place: SinkSetup, mode: Mode) -> None:
         self._texts = place.texts
-        source = Chronicle(self._schema(RENAMED), [self.row(each) for each in range(1, 10)])
+        source = SourceModel(self._schema(RENAMED), [self.row(each) for each in range(1, 10)])
         super().__init__(place, place.open(mode), mode, source, place.root / "spool")
         self.rows = source
         self.now = FIRST
         self._noted_from = 0
-        rule = SchemaRule(is_mirror=mode is Mode.MIRROR)
-        self._follower = Follower(lambda _: rule, lambda _: self._catalog())
+        rule = SchemaRule(can_resync=mode.can_resync)
+        self._follower = SchemaTracker(lambda _: rule, lambda _: self._catalog())
         self.copy()
 
-    # what is done -----------------------------------------------------------------------------------------------------------------
+    # --- changes ---
 
     @override
     def copy(self) -> None:
         fence = Position.of(self.rows.fence)
         first, rows = self._schema(FIRST), [self._as_now(row) for row in self.rows.sorted_rows()]
-        place = self.place.begin(self.sink, first, self.mode, fence)
+        place = self.setup.begin(self.sink, first, self.mode, fence)
         self.sink.finish_snapshot(first, self.write(first, place, rows), fence)
 
     def alter(self, columns: Numbered) -> None:
@@ -96,15 +96,15 @@ class Altered(Kept):
         self.writer.append(whole(self._schema(self.now), [Transaction(done.position, changes)]))
 
     def follow_all(self) -> None:
-        """The epoch with everything since the last, which is over by now."""
+        """The epoch with everything since the last one."""
         self.writer.seal()
         target, end = self.target(), Position.of(self.rows.position)
         assert target.applied is not None
-        assert not self._follower.notice({NAME: target}, Look({NAME: self._catalog().schema}))
+        assert not self._follower.observe_catalog({NAME: target}, CatalogSnapshot({NAME: self._catalog().schema}))
         changes = self._follower.follow(self.sink, target, self.changes(target.applied, end))
         self.sink.apply(target, changes, end)
 
-    # what it is made of -----------------------------------------------------------------------------------------------------------
+    # --- tables and rows ---
 
     def _number(self, number: int) -> Value:
         return Value(str(number) if self._texts else number)
@@ -113,7 +113,7 @@ class Altered(Kept):
         return (self._number(number),)
 
     def _nothing_dropped(self) -> Row:
-        """What was there before a column was dropped stays; rows that come have nothing in it."""
+        """Rows older than a dropped column keep its value; new rows have NULL."""
         return {} if 4 in self.now else {"extra": NULL}
 
     @property
@@ -140,8 +140,8 @@ class Altered(Kept):
 
 
 @pytest.fixture
-def altered(cell: Cell, new_place: NewPlace) -> Iterator[Altered]:
-    made = Altered(new_place(cell[0]), cell[1])
+def altered(cell: Cell, new_setup: NewSinkSetup) -> Iterator[Altered]:
+    made = Altered(new_setup(cell[0]), cell[1])
     yield made
     made.sink.close()
 
@@ -197,15 +197,15 @@ def every(wanted: Sequence[Cell]) -> pytest.MarkDecorator:
 
 @every([cell for cell in cells(*Mode) if cell[0] != "parquet"])
 def test_R09_a_value_that_did_not_travel_is_kept_while_columns_come_change_their_names_and_go(altered: Altered) -> None:
-    for play in (play_added_and_renamed, play_dropped, play_what_is_usual):
-        play(altered)
+    for run in (play_added_and_renamed, play_dropped, play_what_is_usual):
+        run(altered)
         altered.follow_all()
         assert altered.target().applied == Position.of(altered.rows.position)
         altered.assert_exact()
 
 
 @every(cells(Mode.APPEND, of=["parquet"]))
-def test_R09_a_sink_whose_columns_stay_refuses_and_keeps_what_it_has(altered: Altered) -> None:
+def test_R09_a_sink_with_fixed_columns_refuses_and_keeps_its_rows(altered: Altered) -> None:
     play_added_and_renamed(altered)
     with pytest.raises(SchemaChangedError) as refused:
         altered.follow_all()

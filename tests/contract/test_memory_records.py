@@ -1,4 +1,6 @@
-"""Records are read from any capture; and whatever is read, acknowledged, gone back to and ended, none is lost, doubled or out of order."""
+"""Records of an in-memory capture: however they are read, acknowledged and rewound, none is lost, repeated or
+out of order.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
-from penstock.capture.records.building import RecordBuilder
-from penstock.capture.records.ledger import AckLedger
-from penstock.capture.records.places import ChangePlace, parse_place
-from penstock.capture.records.reading import RecordReading
-from penstock.capture.records.snapshotter import CaptureSnapshotter
 from penstock.contracts.capture import Change, Delete, Event, Upsert
 from penstock.contracts.records import Record, RecordPosition, RecordSource
 from penstock.errors import (
@@ -31,12 +28,14 @@ from penstock.errors import (
     SnapshotLostError,
 )
 from penstock.position import Position
+from penstock.records.builder import ChangePlace, RecordBuilder, parse_place
+from penstock.records.reader import CaptureSnapshotter, RecordReading
+from penstock.records.stream import AckLedger
 from penstock.schema import TableName
-from penstock.testing.record_harness import opened, read, read_on, start
 from penstock.testing.record_source_conformance import RecordSourceConformance
-from penstock.testing.records_conformance import raises, read_through
+from penstock.testing.records_conformance import opened, raises, read, read_on, read_through, start
 from penstock.testing.streams import Background, wait_for
-from tests.contract.memory_records import ELSEWHERE, JournalStream, MemoryCapture, MemoryRecordHarness, MemoryRecordSource
+from tests.support.contract.memory_records import ELSEWHERE, JournalStream, MemoryCapture, MemoryRecordHarness, MemoryRecordSource
 
 
 class TestMemoryRecordSource(RecordSourceConformance):
@@ -113,7 +112,7 @@ class CutOff(JournalStream):
         raise ConnectionLostError("cut off")
 
 
-def test_stream_that_was_cut_off_is_opened_anew_by_the_next_read(tmp_path: Path) -> None:
+def test_stream_that_was_cut_off_is_reopened_by_the_next_read(tmp_path: Path) -> None:
     harness = MemoryRecordHarness(tmp_path)
     reading = reading_of(harness, FailsOnce(harness.journal, frozenset({harness.table})), wait_seconds=60)
     harness.insert(1)
@@ -122,7 +121,7 @@ def test_stream_that_was_cut_off_is_opened_anew_by_the_next_read(tmp_path: Path)
     reading.close()
 
 
-def test_teardown_that_comes_before_there_is_a_stream_ends_the_read_too(tmp_path: Path) -> None:
+def test_teardown_before_the_stream_opens_ends_the_read_too(tmp_path: Path) -> None:
     harness = MemoryRecordHarness(tmp_path)
     reading = reading_of(harness, MemoryCapture(harness.journal, frozenset({harness.table})), wait_seconds=600)
     reading.wake()
@@ -136,7 +135,7 @@ def reading_of(harness: MemoryRecordHarness, capture: MemoryCapture, *, wait_sec
     return RecordReading(capture, RecordBuilder(harness.table), ledger, known, takes_snapshot=False, wait_seconds=wait_seconds)
 
 
-def test_what_another_process_acknowledged_meanwhile_is_not_passed_over(tmp_path: Path) -> None:
+def test_acknowledgement_of_another_process_is_not_overtaken(tmp_path: Path) -> None:
     harness = MemoryRecordHarness(tmp_path)
     with opened(harness) as early:
         position = start(harness, early)
@@ -151,7 +150,7 @@ def test_what_another_process_acknowledged_meanwhile_is_not_passed_over(tmp_path
             assert read(harness, late, second.position).key["id"] == 3
 
 
-def test_positions_beyond_everything_are_of_somebody_else(tmp_path: Path) -> None:
+def test_positions_beyond_the_end_belong_to_another_source(tmp_path: Path) -> None:
     harness = MemoryRecordHarness(tmp_path)
     with opened(harness) as source:
         start(harness, source)
@@ -161,7 +160,7 @@ def test_positions_beyond_everything_are_of_somebody_else(tmp_path: Path) -> Non
 
 
 class Unplaced(MemoryCapture):
-    """Does not say which commit a change belongs to."""
+    """Records lack the commit of their change."""
 
     @override
     def snapshot(self, tables: Sequence[TableName]) -> Generator[Change]:
@@ -176,14 +175,14 @@ def test_capture_that_does_not_place_its_changes_cannot_be_read_from(tmp_path: P
 
 
 class Reader:
-    """A program that keeps its place, dies now and then, and goes back now and then."""
+    """A program that stores its position, and sometimes dies or rewinds."""
 
     def __init__(self, harness: MemoryRecordHarness) -> None:
         self.harness = harness
         self.source: RecordSource = harness.source()
         self.source.open(harness.config())
         self.places: list[RecordPosition] = [start(harness, self.source)]
-        """Of every change that was read, in order; behind the first, which is where we begin."""
+        """All changes read, in order; index 0 is the start."""
         self.records: list[Record] = []
         self.keys: list[object] = []
         """Of every change that was committed, in order."""
@@ -210,7 +209,7 @@ class Reader:
         if self.at == len(self.records):
             self.records.append(record)
             self.places.append(record.position)
-        assert record.position == self.records[self.at].position, "a record that comes again has the position that it had"
+        assert record.position == self.records[self.at].position, "a record that is read again has its old position"
         self.at += 1
 
     def ack(self, at: int) -> None:
@@ -224,7 +223,7 @@ class Reader:
         self.source.open(self.harness.config())
 
     def crash(self) -> None:
-        """Without a word: what was acknowledged last may be forgotten, and nothing else."""
+        """A crash may lose the last acknowledgements, and nothing else."""
         assert isinstance(self.source, MemoryRecordSource)
         self.source.die()
         noted = AckLedger(self.harness.spool).acked
@@ -243,9 +242,7 @@ class Reader:
 
 @settings(max_examples=40)
 @given(data=st.data())
-def test_records_come_in_order_and_none_is_lost_whatever_the_reader_does(
-    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
-) -> None:
+def test_records_are_in_order_and_complete_whatever_the_reader_does(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     reader = Reader(MemoryRecordHarness(tmp_path_factory.mktemp("spool")))
     try:
         for _ in range(data.draw(st.integers(1, 25), label="steps")):

@@ -1,4 +1,4 @@
-"""`ParquetReferenceTable` keeps its contract, and what is its own."""
+"""`ParquetReferenceTable` passes the reference table suite; tests of what it adds."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from penstock.contracts.capture import Delete, Event, Truncate, Upsert
 from penstock.contracts.reference import ReferenceTableSource
 from penstock.errors import ConfigError, ReferenceUnreadableError, SchemaChangedError
 from penstock.reference.parquet import ParquetReferenceTable
-from penstock.testing.reference_conformance import ReferenceTableConformance
-from penstock.testing.reference_harness import Follower, ReferenceHarness
+from penstock.testing.reference_conformance import Follower, ReferenceHarness, ReferenceTableConformance
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("note", pa.string())])
 
@@ -118,7 +117,7 @@ def test_empty_directory_is_no_empty_table(tmp_path: Path) -> None:
         source.poll_snapshot()
 
 
-def test_file_of_the_same_size_and_name_is_seen_to_be_another(harness: ParquetHarness) -> None:
+def test_file_of_the_same_size_and_name_is_recognised_as_another(harness: ParquetHarness) -> None:
     harness.rows = {1: "aa"}
     harness.write()
     follower = Follower(harness, harness.source())

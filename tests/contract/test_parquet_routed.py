@@ -1,4 +1,4 @@
-"""Several tables that go into one log of Parquet files: every change once, under the name of its table."""
+"""Several tables routed into one Parquet log: every change once, with the name of its source table."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from penstock.position import Position
-from penstock.sinks.layout import Mode
+from penstock.sinks.modes import Mode
 from penstock.sinks.parquet.sink import ParquetSink
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.integration.sinks.history import PLAIN
-from tests.integration.sinks.source import own_arrays
-from tests.integration.snapshot.local import LocalExecutors
-from tests.property.chronicle import Chronicle
-from tests.property.routed import FENCE, SOURCE, Shards
-from tests.property.test_fold import Sizes, chronicle
+from tests.support.property.histories import Sizes, source_model
+from tests.support.property.routed import FENCE, SOURCE, Shards
+from tests.support.property.source_model import SourceModel
+from tests.support.sinks.history import PLAIN
+from tests.support.sinks.source import own_arrays
+from tests.support.snapshot.local import LocalExecutors
 
 
 def test_K11_K15_a_log_has_every_change_of_every_table_under_its_name(tmp_path: Path) -> None:
-    members: list[Chronicle] = [chronicle(PLAIN, Sizes(seed, 4, 10, 0.5)) for seed in range(2)]
+    members: list[SourceModel] = [source_model(PLAIN, Sizes(seed, 4, 10, 0.5)) for seed in range(2)]
     shards = Shards(PLAIN, [member.log for member in members], lambda at, position: members[at].expected(Mode.MIRROR, position))
     sink = ParquetSink(LocalExecutors(), tmp_path / "log", "p")
     place, files = sink.begin_snapshot(shards.schema, Position.of(FENCE)), []

@@ -1,4 +1,4 @@
-"""`ParquetSink` without Spark: the rules of all sinks, and what a log of changes is."""
+"""`ParquetSink` without Spark: the sink rules, and the rules of an append-only log."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from penstock.sinks.base import ChangedRows
 from penstock.sinks.executors import In, Out
 from penstock.sinks.parquet.sink import ParquetSink
 from penstock.sinks.parquet.targets import POSITION
-from tests.contract.sink_harness import ITEMS, PIPELINE, SinkHarness
-from tests.contract.sink_rules import SinkRules
-from tests.integration.sinks.source import Row, Value
-from tests.integration.snapshot.local import LocalExecutors
+from tests.support.contract.sink_harness import ITEMS, PIPELINE, SinkHarness
+from tests.support.contract.sink_rules import SinkRules
+from tests.support.sinks.source import Row, Value
+from tests.support.snapshot.local import LocalExecutors
 
 
 class FaultyExecutors(LocalExecutors):
@@ -66,7 +66,7 @@ class ParquetHarness(SinkHarness):
 
     @override
     def rows(self) -> list[Row]:
-        """Of logs to which rows were only ever added."""
+        """For logs to which rows were only added."""
         return sorted(({name: Value(row[name]) for name in ("id", "note", "size")} for row in self.log() if not _is_end(row)), key=repr)
 
     @override
@@ -84,7 +84,7 @@ class ParquetHarness(SinkHarness):
     @override
     @contextmanager
     def unanswered(self) -> Iterator[None]:
-        """The rename is the last that is done: only whoever calls can be lost after it."""
+        """The rename is the last step, so after it only the answer to the caller can be lost."""
         apply = self.sink.apply
 
         def lose(*arguments: object) -> None:
@@ -118,7 +118,7 @@ class TestRules(SinkRules):
     pass
 
 
-def test_K15_every_change_is_there_once_in_order_behind_the_snapshot(harness: ParquetHarness) -> None:
+def test_K15_every_change_is_written_once_in_order_after_the_snapshot(harness: ParquetHarness) -> None:
     harness.copy()
     source = harness.source
     source.insert(harness.item(20))
@@ -139,7 +139,7 @@ def test_K15_every_change_is_there_once_in_order_behind_the_snapshot(harness: Pa
     ]
 
 
-def test_what_is_being_written_is_seen_by_nobody_and_is_gone_with_the_next_epoch(harness: ParquetHarness) -> None:
+def test_unfinished_files_are_invisible_and_removed_by_the_next_epoch(harness: ParquetHarness) -> None:
     harness.copy()
     harness.source.insert(harness.item(20))
     end = harness.commit()

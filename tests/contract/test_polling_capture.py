@@ -1,4 +1,6 @@
-"""`PollingCapture` keeps the contract of a capture, by `xmin` and by a column, within the limits that its harness names."""
+"""`PollingCapture` passes the capture suite, by `xmin` and by a column, within the limits that its harness
+declares.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock.testing.capture_conformance import ChangeCaptureConformance
-from tests.contract.polling_harness import CursorHarness, PollingHarness, idle
-from tests.fix_postgres import Database
+from tests.support.contract.polling_harness import CursorHarness, PollingHarness, idle
+from tests.support.fix_postgres import Database
 
 
 class TestPollingByXmin(ChangeCaptureConformance):

@@ -1,4 +1,6 @@
-"""What a `PollingCapture` must not miss: commits that come late, deletes, whatever happens to the spool; and what it refuses."""
+"""`PollingCapture` misses no late commit and no delete, also when the spool is lost or replaced; invalid
+settings are refused.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock.capture.polling import PollingCapture
-from penstock.capture.polling_feed import PollingFeed
+from penstock.capture.polling.capture import PollingCapture
+from penstock.capture.polling.feed import PollingFeed
 from penstock.contracts.capture import Change, ChangeStream, Delete, Event, Truncate, Upsert
 from penstock.errors import NoTablesError, PrivilegeError, TableWithoutKeyError, UnsupportedTableError
 from penstock.position import Position
@@ -24,8 +26,8 @@ from penstock.schema import TableName
 from penstock.spool.status import load_status
 from penstock.testing.capture_conformance import check_next, delete, deliver_three, upsert
 from penstock.testing.streams import check_same_set, seen, seen_event, take, take_until, wait_for
-from tests.contract.polling_harness import CursorHarness, PollingHarness, idle
-from tests.fix_postgres import Database
+from tests.support.contract.polling_harness import CursorHarness, PollingHarness, idle
+from tests.support.fix_postgres import Database
 
 _marks = itertools.count(1)
 
@@ -39,7 +41,7 @@ def polled(request: pytest.FixtureRequest, shared_database: Database, tmp_path: 
 
 @contextmanager
 def transaction(polled: PollingHarness) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-    """Open for the length of the block; it commits by itself, or not at all."""
+    """A transaction that stays open for the block; it commits inside it, or not at all."""
     with psycopg.connect(polled.database.dsn, autocommit=True) as connection:
         connection.execute("BEGIN")
         yield connection
@@ -50,7 +52,7 @@ def put(connection: psycopg.Connection[tuple[Any, ...]], table: TableName, key: 
 
 
 def until(polled: PollingHarness, stream: ChangeStream) -> list[Change]:
-    """What comes before a mark that is committed now."""
+    """The changes before a mark row that is committed now."""
     mark = upsert(polled.other, 999, f"mark {next(_marks)}")
     polled.commit(mark)
     return take_until(stream, mark, polled.deadline_seconds)[:-1]
@@ -69,7 +71,7 @@ def test_transaction_that_commits_after_later_ones_is_not_missed(polled: Polling
         put(late, polled.table, 1, "late")
         for each in range(2, 6):
             polled.commit(upsert(polled.table, each, "early"))
-        check_same_set(until(polled, stream), [upsert(polled.table, each, "early") for each in range(2, 6)], "what has committed, once")
+        check_same_set(until(polled, stream), [upsert(polled.table, each, "early") for each in range(2, 6)], "each commit, once")
         late.execute("COMMIT")
         polled.await_look()
         check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "late")], "and what commits late")
@@ -101,7 +103,7 @@ def test_transaction_that_was_open_when_the_capture_was_restarted_is_not_missed(
 
 
 def test_rows_of_a_savepoint_are_not_missed(polled: PollingHarness) -> None:
-    """They carry the number of the savepoint, which no snapshot lists."""
+    """The rows carry the transaction ID of the savepoint, which no snapshot lists."""
     with closing(polled.capture().live()) as stream, transaction(polled) as late:
         put(late, polled.table, 1, "before")
         late.execute("SAVEPOINT s")
@@ -159,7 +161,7 @@ def test_key_that_changed_is_a_delete_and_an_upsert(polled: PollingHarness) -> N
         check_same_set(take(stream, 2, polled.deadline_seconds), [delete(polled.table, 1), upsert(polled.table, 2, "x")], "one row moved")
 
 
-def test_row_that_was_deleted_while_nobody_looked_is_deleted(polled: PollingHarness) -> None:
+def test_row_deleted_between_two_polls_is_deleted(polled: PollingHarness) -> None:
     events = deliver_three(polled, confirm=lambda changes: [change.ack.confirm() for change in changes])
     polled.commit(delete(polled.table, 1))
     check_next(polled, [delete(polled.table, 1)], "it was there at the last look")
@@ -167,7 +169,7 @@ def test_row_that_was_deleted_while_nobody_looked_is_deleted(polled: PollingHarn
 
 
 def test_row_that_only_a_snapshot_has_seen_is_deleted(polled: PollingHarness) -> None:
-    """It came after one look and went before the next, and whoever has the snapshot has it."""
+    """The row was inserted after one poll and deleted before the next, but a snapshot may have returned it."""
     table = polled.table
     polled.commit(upsert(table, 1, "stays"), upsert(table, 2, "seen by both"))
     polled.capture().live().close()
@@ -180,7 +182,7 @@ def test_row_that_only_a_snapshot_has_seen_is_deleted(polled: PollingHarness) ->
         for change in found:
             change.ack.confirm()
     check_same_set(found, [delete(table, 2), delete(table, 3)], "both")
-    assert [path for path in polled.settings.keys.iterdir() if path.suffix == ".copied"] == [], "a confirmed look knows of it"
+    assert [path for path in polled.settings.keys.iterdir() if path.suffix == ".copied"] == [], "a confirmed poll includes it"
     with closing(polled.capture().live()) as stream:
         assert until(polled, stream) == [], "each once"
 
@@ -189,8 +191,10 @@ def test_row_that_only_a_snapshot_has_seen_is_deleted(polled: PollingHarness) ->
 def test_row_that_changed_before_a_snapshot_does_not_come_after_it_too(
     polled: PollingHarness, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The look after the snapshot finds the version that the snapshot has. It may have been for somebody else, so it is given out."""
-    monkeypatch.setattr("penstock.capture.steps._PIECE_BYTES", piece_bytes)
+    """The poll after the snapshot finds the version that the snapshot has. The snapshot may belong to another
+    reader, so the poll returns it too.
+    """
+    monkeypatch.setattr("penstock.capture.polling.feed._PIECE_BYTES", piece_bytes)
     table = polled.table
     polled.commit(upsert(table, 1, "at the last look"))
     polled.capture().live().close()
@@ -208,14 +212,14 @@ def test_row_that_changed_before_a_snapshot_does_not_come_after_it_too(
         found = take(stream, 5, polled.deadline_seconds)
         assert until(polled, stream) == []
     fence = position_of(copied[0])
-    check_same_set([each for each in found if position_of(each) <= fence], [each.event for each in copied], "what the snapshot has")
+    check_same_set([each for each in found if position_of(each) <= fence], [each.event for each in copied], "the rows of the snapshot")
     late_ones: list[Event] = [upsert(table, 2, "late"), upsert(table, 3, "late too"), upsert(table, 5, "after")]
     check_same_set([each for each in found if position_of(each) > fence], late_ones, "and nothing else of what came later")
     assert [position_of(each) for each in found] == sorted(position_of(each) for each in found)
 
 
-def test_row_stands_at_the_first_of_several_snapshots_that_have_it(polled: PollingHarness) -> None:
-    """Who puts a table together from several learns in this way what changed between them."""
+def test_row_has_the_position_of_the_first_of_several_snapshots_that_have_it(polled: PollingHarness) -> None:
+    """A reader that combines several snapshots learns in this way of changes between them."""
     polled.capture().live().close()
     fences = []
     for key in (1, 2):
@@ -230,7 +234,7 @@ def test_row_stands_at_the_first_of_several_snapshots_that_have_it(polled: Polli
     assert position_of(found[2]) > fences[1]
 
 
-def test_row_that_a_snapshot_has_comes_behind_the_truncate_if_the_table_is_read_anew(polled: PollingHarness) -> None:
+def test_row_of_a_snapshot_follows_the_truncate_if_the_table_is_read_again(polled: PollingHarness) -> None:
     polled.capture().live().close()
     polled.commit(upsert(polled.table, 1, "before"))
     with closing(polled.capture().snapshot([polled.table])) as snapshot:
@@ -242,7 +246,7 @@ def test_row_that_a_snapshot_has_comes_behind_the_truncate_if_the_table_is_read_
     assert [seen(change) for change in found] == [seen_event(Truncate(polled.table)), seen_event(upsert(polled.table, 1, "before"))]
 
 
-def test_what_a_snapshot_has_is_forgotten_when_a_later_look_is_known_for_good(polled: PollingHarness) -> None:
+def test_rows_of_a_snapshot_are_forgotten_when_a_later_poll_is_durable(polled: PollingHarness) -> None:
     polled.ruled(deletes=False)
     polled.capture().live().close()
     with closing(polled.capture().snapshot([polled.table])) as snapshot:
@@ -268,19 +272,21 @@ def test_keys_are_written_only_when_one_has_come_or_gone(polled: PollingHarness)
 
     with feed.open(begin) as session:
         polled.commit(upsert(polled.table, 1, "new"))
-        assert list(session.look()) != []
-        assert list(session.look()) == [], "and the keys of before are gone"
+        assert list(session.poll()) != []
+        assert list(session.poll()) == [], "and the former keys are deleted"
         first = kept()
         polled.commit(upsert(polled.table, 1, "changed"))
-        assert list(session.look()) != []
+        assert list(session.poll()) != []
         assert kept() == first
         polled.commit(delete(polled.table, 1))
-        assert list(session.look()) != []
+        assert list(session.poll()) != []
         assert kept() > first
 
 
-def test_keys_that_a_kept_mark_names_are_there_after_looks_that_found_nothing(polled: PollingHarness) -> None:
-    """A copy has the next look keep keys anew. Were the old ones gone, a session that is lost would have the whole table read again."""
+def test_keys_named_by_a_stored_mark_remain_after_empty_polls(polled: PollingHarness) -> None:
+    """A snapshot makes the next poll store the keys again. If the old ones were removed, a lost session would
+    have to read the whole table again.
+    """
     polled.commit(upsert(polled.table, 1, "there"))
     feed = PollingFeed(polled.settings)
     kept = feed.ensure()
@@ -288,13 +294,13 @@ def test_keys_that_a_kept_mark_names_are_there_after_looks_that_found_nothing(po
         assert len(list(snapshot)) == 1
     with feed.open(kept) as session:
         for _ in range(2):
-            if list(session.look()):
+            if list(session.poll()):
                 kept = session.mark
     with feed.open(kept) as session:
-        assert list(session.look()) == []
+        assert list(session.poll()) == []
 
 
-def test_spool_that_is_lost_brings_the_rows_anew(polled: PollingHarness) -> None:
+def test_lost_spool_returns_the_rows_again(polled: PollingHarness) -> None:
     deliver_three(polled, confirm=lambda changes: changes[0].ack.confirm())
     polled.commit(delete(polled.table, 0))
     shutil.rmtree(polled.settings.spool)
@@ -306,7 +312,7 @@ def test_spool_that_is_lost_brings_the_rows_anew(polled: PollingHarness) -> None
     assert sorted(told[1:], key=repr) == sorted((seen_event(upsert(table, key, f"note {key}")) for key in (1, 2)), key=repr)
 
 
-def test_deletes_are_not_told_where_they_were_not_asked_for(polled: PollingHarness) -> None:
+def test_deletes_are_not_reported_unless_requested(polled: PollingHarness) -> None:
     polled.ruled(deletes=False)
     with closing(polled.capture().live()) as stream:
         polled.commit(upsert(polled.table, 1, "x"))
@@ -330,11 +336,13 @@ def test_table_that_is_added_later_begins_then(polled: PollingHarness) -> None:
     polled.settings = both
     with closing(polled.capture().live()) as stream:
         polled.commit(upsert(polled.other, 2, "after"))
-        check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.other, 2, "after")], "what was there is for a snapshot")
+        check_same_set(
+            take(stream, 1, polled.deadline_seconds), [upsert(polled.other, 2, "after")], "existing rows are left to the snapshot"
+        )
 
 
-def test_key_of_other_columns_brings_the_rows_anew(polled: PollingHarness) -> None:
-    """The keys of before would all be gone, and be taken for those of other rows."""
+def test_key_of_other_columns_returns_the_rows_again(polled: PollingHarness) -> None:
+    """All former keys would count as deleted, or be taken for those of other rows."""
     table = polled.table
     with closing(polled.capture().live()) as stream:
         for each in range(3):
@@ -354,8 +362,8 @@ def test_key_of_other_columns_brings_the_rows_anew(polled: PollingHarness) -> No
 
 
 def test_look_that_has_to_wait_for_a_table_holds_no_other(polled: PollingHarness) -> None:
-    """Or whoever alters both, in another order, would be ended as the victim of a deadlock."""
-    # A look rolls back for no other reason.
+    """Otherwise a session that alters both tables in another order would be the victim of a deadlock."""
+    # A poll rolls back for no other reason.
     trying = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'penstock polling' AND query = 'ROLLBACK' AND query_start > %s"
     with closing(polled.capture().live()) as stream, transaction(polled) as altering:
         altering.execute(f"LOCK TABLE {polled.other} IN ACCESS EXCLUSIVE MODE".encode())
@@ -400,7 +408,7 @@ def test_role_that_may_only_read_can_poll(shared_database: Database, tmp_path: P
                 polled.commit(upsert(polled.table, 1, "x"))
                 check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 1, "x")], "with SELECT, and nothing else")
             polled.ruled(resume=None)
-            with pytest.raises(PrivilegeError, match="may not make or use the tables") as refused:
+            with pytest.raises(PrivilegeError, match="may not create or use the tables") as refused:
                 polled.capture().live()
             assert "GRANT SELECT, INSERT, UPDATE, DELETE" in str(refused.value.hint)
         finally:

@@ -1,4 +1,6 @@
-"""Random transactions, open side by side, under a `PollingCapture` that is restarted again and again: its reader ends with the table."""
+"""Random concurrent transactions under a `PollingCapture` that restarts repeatedly: the captured rows equal
+the table.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ import pytest
 from penstock.contracts.capture import ChangeStream, Delete, Truncate, Upsert
 from penstock.testing.capture_conformance import upsert
 from penstock.testing.streams import take_until
-from tests.contract.polling_harness import CursorHarness, PollingHarness, idle
-from tests.fix_postgres import Database
+from tests.support.contract.polling_harness import CursorHarness, PollingHarness, idle
+from tests.support.fix_postgres import Database
 
 SESSIONS = 3
 RUNS = 4
@@ -23,7 +25,7 @@ KEYS = 12
 
 
 class Writer:
-    """One session, which does whatever comes to mind. Each has keys of its own, so that nobody waits for anybody."""
+    """One session that runs random statements. Each has its own keys, so that no session waits for another."""
 
     def __init__(self, connection: psycopg.Connection[tuple[Any, ...]], table: str, number: int, choices: random.Random) -> None:
         self._connection = connection
@@ -79,7 +81,7 @@ class Writer:
 
 
 def follow(stream: ChangeStream, polled: PollingHarness, rows: dict[object, object], choices: random.Random) -> None:
-    """Take in what there is, confirming some of it."""
+    """Read the available changes and confirm some of them."""
     mark = upsert(polled.other, choices.randrange(1 << 30), "mark")
     polled.commit(mark)
     confirms = True

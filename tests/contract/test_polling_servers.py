@@ -1,4 +1,4 @@
-"""What polling relies on in a server, tried on one that crashes, and on one whose transaction numbers run out and begin anew."""
+"""Server behaviour that polling relies on: crashes and transaction ID wraparound."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 from penstock.testing.capture_conformance import upsert
 from penstock.testing.embedded import EmbeddedPostgres
 from penstock.testing.streams import check_same_set, take
-from tests.contract.polling_harness import PollingHarness, idle
-from tests.fix_postgres import Database, server_directory
+from tests.support.contract.polling_harness import PollingHarness, idle
+from tests.support.fix_postgres import Database, server_directory
 
 _SETTINGS = {
     "wal_level": "minimal",
@@ -30,7 +30,7 @@ _SEGMENT_TRANSACTIONS = 32 * 8_192 * 4
 
 @pytest.fixture(scope="module")
 def server(postgres_version: int) -> Iterator[EmbeddedPostgres]:
-    """Without logical replication: polling needs none."""
+    """Without logical replication, which polling does not need."""
     with server_directory() as directory:
         server = EmbeddedPostgres(directory / "data", postgres_version, _SETTINGS, fsync=False)
         try:
@@ -63,8 +63,10 @@ def test_commit_that_a_crash_would_undo_is_on_disk_before_it_is_given_out(server
         check_same_set(take(stream, 1, polled.deadline_seconds), [upsert(polled.table, 2, "after")], "the capture goes on by itself")
 
 
-def test_rows_are_told_from_frozen_ones_when_transaction_numbers_begin_anew(server: EmbeddedPostgres, polled: PollingHarness) -> None:
-    """A frozen row keeps its number, which seems to be a later one as soon as two thousand million others were given out."""
+def test_rows_are_distinguished_from_frozen_ones_after_transaction_id_wraparound(server: EmbeddedPostgres, polled: PollingHarness) -> None:
+    """A frozen row keeps its transaction ID, which looks like a later one after two thousand million
+    transactions.
+    """
     polled.database.execute(f"INSERT INTO {polled.table} SELECT n, 'old' FROM generate_series(1, 1200) n")
     polled.capture().live().close()
     for number, upto in enumerate((2_140_000_000, 4_280_000_000, (1 << 32) - 8), 2001):
@@ -75,7 +77,7 @@ def test_rows_are_told_from_frozen_ones_when_transaction_numbers_begin_anew(serv
                 polled.await_look()
             expected = [upsert(polled.table, number * 10 + each, "new") for each in range(10)]
             found = take(stream, 10, polled.deadline_seconds)
-            check_same_set(found, expected, f"what is new at {upto:,}, and nothing else")
+            check_same_set(found, expected, f"only the changes at {upto:,}, and nothing else")
             for change in found:
                 change.ack.confirm()
     ((reached,),) = polled.database.query("SELECT pg_current_xact_id()::text::bigint")
@@ -83,7 +85,7 @@ def test_rows_are_told_from_frozen_ones_when_transaction_numbers_begin_anew(serv
 
 
 def jump(server: EmbeddedPostgres, database: Database, number: int) -> None:
-    """Freeze everything, and let `number` be that of the next transaction."""
+    """Freeze everything, and set the next transaction ID to `number`."""
     for name in ("template0", "template1", "postgres"):
         database.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
         with psycopg.connect(server.dsn(name), autocommit=True) as connection:

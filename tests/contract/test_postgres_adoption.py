@@ -1,4 +1,4 @@
-"""Tables of a Postgres target that were there before the pipeline."""
+"""Adoption of existing tables in a Postgres target."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import TargetForeignError
-from tests.contract.sink_harness import ITEMS
-from tests.contract.test_postgres_sink import PostgresHarness
-from tests.fix_postgres import Database
+from tests.support.contract.postgres_harness import PostgresHarness
+from tests.support.contract.sink_harness import ITEMS
+from tests.support.fix_postgres import Database
 
 THERE = """
     CREATE SCHEMA copy_public;
@@ -34,7 +34,7 @@ def _state(database: Database) -> list[tuple[object, ...]]:
     return database.query("SELECT oid, relacl::text, obj_description(oid) FROM pg_class WHERE oid = 'copy_public.items'::regclass")
 
 
-def test_K10_an_adopted_table_keeps_its_rows_until_the_copy_is_complete_and_all_else_for_ever(harness: PostgresHarness) -> None:
+def test_K10_an_adopted_table_keeps_its_rows_until_the_copy_is_complete_and_its_other_properties(harness: PostgresHarness) -> None:
     database = harness.database
     database.execute(THERE)
     before = _state(database)

@@ -1,4 +1,4 @@
-"""`PostgresConnector` keeps the contract of a source connector on a real server, and what it says beyond that."""
+"""`PostgresConnector` passes the connector suite on a real server; tests of what it adds."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from penstock.errors import (
 from penstock.position import Position
 from penstock.testing.connector_conformance import SourceConnectorConformance
 from penstock.testing.connector_harness import next_batch, opened, take, until_none
-from penstock.testing.registry import EmbeddedRegistry
 from penstock.testing.streams import wait_for
-from tests.contract.postgres_connector import PostgresConnectorHarness, postgres_connector_harness, unwritable
-from tests.contract.tables_harness import end_connections, shut
-from tests.fix_postgres import Database
+from tests.support.contract.postgres_connector import PostgresConnectorHarness, postgres_connector_harness, unwritable
+from tests.support.contract.tables_harness import end_connections, shut
+from tests.support.fix_postgres import Database
+from tests.support.registry import EmbeddedRegistry
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ class TestPostgresConnector(SourceConnectorConformance):
 
 
 def apply_changes(target: dict[str, dict[int, str | None]], batch: SourceBatch) -> None:
-    """As a mirror does it, one change after the other."""
+    """As a mirror does, one change after the other."""
     rows = target.setdefault(batch.partition, {})
     for change in batch.records.to_pylist():
         match change[CHANGE_TYPE]:
@@ -75,7 +75,9 @@ def mirror_until(
     mark: int,
     max_records: int = 1000,
 ) -> None:
-    """Apply batches until a row with this key has come, and all that committed with it or before, of all tables."""
+    """Apply batches until a row with this key arrives, with all tables' changes of its commit and earlier
+    ones.
+    """
     ready = connector.data_ready()
     assert ready is not None
 
@@ -109,7 +111,7 @@ def test_a_batch_has_the_columns_of_its_table_and_the_metadata_of_changes(harnes
     assert change[COMMIT_VERSION] > row[COMMIT_VERSION]
 
 
-def test_a_batch_has_no_more_rows_than_were_asked_for(harness: PostgresConnectorHarness) -> None:
+def test_a_batch_has_at_most_the_requested_rows(harness: PostgresConnectorHarness) -> None:
     harness.add(*((each, "x") for each in range(10)))
     with opened(harness) as connector:
         sizes = [next_batch(harness, connector, 4).records.num_rows for _ in range(3)]
@@ -118,7 +120,7 @@ def test_a_batch_has_no_more_rows_than_were_asked_for(harness: PostgresConnector
         connector.poll_batch(0)
 
 
-def test_updates_deletes_key_changes_and_truncates_end_in_what_the_source_has(harness: PostgresConnectorHarness) -> None:
+def test_updates_deletes_key_changes_and_truncates_end_equal_to_the_source(harness: PostgresConnectorHarness) -> None:
     table, other = harness.wal.table, harness.wal.other
     both = told(harness, {"tables": f"{table}, {other}"})
     harness.add(*((each, "x") for each in range(20)))
@@ -161,7 +163,7 @@ def test_any_checkpoint_between_the_tables_of_one_transaction_is_enough(harness:
             batch = next_batch(both, connector, 4)
             stored = SourceCheckpoint.from_json(connector.checkpoint().to_json())
         seen += [(batch.partition, row["id"], row[ORDINAL]) for row in batch.records.to_pylist()]
-    assert sorted(seen) == sorted({*seen}), "no row came twice"
+    assert sorted(seen) == sorted({*seen}), "no row is repeated"
     assert {(name, each) for name, each, _ in seen} == {(str(name), each) for name in (table, other) for each in range(6)} | {
         (str(table), 999)
     }
@@ -185,7 +187,7 @@ def test_a_snapshot_that_begins_again_leaves_no_row_that_is_gone(harness: Postgr
     with opened(harness, stored) as connector:
         emptied, copied = next_batch(harness, connector), next_batch(harness, connector)
     places = [(row[COMMIT_VERSION], row[ORDINAL]) for batch in (emptied, copied) for row in batch.records.to_pylist()]
-    assert places == sorted({*places}), "the truncate has a place of its own, before the rows"
+    assert places == sorted({*places}), "the truncate has its own ordinal, before the rows"
     harness.database.execute(f"DELETE FROM {harness.table} WHERE id < 3")
     harness.add((999, "mark"))
     with opened(harness, stored) as connector:
@@ -193,7 +195,7 @@ def test_a_snapshot_that_begins_again_leaves_no_row_that_is_gone(harness: Postgr
     assert target[str(harness.table)] == source_rows(harness, harness.table)
 
 
-def test_a_checkpoint_asks_nobody_and_leaves_everything_as_it_is(harness: PostgresConnectorHarness) -> None:
+def test_a_checkpoint_sends_no_query_and_changes_nothing(harness: PostgresConnectorHarness) -> None:
     def written() -> dict[str, int]:
         return {str(path): path.stat().st_mtime_ns for path in harness.wal.settings.spool.glob("consumers/*")}
 
@@ -214,7 +216,7 @@ def test_a_checkpoint_asks_nobody_and_leaves_everything_as_it_is(harness: Postgr
         assert take(harness, connector, 1) == [(2, "x")]
 
 
-def test_a_checkpoint_is_asked_for_at_the_end_of_the_snapshot(harness: PostgresConnectorHarness) -> None:
+def test_a_checkpoint_is_taken_at_the_end_of_the_snapshot(harness: PostgresConnectorHarness) -> None:
     harness.add((1, "x"), (2, "x"))
     with opened(harness) as connector:
         flag = connector.checkpoint_requested()
@@ -281,7 +283,7 @@ def test_without_names_it_has_the_tables_of_the_publication_and_those_that_join_
     assert target == {str(each): source_rows(harness, each) for each in (table, other)}
 
 
-def test_without_snapshot_only_what_happens_from_now_on_comes(harness: PostgresConnectorHarness) -> None:
+def test_without_snapshot_only_changes_from_now_on_are_returned(harness: PostgresConnectorHarness) -> None:
     harness.add((1, "before"))
     with opened(told(harness, {"snapshot": "never"})) as connector:
         wait_for(lambda: connector.poll_batch(1) is None and harness.wal.has_slot, "a slot", lambda: None, harness.deadline_seconds)
@@ -306,7 +308,7 @@ def test_a_checkpoint_whose_slot_is_gone_is_refused(harness: PostgresConnectorHa
     harness.wal.drop_slot()
     with pytest.raises(SlotMissingError), opened(harness, stored):
         pass
-    assert not harness.wal.has_slot, "and no other one is made"
+    assert not harness.wal.has_slot, "and no other one is created"
 
 
 def test_a_slot_that_is_past_the_checkpoint_is_a_hole(harness: PostgresConnectorHarness, tmp_path: Path) -> None:
@@ -355,7 +357,7 @@ def test_a_table_that_is_renamed_while_it_is_followed_ends_the_stream(harness: P
             wait_for(lambda: connector.poll_batch(1) is not None, "the error", connector.checkpoint, harness.deadline_seconds)
 
 
-def test_a_publication_that_leaves_changes_out_is_refused_with_what_mends_it(harness: PostgresConnectorHarness) -> None:
+def test_a_publication_that_leaves_changes_out_is_refused_with_the_fix(harness: PostgresConnectorHarness) -> None:
     publication = harness.wal.settings.publication
     harness.database.execute(f"CREATE PUBLICATION {publication} FOR TABLE {harness.table} WITH (publish = 'insert')")
     with opened(harness) as connector:
@@ -407,7 +409,7 @@ def test_a_value_that_is_refused_ends_the_stream_after_everything_before_it(harn
     with opened(lenient, last) as connector:
         batches = [next_batch(lenient, connector), next_batch(lenient, connector)]
     assert sorted(row["id"] for batch in batches for row in batch.records.to_pylist()) == [2, 2], (
-        "nothing of that transaction was passed over"
+        "no change of that transaction was skipped"
     )
 
 
@@ -441,7 +443,7 @@ def test_an_epoch_that_cannot_be_acknowledged_is_an_error_and_a_later_one_covers
             with pytest.raises(SpoolError):
                 connector.notify_epoch_committed(connector.checkpoint().epoch)
             harness.add((2, "x"))
-            assert take(harness, connector, 1) == [(2, "x")], "the connector goes on"
+            assert take(harness, connector, 1) == [(2, "x")], "the connector continues"
             assert harness.wal.confirmed == before
         until_none(harness, connector)
         later = connector.checkpoint()
@@ -452,7 +454,7 @@ def test_an_epoch_that_cannot_be_acknowledged_is_an_error_and_a_later_one_covers
         )
 
 
-def test_an_idle_slot_goes_on_by_checkpoints_that_the_connector_asks_for(harness: PostgresConnectorHarness) -> None:
+def test_an_idle_slot_advances_by_checkpoints_that_the_connector_requests(harness: PostgresConnectorHarness) -> None:
     harness.add((1, "x"))
     with opened(told(harness, {"idleCheckpointBytes": "100000"})) as connector:
         flag = connector.checkpoint_requested()
@@ -474,12 +476,12 @@ def test_an_idle_slot_goes_on_by_checkpoints_that_the_connector_asks_for(harness
 # --- how it is ----------------------------------------------------------------------------------------------------------------
 
 
-def test_health_goes_by_the_thresholds(harness: PostgresConnectorHarness) -> None:
+def test_health_depends_on_the_thresholds(harness: PostgresConnectorHarness) -> None:
     assert harness.connector().health_check().health is Health.UNKNOWN
     with opened(told(harness, {"degradedLagBytes": "1000", "unhealthyLagBytes": "500000000", "watchSeconds": "0.1"})) as connector:
         harness.add((1, "x"))
         take(harness, connector, 1)
-        # Nobody polls any more, so what has been given out stays where it is.
+        # No reader polls any more, so the returned changes are not acknowledged.
         harness.wal.commit_elsewhere()
         harness.add(*((each, "x" * 100) for each in range(2, 200)))
         wait_for(lambda: connector.health_check().health is Health.DEGRADED, "degraded", connector.health_check, harness.deadline_seconds)
@@ -490,7 +492,7 @@ def test_health_goes_by_the_thresholds(harness: PostgresConnectorHarness) -> Non
 
 
 def drop_from_reader(harness: PostgresConnectorHarness) -> bool:
-    """Whose reader comes back again and again."""
+    """A source whose reader restarts repeatedly."""
     slot = harness.wal.settings.slot
     harness.database.query("SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots WHERE slot_name = %s", slot)
     with suppress(psycopg.errors.ObjectInUse):
@@ -522,7 +524,7 @@ with_registry = pytest.mark.timeout(1200)
 def test_schemas_of_tables_are_kept_in_a_real_registry(harness: PostgresConnectorHarness, registry: EmbeddedRegistry) -> None:
     kept = told(harness, {"registryUrl": registry.url, "registryPrefix": "conformance."})
     assert kept.registers_schemas, "or nothing would be asked of the registry"
-    SourceConnectorConformance().test_schemas_are_kept_in_a_registry_where_that_is_promised(kept)
+    SourceConnectorConformance().test_schemas_are_registered_if_the_connector_supports_it(kept)
 
 
 @with_registry
@@ -556,9 +558,9 @@ def test_an_option_that_is_unknown_or_makes_no_sense_is_named() -> None:
     for options, message in (
         ({"dns": "x"}, "no option 'dns'"),
         ({"dsn": "host=h", "slot": "s"}, "'spool' is missing"),
-        ({"dsn": "host=h", "slot": "s", "spool": "x", "tables": "nodot"}, "'tables' cannot be read"),
-        ({"dsn": "host=h", "slot": "s", "spool": "x", "process": "separate"}, "captures by itself"),
-        ({"dsn": "host=h", "slot": "s", "spool": "x", "byTriggers": "true"}, "other captures"),
+        ({"dsn": "host=h", "slot": "s", "spool": "x", "tables": "nodot"}, "'tables' is invalid"),
+        ({"dsn": "host=h", "slot": "s", "spool": "x", "process": "separate"}, "does not support the option 'process'"),
+        ({"dsn": "host=h", "slot": "s", "spool": "x", "byTriggers": "true"}, "'polling' and 'byTriggers'"),
     ):
         with pytest.raises(ConfigError, match=message):
             connector.open(options)

@@ -1,4 +1,4 @@
-"""What a Postgres target refuses, and how that is told: all that somebody needs to mend it, and nothing of the rows."""
+"""Errors of a Postgres target: they name the cause and the fix, and contain no row values."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 from penstock.errors import ConfigError, PenstockError, PrivilegeError, Recovery, SinkRefusedError
 from penstock.postgres.connection import SourceAddress
-from penstock.postgres.target_ddl import probe_target
+from penstock.postgres.target.ddl import probe_target
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.postgres.targets import Naming, PostgresTargets
-from tests.contract.sink_harness import ITEMS, PIPELINE
-from tests.contract.test_postgres_sink import PostgresHarness
-from tests.fix_postgres import Database
+from tests.support.contract.postgres_harness import PostgresHarness
+from tests.support.contract.sink_harness import ITEMS, PIPELINE
+from tests.support.fix_postgres import Database
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def harness(shared_database: Database, tmp_path: Path) -> Iterator[PostgresHarne
 
 @contextmanager
 def raising(harness: PostgresHarness, state: str) -> Iterator[None]:
-    """Whoever puts a row into the table meets a trigger that tells it to everybody."""
+    """An insert into the table runs a trigger that raises an error."""
     harness.database.execute(
         f"""
         CREATE OR REPLACE FUNCTION copy_public.tell() RETURNS trigger LANGUAGE plpgsql AS
@@ -41,7 +41,7 @@ def raising(harness: PostgresHarness, state: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("state", ["P0001", "P0002", "45000", "XX000", "38000", "23514", "22023"])
-def test_what_a_trigger_says_of_a_row_is_not_told(harness: PostgresHarness, state: str) -> None:
+def test_error_of_a_trigger_does_not_show_row_values(harness: PostgresHarness, state: str) -> None:
     harness.copy()
     harness.source.insert(harness.item(20, "secret"))
     with raising(harness, state), pytest.raises(SinkRefusedError) as refused:
@@ -77,21 +77,21 @@ def test_a_trigger_that_speaks_in_the_server_s_name_is_not_quoted_either(harness
     assert refused.value.recovery is recovery
 
 
-def test_what_keeps_a_table_from_being_replaced_is_named(harness: PostgresHarness) -> None:
+def test_objects_that_block_the_replacement_of_a_table_are_named(harness: PostgresHarness) -> None:
     harness.copy()
     harness.database.execute("CREATE VIEW copy_public.notes AS SELECT note FROM copy_public.items")
-    harness.sink.disown(ITEMS)
+    harness.sink.release_ownership(ITEMS)
     harness.table = TableSchema(harness.table.oid, ITEMS, (*harness.table.columns[:2], Column("size", harness.types[2], 25)), ("id",))
     with pytest.raises(SinkRefusedError, match=r"view copy_public\.notes depends on table copy_public\.items") as refused:
         harness.copy()
     assert refused.value.hint is not None
-    assert "drop what the message names" in refused.value.hint
+    assert "drop the objects that the message names" in refused.value.hint
 
 
 def test_a_schema_of_the_source_that_is_called_as_ours_needs_another_name(harness: PostgresHarness) -> None:
     orders = TableName("penstock", "orders")
     targets = PostgresTargets(harness.address, PIPELINE, Naming())
-    with pytest.raises(ConfigError, match="where positions are kept") as refused:
+    with pytest.raises(ConfigError, match="which holds the positions") as refused:
         targets.load_target(orders)
     assert refused.value.hint is not None
     assert "schemas: {penstock: copied_penstock}" in refused.value.hint
@@ -107,7 +107,7 @@ def loader(harness: PostgresHarness) -> Iterator[str]:
     harness.database.execute(f"GRANT TEMPORARY ON DATABASE {harness.database.name} TO public")
 
 
-def test_a_check_names_what_the_role_lacks_and_the_statement_that_gives_it(harness: PostgresHarness, loader: str) -> None:
+def test_a_check_names_the_missing_privilege_and_the_grant(harness: PostgresHarness, loader: str) -> None:
     address = SourceAddress.parse(harness.database.dsn.replace("postgres@", f"{loader}@"))
     targets = PostgresTargets(address, PIPELINE, Naming({"sales": "mirror"}, "copy_"))
     tables = [ITEMS, TableName("sales", "orders"), TableName("later", "events")]
@@ -117,12 +117,12 @@ def test_a_check_names_what_the_role_lacks_and_the_statement_that_gives_it(harne
         probe_target(address)
     found = targets.find_problems(tables)
     assert [error.message for error in found] == [
-        "the role may not make temporary tables, which the keys of an epoch go into",
-        "there is no schema 'copy_later', and the role may not make one",
+        "the role may not create temporary tables, which an epoch needs for its keys",
+        "schema 'copy_later' does not exist, and the role may not create it",
         "the table copy_public.items belongs to another role",
-        "the role may not put tables into the schema 'copy_public'",
-        "the role may not put tables into the schema 'mirror'",
-        "there is no schema 'penstock', and the role may not make one",
+        "the role may not create tables in schema 'copy_public'",
+        "the role may not create tables in schema 'mirror'",
+        "schema 'penstock' does not exist, and the role may not create it",
     ]
     temporary, *others = found
     for error in others:

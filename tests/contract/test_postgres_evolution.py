@@ -1,4 +1,6 @@
-"""Tables in Postgres that follow theirs of the source: in the transaction that brings the rows, to the same values, or not at all."""
+"""Schema changes of Postgres targets: in the transaction that writes the rows, with the same values, or not
+at all.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +18,25 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.change import ChangeCounts, ChangeType
+from penstock.config.policies import SchemaPolicy, SchemaRule
 from penstock.errors import ConnectionLostError, SchemaChangedError, SinkError, SinkRefusedError, TargetForeignError
-from penstock.pipeline.following.follower import Follower
-from penstock.pipeline.following.sightings import Look
-from penstock.pipeline.schema_policy import SchemaPolicy, SchemaRule
+from penstock.pipeline.schema_changes.tracker import CatalogSnapshot, SchemaTracker
 from penstock.position import Position
-from penstock.postgres.attributes import CatalogShape, MissingValue
+from penstock.postgres.catalog import CatalogShape, MissingValue
 from penstock.postgres.connection import SourceAddress
-from penstock.postgres.types.builtin import BUILTIN_TYPES
+from penstock.postgres.types.registry import BUILTIN_TYPES
 from penstock.schema import Attributes, Column, TableSchema
 from penstock.sinks.base import TableChanges, Target
-from penstock.sinks.evolution import CopyAnew, plan_evolution
-from penstock.sinks.layout import Mode
+from penstock.sinks.evolution import ResyncRequired, plan_evolution
+from penstock.sinks.modes import Mode
 from penstock.sinks.postgres.sink import PostgresSink
 from penstock.sinks.postgres.targets import Naming
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.contract.test_postgres_sink import ForgetfulExecutors
-from tests.fix_postgres import Database
-from tests.integration.sinks.source import Change as LogChange
-from tests.integration.sinks.source import Transaction, Value, own_arrays, whole
-from tests.property.evolving import NAME, Act, Change, Source
+from tests.support.contract.postgres_harness import ForgetfulExecutors
+from tests.support.fix_postgres import Database
+from tests.support.property.evolving import NAME, Act, Change, Source
+from tests.support.sinks.source import Change as LogChange
+from tests.support.sinks.source import Transaction, Value, own_arrays, whole
 
 KINDS = {"insert": ChangeType.INSERT, "update": ChangeType.UPDATE_POSTIMAGE, "delete": ChangeType.DELETE}
 _NUMBERS = count(1)
@@ -48,7 +49,7 @@ acts = st.tuples(
 
 
 class Follow:
-    """A table, from its copy on: the sink, the spool, and what the pipeline does between them."""
+    """A table from its snapshot on: the sink, the spool, and the pipeline's work between them."""
 
     def __init__(self, root: Path, database: Database, mode: Mode = Mode.MIRROR, policy: SchemaPolicy = SchemaPolicy.EVOLVE) -> None:
         self.database = database
@@ -57,7 +58,7 @@ class Follow:
         naming = Naming(prefix=self.schema.removesuffix("public"))
         self.sink = PostgresSink(self.executors, SourceAddress.parse(database.dsn), "shop", naming, mode_of=lambda _: mode)
         self.shape: CatalogShape | None = None
-        self.follower = Follower(lambda _: SchemaRule(policy, is_mirror=mode is Mode.MIRROR), self._inspect)
+        self.follower = SchemaTracker(lambda _: SchemaRule(policy, can_resync=mode.can_resync), self._inspect)
         self.position = 100
         self._writer = SpoolWriter(root / "spool", Position.of(100))
         self._reader = SpoolReader(root / "spool")
@@ -88,8 +89,8 @@ class Follow:
         self._writer.seal()
         self.shape, target, end = shape, self.target(), Position.of(self.position)
         assert target.applied is not None
-        if self.follower.notice({NAME: target}, Look({NAME: shape.schema})):
-            raise CopyAnew
+        if self.follower.observe_catalog({NAME: target}, CatalogSnapshot({NAME: shape.schema})):
+            raise ResyncRequired
         found = self._reader.read(target.applied, end).tables[NAME]
         return target, self.follower.follow(self.sink, target, TableChanges(NAME, found.slices, found.counts)), end
 
@@ -118,7 +119,7 @@ def _valued(row: dict[str, Any]) -> dict[str, Value]:
 
 
 def shape_of(*columns: tuple[int, str, str], width: int | None = None, heap: str = "0", **missing: str) -> CatalogShape:
-    """Columns as number, name and type, the first of which is the key."""
+    """Columns as number, name and type; the first is the key."""
     declared = tuple(Column(name, pa.string(), *_declared(kind)) for _, name, kind in columns)
     numbers = tuple(number for number, _, _ in columns)
     schema = TableSchema(77, NAME, declared, (declared[0].name,), Attributes(numbers, width or max(numbers), heap))
@@ -170,12 +171,12 @@ def _follow(made: Follow, source: Source, changes: list[Change]) -> None:
         made.spool(_schema_as_text(change.schema), change.kind, change.row)
     try:
         made.apply(_as_text(source.shape()))
-    except CopyAnew:
-        made.sink.disown(NAME)
+    except ResyncRequired:
+        made.sink.release_ownership(NAME)
         made.copy(_as_text(source.shape()), list(source.table().values()))
 
 
-def test_S01_what_rows_that_were_there_have_in_a_new_column_is_the_source_s_default(follow: Follow) -> None:
+def test_S01_existing_rows_have_the_default_of_the_source_in_a_new_column(follow: Follow) -> None:
     follow.copy(BEFORE, ROWS)
     after = shape_of((1, "id", "int4"), (2, "a", "text"), (3, "b", "int4"), (4, "c", "numeric"), (5, "d", "text"), c="1.50", d="it's")
     follow.spool(BEFORE.schema, "insert", {"id": 3, "a": "before", "b": 3})
@@ -191,7 +192,7 @@ def test_S01_what_rows_that_were_there_have_in_a_new_column_is_the_source_s_defa
     assert follow.database.query(f"SELECT count(*) FROM pg_attrdef WHERE adrelid = '{follow.schema}.t'::regclass") == [(0,)]
 
 
-def test_S02_S03_names_are_swapped_and_given_again_and_what_was_dropped_stays(follow: Follow) -> None:
+def test_S02_S03_names_are_swapped_and_reused_and_dropped_columns_stay(follow: Follow) -> None:
     follow.copy(BEFORE, ROWS)
     follow.database.execute(f"CREATE VIEW {follow.schema}.seen AS SELECT a, b FROM {follow.schema}.t")
     swapped = shape_of((1, "key", "int4"), (2, "b", "text"), (3, "a", "int4"))
@@ -231,14 +232,14 @@ def test_S04_a_type_that_holds_more_holds_more_in_the_target(follow: Follow) -> 
     assert [value for (value,) in follow.rows("b")] == sorted([once, narrow, narrow, narrow, "0.1"])
 
 
-def test_S04_a_number_that_is_written_otherwise_in_its_new_type_is_copied_anew(follow: Follow) -> None:
-    """A row that came as `real` in the same epoch would be another double if it were copied as it is written."""
+def test_S04_a_number_with_another_text_in_its_new_type_is_resynced(follow: Follow) -> None:
+    """A row that arrives as `real` in the same epoch would become another double if its text were copied."""
     before = shape_of((1, "id", "int4"), (2, "f", "float4"))
     after = shape_of((1, "id", "int4"), (2, "f", "float8"), heap="1")
     follow.copy(before, [{"id": 1, "f": "1.1"}])
     follow.spool(before.schema, "insert", {"id": 2, "f": "0.1"})
     follow.spool(after.schema, "insert", {"id": 3, "f": "0.1"})
-    with pytest.raises(CopyAnew, match="cannot be altered in place"):
+    with pytest.raises(ResyncRequired, match="cannot be altered in place"):
         follow.apply(after)
     assert follow.types() == {"id": "integer", "f": "real"}
 
@@ -298,7 +299,7 @@ def test_S01_a_table_is_altered_though_no_row_of_it_changed(follow: Follow) -> N
         follow.sink.apply(target, changes, Position.of(160))
 
 
-def test_S13_under_ignore_the_table_keeps_its_columns_and_still_holds_what_became_longer(shared_database: Database, tmp_path: Path) -> None:
+def test_S13_under_ignore_the_table_keeps_its_columns_and_still_holds_longer_values(shared_database: Database, tmp_path: Path) -> None:
     with closing(Follow(tmp_path, shared_database, policy=SchemaPolicy.IGNORE)) as follow:
         follow.copy(shape_of((1, "id", "int4"), (2, "a", "varchar(3)"), (3, "b", "int4")), ROWS)
         after = shape_of((1, "id", "int4"), (2, "renamed", "varchar(9)"), (3, "b", "int4"), (4, "c", "int4"), c="5")
@@ -329,12 +330,12 @@ def test_K01_an_epoch_that_alters_the_table_is_done_once_and_leaves_nothing_when
     assert follow.rows("id", "b", "a", "c") == [("1", "one", "10", "5"), ("2", "two", None, "5"), ("3", "three", "3", "3")]
 
 
-def test_K09_a_table_that_somebody_else_has_evolved_meanwhile_is_not_written_to(follow: Follow) -> None:
+def test_K09_a_table_altered_by_another_writer_is_not_written_to(follow: Follow) -> None:
     follow.copy(BEFORE, ROWS)
     follow.spool(BEFORE.schema, "insert", {"id": 3, "a": "three", "b": 3})
     late = follow.plan(BEFORE)
     after = shape_of((1, "id", "int4"), (2, "a", "text"), (3, "renamed", "int4"))
-    follow.sink.disown(NAME)
+    follow.sink.release_ownership(NAME)
     follow.position -= 5
     follow.copy(after, [])
     with pytest.raises(SchemaChangedError):
@@ -348,27 +349,27 @@ def test_a_view_that_keeps_a_column_s_type_is_named(follow: Follow) -> None:
     follow.spool(after.schema, "insert", {"id": 3, "a": "three", "b": 3})
     with pytest.raises(SinkRefusedError, match=rf"view {follow.schema}\.seen") as refused:
         follow.apply(after)
-    assert "drop what the message names" in str(refused.value.hint)
+    assert "drop the objects that the message names" in str(refused.value.hint)
     follow.database.execute(f"DROP VIEW {follow.schema}.seen")
     follow.apply(after)
     assert follow.types()["b"] == "bigint"
 
 
-def test_K08_a_table_of_a_version_that_wrote_no_origin_down_goes_on_and_is_copied_anew_when_it_changes(follow: Follow) -> None:
+def test_K08_a_table_of_a_version_without_lineage_continues_and_is_resynced_at_a_schema_change(follow: Follow) -> None:
     follow.copy(BEFORE, ROWS)
     follow.database.execute("ALTER TABLE penstock.applied DROP origin, DROP relation")
     follow.spool(BEFORE.schema, "insert", {"id": 3, "a": "three", "b": 3})
     follow.apply(BEFORE)
     after = shape_of((1, "id", "int4"), (2, "a", "text"), (3, "b", "int4"), (4, "c", "int4"))
     follow.spool(after.schema, "insert", {"id": 4, "a": "four", "b": 4, "c": 4})
-    with pytest.raises(CopyAnew, match="nobody wrote down"):
+    with pytest.raises(ResyncRequired, match="no record of column numbers"):
         follow.apply(after)
-    follow.sink.disown(NAME)
+    follow.sink.release_ownership(NAME)
     follow.copy(after, [{"id": 1, "a": "one", "b": 1, "c": 1}])
     assert (follow.rows("id", "c"), follow.target().origin is None) == ([("1", "1")], False)
 
 
-def test_K10_a_table_that_somebody_put_in_the_place_of_ours_is_not_touched(follow: Follow) -> None:
+def test_K10_a_table_put_in_the_place_of_ours_is_not_touched(follow: Follow) -> None:
     """It has the same name, and nothing of it is ours."""
     follow.copy(BEFORE, ROWS)
     target = follow.target()
@@ -384,7 +385,7 @@ def test_K10_a_table_that_somebody_put_in_the_place_of_ours_is_not_touched(follo
     with pytest.raises(SinkError):
         follow.apply(BEFORE)
     follow.database.execute(f"ALTER TABLE {follow.schema}.t RENAME TO old; CREATE TABLE {follow.schema}.t (LIKE {follow.schema}.old)")
-    with pytest.raises(SinkError):  # what was begun before, and comes late
+    with pytest.raises(SinkError):  # an older attempt, finishing late
         follow.executors.kept[0]()
     assert follow.rows("id") == []
     follow.executors.is_late = False
@@ -393,7 +394,7 @@ def test_K10_a_table_that_somebody_put_in_the_place_of_ours_is_not_touched(follo
     assert len(follow.rows("id")) == 3
 
 
-def test_K10_a_table_that_somebody_makes_while_ours_is_being_copied_is_not_touched(follow: Follow) -> None:
+def test_K10_a_table_created_while_ours_is_being_copied_is_not_touched(follow: Follow) -> None:
     place = follow.sink.begin_snapshot(BEFORE.schema, Position.of(100))
     assert follow.target().applied is None
     follow.database.execute(f"CREATE SCHEMA {follow.schema}; CREATE TABLE {follow.schema}.t AS SELECT 1 AS id")

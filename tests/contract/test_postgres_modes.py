@@ -1,83 +1,25 @@
-"""Random histories of tables in every mode, through a real spool into a real Postgres: after each epoch the table is what a model says."""
+"""Random histories in every table mode, through a real spool into a real Postgres: each epoch equals the
+model.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from penstock.change import EXACT, LogStep
-from penstock.position import Position
-from penstock.postgres.applied import target_connection
-from penstock.postgres.connection import SourceAddress
-from penstock.postgres.target_tables import Wanted, find_rows
-from penstock.schema import Column, TableName, TableSchema
-from penstock.sinks.base import TableChanges
-from penstock.sinks.layout import VALID_FROM, VALID_FROM_TIME, Layout, Mode
-from penstock.sinks.postgres.rows import parse_rows, stored_names
-from penstock.sinks.postgres.sink import PostgresSink
-from penstock.sinks.postgres.targets import Naming
-from penstock.spool import SpoolReader, SpoolWriter
-from tests.fix_postgres import Database
-from tests.integration.sinks.history import KEYS, History
-from tests.integration.sinks.source import Row, Value, own_arrays, whole
-from tests.integration.snapshot.local import LocalExecutors
-from tests.property.chronicle import Chronicle, Heap, Record, canonical
+from penstock.change import EXACT
+from penstock.schema import Column, TableSchema
+from penstock.sinks.modes import Mode
+from tests.support.contract.postgres_copy import TABLE, Copy, at_fence
+from tests.support.fix_postgres import Database
+from tests.support.property.source_model import Heap, SourceModel, canonical
+from tests.support.sinks.history import KEYS, History
+from tests.support.sinks.source import Row, Value, whole
 
-TABLE = TableSchema(
-    16401,
-    TableName("odd. schema", 'it\'s "a" {table} %s'),
-    (Column("note", pa.string(), 25), Column('k "1"', pa.string(), 25), Column("t", pa.string(), 25), Column("%(k)s", pa.string(), 25)),
-    ('k "1"', "%(k)s"),
-)
 KEYLESS = TableSchema(16402, TABLE.name, (Column("a", pa.string(), 114), Column("b", pa.string(), 1042, 9)), ())
-
-
-class Copy:
-    """One table in one mode."""
-
-    def __init__(self, root: Path, database: Database, table: TableSchema, mode: Mode) -> None:
-        self.address = SourceAddress.parse(database.dsn)
-        self.sink = PostgresSink(LocalExecutors(), self.address, "shop", Naming(prefix="copy_"), mode_of=lambda _: mode)
-        self.table = table
-        self.layout = Layout(pa.schema([pa.field(column.name, pa.string()) for column in table.columns]), table.key, mode)
-        self.writer = SpoolWriter(root / "spool", Position.of(100))
-        self.reader = SpoolReader(root / "spool")
-
-    def copy(self, rows: Sequence[Row], fence: int) -> None:
-        place = self.sink.begin_snapshot(self.table, Position.of(fence))
-        batch = pa.RecordBatch.from_arrays(
-            [*own_arrays(self.table, rows), pa.nulls(len(rows), place.schema.types[-1])], schema=place.schema
-        )
-        file, _ = self.sink.chunk_writer(iter([batch]), place, 0, Position.of(fence))
-        self.sink.finish_snapshot(self.table, [file], Position.of(fence))
-
-    def spool(self, steps: Sequence[LogStep]) -> None:
-        for step in steps:
-            self.writer.append(step)
-        self.writer.seal()
-
-    def follow(self, end: int) -> None:
-        target = self.sink.load_target(self.table.name)
-        assert target is not None
-        assert target.applied is not None
-        found = self.reader.read(target.applied, Position.of(end)).tables.get(self.table.name)
-        if found is not None:
-            self.sink.apply(target, TableChanges(found.table, found.slices, found.counts), Position.of(end))
-
-    def rows(self, fence: int) -> list[Record]:
-        """When a snapshot was finished is not for a model to know."""
-        with target_connection(self.address, "reading") as connection:
-            wanted = Wanted(stored_names(self.layout), (), {})
-            found = parse_rows(find_rows(connection, self.sink.place(self.table.name), wanted, None), self.layout).to_pylist()
-        return [at_fence(row, fence) for row in found]
-
-
-def at_fence(row: Record, fence: int) -> Record:
-    return {**row, VALID_FROM_TIME: None} if row.get(VALID_FROM) == fence else row
 
 
 @pytest.fixture
@@ -88,16 +30,16 @@ def fresh_database(shared_database: Database) -> Database:
 
 @pytest.mark.parametrize("mode", [Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY])
 @pytest.mark.parametrize("seed", range(3))
-def test_after_every_epoch_the_table_is_what_the_model_says(
+def test_after_every_epoch_the_table_equals_the_model(
     fresh_database: Database, tmp_path: Path, mode: Mode, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sinks.shares.ROWS_A_TASK", (500_000, 40, 7)[seed])
+    monkeypatch.setattr("penstock.sinks.slice_reader.ROWS_A_TASK", (500_000, 40, 7)[seed])
     monkeypatch.setitem(KEYS, TABLE, lambda at: (Value(f"{at // 7}\t"), Value(f"k{at % 7}\\")))
-    history = History(TABLE, seed, groups=2, source=Chronicle)
+    history = History(TABLE, seed, groups=2, source=SourceModel)
     history.statements = 25
     history.run(6, truncates=0.3 if seed % 2 else 0.0)
     source = history.source
-    assert isinstance(source, Chronicle)
+    assert isinstance(source, SourceModel)
     copy = Copy(tmp_path, fresh_database, TABLE, mode)
     copy.copy(source.states[source.fence], source.fence)
     for steps in history.steps():
@@ -110,13 +52,15 @@ def test_after_every_epoch_the_table_is_what_the_model_says(
     copy.sink.close()
 
 
-def test_a_key_that_is_only_written_otherwise_goes_before_it_comes(
+def test_a_key_with_another_text_is_deleted_before_it_is_inserted(
     fresh_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the server 1.0 and 1.00 are one key, to the fold they are two, which no part of an epoch may have without the other."""
-    monkeypatch.setattr("penstock.sinks.shares.ROWS_A_TASK", 4)
+    """The server considers 1.0 and 1.00 one key, the fold considers them two; both must be in the same part
+    of an epoch.
+    """
+    monkeypatch.setattr("penstock.sinks.slice_reader.ROWS_A_TASK", 4)
     table = TableSchema(16403, TABLE.name, (Column("k", pa.string(), 1700), Column("note", pa.string(), 25)), ("k",))
-    source = Chronicle(table, [{"k": Value(f"{number}.0"), "note": Value("old")} for number in range(20)])
+    source = SourceModel(table, [{"k": Value(f"{number}.0"), "note": Value("old")} for number in range(20)])
     copy = Copy(tmp_path, fresh_database, table, Mode.MIRROR)
     copy.copy(source.states[source.fence], source.fence)
     source.insert({"k": Value("100"), "note": Value("first")})  # so that pairs of keys fall into parts in any order
@@ -130,7 +74,7 @@ def test_a_key_that_is_only_written_otherwise_goes_before_it_comes(
 
 
 def test_R05_of_equal_rows_without_key_as_many_go_as_the_source_deletes(fresh_database: Database, tmp_path: Path) -> None:
-    """One column has no equality of its own, the other one that passes over blanks."""
+    """One column type has no equality operator, the other has one that ignores blanks."""
     draw = random.Random(4)
 
     def row() -> Row:

@@ -1,4 +1,4 @@
-"""`PostgresRecordSource` and what it is made of keep their contracts, on a real server."""
+"""`PostgresRecordSource` and its parts pass the record suites on a real server."""
 
 from __future__ import annotations
 
@@ -12,13 +12,6 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from typing_extensions import override
 
-from penstock.capture.records.buffer import RecordBuffer
-from penstock.capture.records.building import RecordBuilder
-from penstock.capture.records.ledger import AckLedger
-from penstock.capture.records.places import ChangePlace
-from penstock.capture.records.snapshotter import CaptureSnapshotter
-from penstock.capture.records.source import PostgresRecordSource
-from penstock.capture.records.stream import RecordStream
 from penstock.contracts.capture import Delete, Event, Upsert
 from penstock.contracts.records import CdcIterator, Operation, RecordPosition, RecordSource, Snapshotter
 from penstock.errors import (
@@ -34,19 +27,29 @@ from penstock.errors import (
 from penstock.position import Position
 from penstock.postgres import chunks
 from penstock.postgres.connection import Connection
-from penstock.postgres.copying import read_texts
-from penstock.testing.record_harness import Config, RecordHarness, opened, read, read_on, start, upsert
+from penstock.postgres.copy_text import read_texts
+from penstock.records.builder import ChangePlace, RecordBuilder
+from penstock.records.reader import CaptureSnapshotter
+from penstock.records.source import PostgresRecordSource
+from penstock.records.stream import AckLedger, RecordBuffer, RecordStream
 from penstock.testing.record_source_conformance import RecordSourceConformance
 from penstock.testing.records_conformance import (
     CdcIteratorConformance,
+    Config,
     IteratorHarness,
+    RecordHarness,
     SnapshotterConformance,
     SnapshotterHarness,
+    opened,
     raises,
+    read,
+    read_on,
     read_through,
+    start,
+    upsert,
 )
 from penstock.testing.streams import wait_for
-from tests.contract.wal_harness import WalHarness
+from tests.support.contract.wal_harness import WalHarness
 
 
 class PostgresSnapshotterHarness(SnapshotterHarness):
@@ -147,15 +150,13 @@ def records(wal: WalHarness) -> PostgresRecordHarness:
 # --- the snapshot -----------------------------------------------------------------------------------------------------------------
 
 
-def test_snapshotter_reads_in_a_read_only_transaction_and_keeps_nobody_from_writing(
-    wal: WalHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snapshotter_uses_a_read_only_transaction_and_blocks_no_writer(wal: WalHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     harness = PostgresSnapshotterHarness(wal)
     harness.insert(*range(5))
     refused = []
 
     def write_and_read(connection: Connection, statement: str, columns: int) -> Iterator[list[pa.StringArray]]:
-        """The transaction of another session cannot be asked what it may do."""
+        """The privileges of another session's transaction cannot be queried."""
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction) as raised, connection.transaction():
             connection.execute(f"DELETE FROM {wal.table}".encode())
         refused.append(raised.value)
@@ -184,7 +185,7 @@ def test_snapshot_that_was_lost_never_seems_complete(wal: WalHarness) -> None:
     raises(SnapshotInterruptedError, snapshotter.teardown)
 
 
-def test_source_begins_anew_after_a_snapshot_that_was_lost(records: PostgresRecordHarness) -> None:
+def test_source_starts_again_after_a_lost_snapshot(records: PostgresRecordHarness) -> None:
     records.insert(1, 2)
     with opened(records) as source:
         first = read(records, source, None)
@@ -205,7 +206,7 @@ def end_snapshot_readers(wal: WalHarness) -> None:
 # --- changes ----------------------------------------------------------------------------------------------------------------------
 
 
-def test_changes_are_pushed_into_the_buffer_without_being_asked_for(wal: WalHarness, tmp_path: Path) -> None:
+def test_changes_are_pushed_into_the_buffer_without_a_request(wal: WalHarness, tmp_path: Path) -> None:
     live = wal.capture().live()
     wal.commit(Upsert(wal.table, {"id": 1}, {"id": 1, "note": "x"}))
     stream = RecordStream(live, RecordBuilder(wal.table), AckLedger(tmp_path), ChangePlace(Position.ZERO))
@@ -216,7 +217,7 @@ def test_changes_are_pushed_into_the_buffer_without_being_asked_for(wal: WalHarn
         stream.close()
 
 
-def test_slot_moves_with_what_is_acknowledged_and_stands_still_otherwise(records: PostgresRecordHarness) -> None:
+def test_slot_moves_with_acknowledgements_only(records: PostgresRecordHarness) -> None:
     wal = records.wal
     with opened(records) as source:
         position = start(records, source)
@@ -234,7 +235,7 @@ def test_slot_moves_with_what_is_acknowledged_and_stands_still_otherwise(records
 
 
 def read_until_confirmed(records: PostgresRecordHarness, source: RecordSource, position: RecordPosition, goal: Position) -> None:
-    """As a program does that has nothing to do: it asks again and again, and nothing comes."""
+    """An idle program polls repeatedly and receives nothing."""
 
     def is_confirmed() -> bool:
         raises(RecordNotFoundError, lambda: source.read(position))
@@ -308,10 +309,10 @@ def test_keys_of_any_kind_and_tables_of_any_schema_are_read(records: PostgresRec
     assert (row.payload, dict(changes[-1].key)) == ({"word": "", "number": -1, "note": "x"}, expected)
 
 
-# --- what it is told --------------------------------------------------------------------------------------------------------------
+# --- settings ---
 
 
-def test_columns_are_those_that_were_asked_for(records: PostgresRecordHarness) -> None:
+def test_columns_are_the_requested_ones(records: PostgresRecordHarness) -> None:
     records.insert(1)
     with records.source() as source:
         source.open({**records.config(), "columns": "note"})
@@ -336,13 +337,13 @@ def test_without_a_snapshot_changes_alone_are_read(records: PostgresRecordHarnes
         assert read(records, source, None) == changes[1]
 
 
-def test_table_that_is_not_there_or_cannot_be_published_is_named_by_open(records: PostgresRecordHarness) -> None:
+def test_missing_or_unpublishable_table_is_named_by_open(records: PostgresRecordHarness) -> None:
     with pytest.raises((TableError, PublicationError), match="nothing_here"):
         records.source().open({**records.config(), "table": "public.nothing_here"})
     assert not records.wal.has_slot
 
 
-def test_what_was_acknowledged_is_known_although_the_slot_went_on(records: PostgresRecordHarness) -> None:
+def test_acknowledged_position_is_known_although_the_slot_is_ahead(records: PostgresRecordHarness) -> None:
     with opened(records) as source:
         position = start(records, source)
         records.insert(1)
@@ -357,7 +358,7 @@ def test_what_was_acknowledged_is_known_although_the_slot_went_on(records: Postg
         assert read(records, source, change.position).key["id"] == 2, "a position before the slot's is good if nothing was in between"
 
 
-def test_second_process_that_had_to_wait_knows_what_the_first_acknowledged(records: PostgresRecordHarness) -> None:
+def test_waiting_second_process_knows_what_the_first_acknowledged(records: PostgresRecordHarness) -> None:
     with opened(records) as early:
         position = start(records, early)
         records.insert(1)
@@ -371,7 +372,7 @@ def test_second_process_that_had_to_wait_knows_what_the_first_acknowledged(recor
             assert read(records, late, second.position).key["id"] == 3
 
 
-def test_database_that_is_not_there_is_a_matter_of_the_address(records: PostgresRecordHarness) -> None:
+def test_missing_database_is_an_address_error(records: PostgresRecordHarness) -> None:
     elsewhere = make_conninfo(records.config()["url"], dbname="no_such_database")
     error = raises(InvalidUrlError, lambda: records.source().open({**records.config(), "url": elsewhere}))
     assert "no_such_database" in error.message

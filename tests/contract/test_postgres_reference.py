@@ -1,4 +1,4 @@
-"""`PostgresReferenceTable` keeps its contract, on a real server, and what is its own."""
+"""`PostgresReferenceTable` passes the reference table suite on a real server; tests of what it adds."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from typing_extensions import override
 
-from penstock.capture.polling_rules import PollingRules
-from penstock.capture.settings import CaptureSettings
+from penstock.capture.settings import CaptureSettings, PollingRules
 from penstock.change import ChangeType
 from penstock.contracts.capture import Event, Upsert
 from penstock.errors import ConfigError, ConnectionLostError, ConsumerBusyError, SchemaChangedError, TableGapError, TableWithoutKeyError
 from penstock.position import Position
 from penstock.reference.postgres import PostgresReferenceTable
-from penstock.spool.consumers import hold, released
+from penstock.spool.retention import released_positions, set_released
 from penstock.spool.rows import read_rows
 from penstock.testing.capture_conformance import upsert
-from penstock.testing.reference_conformance import ReferenceTableConformance
-from penstock.testing.reference_harness import Follower, ReferenceHarness, following
+from penstock.testing.reference_conformance import Follower, ReferenceHarness, ReferenceTableConformance, following
 from penstock.testing.streams import wait_for
-from tests.contract.tables_harness import shut
-from tests.contract.wal_harness import WalHarness
-from tests.fix_proxy import ProxyFactory, TcpProxy
+from tests.support.contract.tables_harness import shut
+from tests.support.contract.wal_harness import WalHarness
+from tests.support.fix_proxy import ProxyFactory, TcpProxy
 
 
 class PostgresReferenceHarness(ReferenceHarness):
@@ -73,7 +71,7 @@ class PostgresReferenceHarness(ReferenceHarness):
     @override
     @contextmanager
     def broken(self) -> Iterator[None]:
-        """Who is in stays: what a lost connection does is in tests of its own, below."""
+        """Open sessions stay: lost connections have separate tests, below."""
         with shut(self.wal.database):
             yield
 
@@ -104,13 +102,13 @@ class TestPostgresReference(ReferenceTableConformance):
 def test_nothing_is_acknowledged_before_it_is_confirmed(harness: PostgresReferenceHarness) -> None:
     with following(harness) as follower:
         follower.finish_snapshot()
-        fence = released(harness.wal.settings.spool)[harness.consumer]
+        fence = released_positions(harness.wal.settings.spool)[harness.consumer]
         harness.commit(upsert(harness.table, 1, "x"))
         follower.follow({1: "x"})
         checkpoint = follower.source.checkpoint()
-        assert released(harness.wal.settings.spool)[harness.consumer] == fence, "polling and checkpoints acknowledge nothing"
+        assert released_positions(harness.wal.settings.spool)[harness.consumer] == fence, "polling and checkpoints acknowledge nothing"
         follower.source.confirm(checkpoint)
-        assert released(harness.wal.settings.spool)[harness.consumer] > fence
+        assert released_positions(harness.wal.settings.spool)[harness.consumer] > fence
         wait_for(lambda: harness.wal.confirmed > fence, "a confirmed slot", lambda: harness.wal.confirmed, harness.deadline_seconds)
 
 
@@ -125,15 +123,15 @@ def test_position_follows_a_source_in_which_nothing_concerns_the_table(harness: 
         assert source.checkpoint().offsets["position"] == str(source.reached())
 
 
-def test_settled_is_what_every_other_reader_has_released(harness: PostgresReferenceHarness) -> None:
+def test_settled_position_is_released_by_every_other_reader(harness: PostgresReferenceHarness) -> None:
     spool = harness.wal.settings.spool
     with following(harness) as follower:
         follower.finish_snapshot()
         source = follower.source
         assert isinstance(source, PostgresReferenceTable)
-        assert source.settled() == Position.ZERO, "somebody may come yet"
-        hold(spool, "one", Position.of(300))
-        hold(spool, "two", Position.of(200))
+        assert source.settled() == Position.ZERO, "an older transaction may still commit"
+        set_released(spool, "one", Position.of(300))
+        set_released(spool, "two", Position.of(200))
         assert source.settled() == Position.of(200)
 
 
@@ -219,7 +217,7 @@ def test_lost_snapshot_begins_again_with_a_truncate(harness: PostgresReferenceHa
         assert follower.table[0] == "y"
 
 
-def test_what_the_spool_has_is_delivered_while_the_server_is_away(
+def test_spooled_changes_are_delivered_while_the_server_is_down(
     harness: PostgresReferenceHarness, proxy: ProxyFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.reference.postgres._LOOK_SECONDS", 0.0)
@@ -235,7 +233,7 @@ def test_what_the_spool_has_is_delivered_while_the_server_is_away(
         network.accept()
 
 
-def test_range_that_cannot_be_read_to_its_end_comes_again(harness: PostgresReferenceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_range_that_was_read_in_part_is_read_again(harness: PostgresReferenceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken_off(*arguments: Any) -> Iterator[pa.RecordBatch]:
         yield from islice(read_rows(*arguments), 1)
         raise ConnectionLostError("the disk is away")
@@ -262,6 +260,6 @@ def through(settings: CaptureSettings, proxy: ProxyFactory) -> tuple[TcpProxy, C
 def test_forgotten_table_holds_nothing_back(harness: PostgresReferenceHarness) -> None:
     source = harness.source()
     Follower(harness, source).finish_snapshot()
-    assert harness.consumer in released(harness.wal.settings.spool)
+    assert harness.consumer in released_positions(harness.wal.settings.spool)
     source.forget()
-    assert harness.consumer not in released(harness.wal.settings.spool)
+    assert harness.consumer not in released_positions(harness.wal.settings.spool)

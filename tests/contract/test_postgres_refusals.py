@@ -1,4 +1,4 @@
-"""Rows that a Postgres target refuses, put aside: from the spool through the applier."""
+"""Rows rejected by a Postgres target become dead letters."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 
+from penstock.config.policies import RefusedPolicy
 from penstock.errors import ValuesRefusedError
-from penstock.pipeline.apply import EpochApplier
-from penstock.pipeline.epochs import EpochLog
-from penstock.pipeline.letters.box import LetterBox
-from penstock.pipeline.letters.policy import RefusedPolicy
-from penstock.pipeline.letters.store import LetterStore
-from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.states import TableState, TableStatus
-from penstock.sinks.layout import Mode
-from tests.contract.sink_harness import ITEMS
-from tests.contract.test_postgres_sink import PostgresHarness
-from tests.delta_tables import InlineExecutors
-from tests.fix_postgres import Database
-from tests.integration.sinks.source import Value
+from penstock.pipeline.applier import EpochApplier
+from penstock.pipeline.dead_letters.queue import DeadLetterQueue
+from penstock.pipeline.dead_letters.store import DeadLetterStore
+from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.sinks.modes import Mode
+from tests.support.contract.postgres_harness import PostgresHarness
+from tests.support.contract.sink_harness import ITEMS
+from tests.support.delta_tables import InlineExecutors
+from tests.support.fix_postgres import Database
+from tests.support.pipeline.epochs import open_epochs
+from tests.support.sinks.source import Value
 
 
 @pytest.fixture
@@ -35,23 +34,21 @@ def harness(shared_database: Database, tmp_path: Path) -> Iterator[PostgresHarne
     made.sink.close()
 
 
-def open_applier(harness: PostgresHarness, root: Path, policy: RefusedPolicy) -> tuple[EpochApplier, LetterBox]:
+def open_applier(harness: PostgresHarness, root: Path, policy: RefusedPolicy) -> tuple[EpochApplier, DeadLetterQueue]:
     (root / "lake").mkdir(exist_ok=True)
-    store = LetterStore(root / "lake", "shop")
-    box = LetterBox(store, InlineExecutors(), policy_of=lambda _: policy, mode_of=lambda _: Mode.MIRROR, refuse_inexact=False)
-    log = EpochLog(root / "lake", "shop")
-    observer = PipelineObserver()
-    applier = EpochApplier(harness.sink, log, root / "spool", consumer="shop", system="1/1", observer=observer, letters=box)
+    store = DeadLetterStore(root / "lake", "shop")
+    box = DeadLetterQueue(store, InlineExecutors(), policy_of=lambda _: policy, mode_of=lambda _: Mode.MIRROR, reject_inexact=False)
+    applier = open_epochs(harness.sink, root, pipeline="shop", dead_letters=box).applier
     target = harness.target()
-    applier.adopt({ITEMS: target}, {ITEMS: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)})
+    applier.tables.start({ITEMS: target}, {ITEMS: TableStatus(TableState.CATCHING_UP, target.applied, target.applied)})
     return applier, box
 
 
-def shown(box: LetterBox) -> list[tuple[Any, ...]]:
+def shown(box: DeadLetterQueue) -> list[tuple[Any, ...]]:
     return [(each["key"], each["status"], each["code"]) for each in box.store.load().to_pylist()]
 
 
-def test_C08_rows_that_a_constraint_of_the_target_refuses_are_letters_and_a_replay_brings_them(
+def test_C08_rows_rejected_by_a_constraint_of_the_target_are_dead_letters_and_a_replay_writes_them(
     harness: PostgresHarness, tmp_path: Path
 ) -> None:
     source, key = harness.source, lambda number: (Value(str(number)),)
@@ -90,7 +87,7 @@ def test_by_default_a_constraint_of_the_target_stops_the_table(harness: Postgres
     applier, box = open_applier(harness, tmp_path, RefusedPolicy.STOP)
     harness.source.insert(harness.item(100, "bad", "1"))
     applier.apply(harness.commit())
-    assert "PEN-3005" in (applier.statuses[ITEMS].reason or "")
+    assert "PEN-3005" in (applier.tables.statuses[ITEMS].reason or "")
     assert shown(box) == []
 
 
@@ -106,17 +103,17 @@ DEFERRED = """
 """
 
 
-def test_C08_constraints_that_are_looked_at_when_the_transaction_ends_refuse_just_the_rows_that_break_them(
-    harness: PostgresHarness, tmp_path: Path
-) -> None:
-    """Rows that are updated are deleted for a moment, whoever refers to them; two of them change places under a unique constraint."""
+def test_C08_deferred_constraints_reject_exactly_the_rows_that_break_them(harness: PostgresHarness, tmp_path: Path) -> None:
+    """Updated rows are deleted and inserted again, even if other rows reference them; two rows swap values
+    under a unique constraint.
+    """
     source, key = harness.source, lambda number: (Value(str(number)),)
     harness.database.execute(DEFERRED)
     applier, box = open_applier(harness, tmp_path, RefusedPolicy.DEAD_LETTERS)
     for number in range(100, 116):
         source.insert(harness.item(number, "unheard of" if number % 8 == 3 else "fine", f"{number}.50"))
     source.insert(harness.item(120, "fine", "9.50"))  # as another has it
-    for number in range(130, 146, 2):  # what one of them needs, the last change gives it
+    for number in range(130, 146, 2):  # the last change supplies a value that one of them needs
         source.insert(harness.item(number, "fine", f"{3 if number == 136 else number}.50"))
         source.insert(harness.item(number + 1, "unheard of", f"{number + 1}.50"))
     source.update(key(1), {"size": Value("2.50")})
@@ -124,7 +121,7 @@ def test_C08_constraints_that_are_looked_at_when_the_transaction_ends_refuse_jus
     source.update(key(5), {"note": Value("better")})
     source.update(key(3), {"size": Value("300.50")})
     applier.apply(harness.commit())
-    assert applier.statuses[ITEMS].reason is None
+    assert applier.tables.statuses[ITEMS].reason is None
     assert [name for name, _, _ in shown(box)] == [f'{{"id":"{number}"}}' for number in (107, 115, 120, *range(131, 147, 2))]
     reasons = [each["reason"] for each in box.store.load().to_pylist()]
     assert [re.findall("'(.*?)'", reason) for reason in reasons] == [["known"], ["known"], ["single"], *[["known"]] * 8]
@@ -132,10 +129,10 @@ def test_C08_constraints_that_are_looked_at_when_the_transaction_ends_refuse_jus
     assert len(found) == 9 + 16 - 2 + 8
     assert [found[number] for number in (1, 2, 3, 5, 136)] == ["2.50 note 1", "1.50 note 2", "300.50 note 3", "5.50 better", "3.50 fine"]
 
-    # A delete cannot be put aside: it stops the table.
+    # A delete cannot become a dead letter: the table fails.
     source.delete(key(1))
     applier.apply(harness.commit())
-    assert "PEN-3005" in (applier.statuses[ITEMS].reason or "")
+    assert "PEN-3005" in (applier.tables.statuses[ITEMS].reason or "")
 
 
 def test_a_deferred_constraint_stops_a_copy_at_its_commit_and_leaves_the_table_as_it_was(harness: PostgresHarness) -> None:

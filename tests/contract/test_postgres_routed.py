@@ -1,4 +1,4 @@
-"""Several tables that go into one table of a Postgres target, in every mode, by random histories."""
+"""Several tables routed into one table of a Postgres target, in every table mode, by random histories."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import pytest
 
 from penstock.position import Position
 from penstock.schema import Column, TableSchema
-from penstock.sinks.layout import Mode
-from tests.contract.test_postgres_modes import TABLE, Copy, at_fence
-from tests.fix_postgres import Database
-from tests.integration.sinks.history import KEYS, History
-from tests.integration.sinks.source import Value
-from tests.property.chronicle import Chronicle, canonical
-from tests.property.routed import FENCE, SOURCE, Shards
+from penstock.sinks.modes import Mode
+from tests.support.contract.postgres_copy import TABLE, Copy, at_fence
+from tests.support.fix_postgres import Database
+from tests.support.property.routed import FENCE, SOURCE, Shards
+from tests.support.property.source_model import SourceModel, canonical
+from tests.support.sinks.history import KEYS, History
+from tests.support.sinks.source import Value
 
 
 @pytest.mark.parametrize("mode", [Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY])
-def test_K11_after_every_epoch_the_table_has_what_each_table_has(
+def test_K11_after_every_epoch_the_table_has_the_rows_of_each_member(
     shared_database: Database, tmp_path: Path, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shared_database.execute("DROP SCHEMA IF EXISTS penstock, copy_lake CASCADE")
-    monkeypatch.setattr("penstock.sinks.shares.ROWS_A_TASK", 7)
+    monkeypatch.setattr("penstock.sinks.slice_reader.ROWS_A_TASK", 7)
     monkeypatch.setitem(KEYS, TABLE, lambda at: (Value(f"{at // 7}\t"), Value(f"k{at % 7}\\")))
     members = []
     for seed in range(3):
-        history = History(TABLE, seed, groups=2, source=Chronicle)
+        history = History(TABLE, seed, groups=2, source=SourceModel)
         history.statements = 25
         history.run(5, truncates=0.0 if seed == 1 else 0.5)
-        assert isinstance(history.source, Chronicle)
+        assert isinstance(history.source, SourceModel)
         members.append(history.source)
     shards = Shards(TABLE, [member.log for member in members], lambda at, position: members[at].expected(mode, position))
     copy = Copy(tmp_path, shared_database, shards.schema, mode)
@@ -50,14 +50,14 @@ def test_K11_after_every_epoch_the_table_has_what_each_table_has(
     copy.sink.close()
 
 
-def test_what_comes_after_a_truncate_stays_however_long_the_epoch(
+def test_rows_after_a_truncate_stay_in_an_epoch_of_any_length(
     shared_database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part of the epoch must not take for old what another part has just written."""
+    """A part of the epoch must not take rows of another part for old ones."""
     shared_database.execute("DROP SCHEMA IF EXISTS penstock, copy_lake CASCADE")
-    monkeypatch.setattr("penstock.sinks.shares.ROWS_A_TASK", 4)
+    monkeypatch.setattr("penstock.sinks.slice_reader.ROWS_A_TASK", 4)
     table = TableSchema(1, TABLE.name, (Column("k", pa.string(), 23), Column("note", pa.string(), 25)), ("k",))
-    members = [Chronicle(table, [{"k": Value(str(number)), "note": Value("old")} for number in range(20)]) for _ in range(2)]
+    members = [SourceModel(table, [{"k": Value(str(number)), "note": Value("old")} for number in range(20)]) for _ in range(2)]
     members[0].truncate()
     for number in range(15):
         members[0].insert({"k": Value(str(number)), "note": Value("new")})

@@ -1,18 +1,15 @@
-"""`PostgresSink` against a real server, without Spark: the rules of all sinks, and those of its own."""
+"""`PostgresSink` against a real server, without Spark: the sink rules and its own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from threading import Barrier
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typing_extensions import override
 
 from penstock.errors import (
     ConnectionLostError,
@@ -24,81 +21,16 @@ from penstock.errors import (
     TargetForeignError,
 )
 from penstock.position import Position
-from penstock.postgres.connection import SourceAddress
-from penstock.postgres.target_ddl import probe_target
+from penstock.postgres.target.ddl import probe_target
 from penstock.schema import Column, TableName, TableSchema
 from penstock.sinks.base import ChangedRows
-from penstock.sinks.executors import In, Out
 from penstock.sinks.postgres.sink import PostgresSink
 from penstock.sinks.postgres.targets import Naming
-from tests.contract.sink_harness import ITEMS, PIPELINE, SinkHarness
-from tests.contract.sink_rules import LoadingRules, MirrorRules
-from tests.fix_postgres import Database
-from tests.integration.sinks.source import Row, Value
-from tests.integration.snapshot.local import LocalExecutors
-
-
-class ForgetfulExecutors(LocalExecutors):
-    """Does what it is told, and may not tell; or does not, and keeps it for later."""
-
-    is_silent = is_late = False
-
-    def __init__(self) -> None:
-        self.kept: list[Callable[[], object]] = []
-
-    @override
-    def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
-        if self.is_late:
-            self.kept += [partial(function, task) for task in tasks]
-            return []
-        done = super().run(function, tasks)
-        if self.is_silent:
-            raise ConnectionLostError("the answer was lost")
-        return done
-
-
-class PostgresHarness(SinkHarness):
-    def __init__(self, root: Path, database: Database) -> None:
-        self.database = database
-        self.address = SourceAddress.parse(database.dsn)
-        self.executors = ForgetfulExecutors()
-        super().__init__(root)
-
-    @override
-    def open(self, pipeline: str = PIPELINE) -> PostgresSink:
-        return PostgresSink(self.executors, self.address, pipeline, Naming(prefix="copy_"))
-
-    @override
-    def rows(self) -> list[Row]:
-        if self.database.query("SELECT to_regclass('copy_public.items') IS NULL") == [(True,)]:
-            return []
-        found = self.database.query("SELECT id::text, note, size::text FROM copy_public.items")
-        return sorted(({name: Value(value) for name, value in zip(("id", "note", "size"), row, strict=True)} for row in found), key=repr)
-
-    @override
-    def put_foreign(self) -> None:
-        self.database.execute("CREATE SCHEMA copy_public; CREATE TABLE copy_public.items (id int)")
-
-    @override
-    @contextmanager
-    def dying(self) -> Iterator[None]:
-        self.database.execute(
-            """
-            CREATE FUNCTION copy_public.die() RETURNS trigger LANGUAGE plpgsql AS
-                'BEGIN PERFORM pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid()); RETURN NULL; END';
-            CREATE CONSTRAINT TRIGGER die AFTER INSERT ON copy_public.items DEFERRABLE INITIALLY DEFERRED
-                FOR EACH ROW EXECUTE FUNCTION copy_public.die()
-            """
-        )
-        yield
-        self.database.execute("DROP TRIGGER die ON copy_public.items; DROP FUNCTION copy_public.die()")
-
-    @override
-    @contextmanager
-    def unanswered(self) -> Iterator[None]:
-        self.executors.is_silent = True
-        yield
-        self.executors.is_silent = False
+from tests.support.contract.postgres_harness import PostgresHarness
+from tests.support.contract.sink_harness import ITEMS, PIPELINE
+from tests.support.contract.sink_rules import LoadingRules, MirrorRules
+from tests.support.fix_postgres import Database
+from tests.support.sinks.source import Value
 
 
 @pytest.fixture
@@ -127,7 +59,7 @@ def test_of_two_attempts_at_a_chunk_the_first_counts_with_its_fence(harness: Pos
     assert harness.rows() == rows
 
 
-def test_a_snapshot_is_not_finished_with_other_chunks_than_are_there(harness: PostgresHarness) -> None:
+def test_a_snapshot_is_not_finished_with_other_chunks_than_exist(harness: PostgresHarness) -> None:
     place = harness.begin()
     rows = harness.source.sorted_rows()
     file, _ = harness.write(place, 0, rows[:5])
@@ -148,7 +80,7 @@ def test_a_chunk_that_fails_leaves_no_row_and_is_loaded_by_the_next_attempt(harn
     assert harness.rows() == rows
 
 
-def test_a_chunk_of_a_snapshot_that_was_begun_anew_goes_nowhere(harness: PostgresHarness) -> None:
+def test_a_chunk_of_an_abandoned_snapshot_is_not_written(harness: PostgresHarness) -> None:
     old = harness.begin()
     place = harness.begin()
     with pytest.raises(SinkRefusedError):
@@ -158,7 +90,7 @@ def test_a_chunk_of_a_snapshot_that_was_begun_anew_goes_nowhere(harness: Postgre
 
 
 def test_N03_a_repaired_snapshot_has_each_key_once_as_it_is_at_the_last_fence(harness: PostgresHarness, tmp_path: Path) -> None:
-    """Row 1 moved to a block that was read later, so both chunks have it; row 2 is gone by then."""
+    """Row 1 moved to a block that was read later, so both chunks have it; row 2 was deleted in between."""
     rows = harness.source.sorted_rows()
     place = harness.begin()
     first, _ = harness.write(place, 0, rows[:5])
@@ -173,7 +105,7 @@ def test_N03_a_repaired_snapshot_has_each_key_once_as_it_is_at_the_last_fence(ha
     assert harness.rows() == sorted([harness.item(1, "moved", "0.10"), *rows[2:]], key=repr)
 
 
-# what stands there ------------------------------------------------------------------------------------------------------------------
+# --- target contents ---
 
 
 def test_a_table_has_the_source_s_types_and_its_key(harness: PostgresHarness) -> None:
@@ -212,17 +144,17 @@ def test_S04_a_column_of_another_type_is_noticed_though_its_values_are_text(harn
         harness.apply(harness.fence, end)
 
 
-def test_a_table_that_is_copied_anew_keeps_what_hangs_on_it(harness: PostgresHarness) -> None:
+def test_a_resynced_table_keeps_dependent_objects(harness: PostgresHarness) -> None:
     harness.copy()
     harness.database.execute("CREATE VIEW copy_public.notes AS SELECT note FROM copy_public.items")
     harness.database.execute("CREATE INDEX by_note ON copy_public.items (note)")
-    harness.sink.disown(ITEMS)
+    harness.sink.release_ownership(ITEMS)
     harness.copy()
     assert harness.database.query("SELECT count(*) FROM copy_public.notes") == [(9,)]
     assert harness.database.query("SELECT to_regclass('copy_public.by_note') IS NOT NULL") == [(True,)]
 
 
-def test_a_table_that_is_copied_anew_is_read_all_the_while_and_only_rows_that_differ_are_written(harness: PostgresHarness) -> None:
+def test_a_table_stays_readable_during_a_resync_and_only_differing_rows_are_written(harness: PostgresHarness) -> None:
     harness.copy()
     harness.database.execute("UPDATE copy_public.items SET size = '1.5' WHERE id = 1; DELETE FROM copy_public.items WHERE id = 2")
     harness.database.execute("INSERT INTO copy_public.items VALUES (50, 'not there', NULL)")
@@ -230,7 +162,7 @@ def test_a_table_that_is_copied_anew_is_read_all_the_while_and_only_rows_that_di
     kept = harness.database.query(places)
     with harness.database.connect() as reader:
         before = reader.execute("SELECT count(*) FROM copy_public.items").fetchone()  # and holds on to it until its end
-        harness.sink.disown(ITEMS)
+        harness.sink.release_ownership(ITEMS)
         harness.copy()
         assert reader.execute("SELECT count(*) FROM copy_public.items").fetchone() == before
     assert harness.rows() == harness.source.sorted_rows()
@@ -254,7 +186,7 @@ def test_a_snapshot_whose_end_was_not_learned_is_finished_by_the_next_attempt(ha
         harness.sink.repair_snapshot(harness.table, [file], changed, harness.fence)
 
 
-def test_nothing_is_left_in_the_schema_of_ours_but_the_record(harness: PostgresHarness) -> None:
+def test_only_our_position_table_remains_in_the_schema(harness: PostgresHarness) -> None:
     harness.begin()
     harness.copy()
     harness.source.delete(harness.at(1))
@@ -274,7 +206,7 @@ def test_two_tables_of_the_source_never_share_one_of_the_target(harness: Postgre
     assert sink.describe(other) == sink.describe(ITEMS)
 
 
-def test_a_value_that_cannot_be_stored_is_not_told(harness: PostgresHarness) -> None:
+def test_an_unstorable_value_is_not_shown(harness: PostgresHarness) -> None:
     place = harness.begin()
     with pytest.raises(SinkRefusedError) as refused:
         harness.write(place, 0, [harness.item(1, "a note", "secret")])
@@ -319,8 +251,8 @@ def test_tables_that_are_begun_and_finished_at_the_same_time_do_not_collide_over
     assert harness.database.query("SELECT count(*) FROM pg_tables WHERE schemaname = 'copy_public'") == [(count,)]
 
 
-def test_an_attempt_that_comes_late_does_nothing(harness: PostgresHarness) -> None:
-    """What a task of a run that was given up still does, when the next has gone on."""
+def test_a_late_attempt_does_nothing(harness: PostgresHarness) -> None:
+    """A task of an abandoned run finishes after the next run has continued."""
     harness.copy()
     harness.executors.is_late = True
     harness.source.insert(harness.item(20))

@@ -1,4 +1,6 @@
-"""Objects of a Postgres target that another role made first are not used: their code would run with the rights of Penstock's role."""
+"""Objects in a Postgres target that another role created are not used: their code would run as Penstock's
+role.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,14 @@ from psycopg import sql
 
 from penstock.errors import PipelineBusyError, UntrustedObjectError
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.lease import Lease
-from penstock.postgres.ownership import Trust, check_target_table, lock_tables
-from penstock.postgres.target_lock import TargetLock
+from penstock.postgres.ownership import Lease, Trust, check_target_table, lock_tables
+from penstock.postgres.target.state import TargetLock, target_transaction
 from penstock.schema import TableName
 from penstock.testing.streams import Background
-from tests.contract.test_postgres_sink import PostgresHarness
-from tests.fix_postgres import Database
-from tests.fix_roles import Roles
-from tests.waiting import wait_for
+from tests.support.contract.postgres_harness import PostgresHarness
+from tests.support.fix_postgres import Database
+from tests.support.fix_roles import Roles
+from tests.support.waiting import wait_for
 
 ESCALATE = """
     CREATE FUNCTION {s}.escalate() RETURNS trigger LANGUAGE plpgsql AS
@@ -41,7 +42,7 @@ TRIGGER = "CREATE TRIGGER escalate BEFORE INSERT OR UPDATE ON {} FOR EACH ROW EX
 
 
 class Intruder:
-    """A role that may create objects in the target, and nothing else."""
+    """A role that may create objects in the target and has no other rights."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -105,6 +106,89 @@ def test_role_that_may_create_in_the_target_does_not_become_superuser_by_tables_
     assert not intruder.is_superuser
 
 
+ADDED = {
+    "trigger": ((TRIGGER.format("penstock.applied", "planted"),), "trigger escalate on table applied"),
+    "rule": (("CREATE RULE planted AS ON INSERT TO penstock.applied DO ALSO SELECT planted.escalate('')",), "rule planted on"),
+    "default": (("ALTER TABLE penstock.applied ALTER staging SET DEFAULT planted.escalate('')",), "default of column staging"),
+    "check": (("ALTER TABLE penstock.applied ADD CHECK (planted.escalate(pipeline) IS NOT NULL)",), "check constraint on"),
+    "policy": (("CREATE POLICY planted ON penstock.applied USING (planted.escalate(pipeline) IS NOT NULL)",), "policy planted on"),
+    "row-security": (("ALTER TABLE penstock.applied ENABLE ROW LEVEL SECURITY",), "row level security on"),
+    "index-expression": (("CREATE INDEX planted ON penstock.applied (planted.escalate(pipeline))",), "index planted on"),
+    "index-predicate": (
+        ("CREATE INDEX planted ON penstock.applied (mode) WHERE planted.escalate(pipeline) IS NOT NULL",),
+        "index planted on",
+    ),
+    "index-operators": (
+        (
+            "CREATE OPERATOR CLASS planted.ops FOR TYPE text USING hash AS OPERATOR 1 =, FUNCTION 1 hashtext(text)",
+            "CREATE INDEX planted ON penstock.applied USING hash (mode planted.ops)",
+        ),
+        "index planted on",
+    ),
+    "exclusion": (("ALTER TABLE penstock.applied ADD CONSTRAINT planted EXCLUDE USING hash (copy WITH =)",), "constraint planted on"),
+    "generated": (
+        (
+            "ALTER TABLE penstock.applied DROP copy",
+            "ALTER TABLE penstock.applied ADD copy text GENERATED ALWAYS AS (planted.escalate(pipeline)) STORED",
+        ),
+        "generated column copy on",
+    ),
+    "column-added": (("ALTER TABLE penstock.applied ADD note text",), "column note of table applied"),
+    "column-missing": (("ALTER TABLE penstock.applied DROP mode",), "table applied without column mode"),
+    "column-type": (("ALTER TABLE penstock.applied ALTER mode TYPE varchar",), "column mode of table applied, which is not of type text"),
+    "collation": (('ALTER TABLE penstock.applied ALTER mode TYPE text COLLATE "C"',), "collation of column mode on"),
+    "heir": (("CREATE TABLE planted.heir () INHERITS (penstock.applied)",), "inheritance with planted.heir on"),
+    "parent": (
+        ("CREATE TABLE planted.parent ()", "ALTER TABLE penstock.applied INHERIT planted.parent"),
+        "inheritance with planted.parent on",
+    ),
+    "partition": (
+        (
+            "CREATE TABLE planted.whole (LIKE penstock.chunks) PARTITION BY LIST (staging)",
+            "ALTER TABLE planted.whole ATTACH PARTITION penstock.chunks DEFAULT",
+        ),
+        "chunks, which is not an ordinary table",
+    ),
+    "unlogged": (("ALTER TABLE penstock.applied SET UNLOGGED",), "applied, which is not an ordinary table"),
+    "table-owner": (("ALTER TABLE penstock.applied OWNER TO {r}",), "table applied of role {r}"),
+    "schema-owner": (("ALTER SCHEMA penstock OWNER TO {r}",), "schema penstock of role {r}"),
+}
+
+
+@pytest.mark.parametrize("added", ADDED)
+def test_nothing_is_written_once_a_table_of_penstocks_own_was_altered(harness: PostgresHarness, intruder: Intruder, added: str) -> None:
+    """By a role that owns neither table nor schema, but was granted enough; or by their new owner."""
+    harness.copy()
+    harness.sink.close()
+    intruder.plant("planted")
+    statements, words = ADDED[added]
+    for statement in statements:
+        harness.database.execute(statement.format(r=intruder.name))
+    harness.sink = harness.open()
+    leases = "SELECT name, xmin::text FROM penstock.leases"  # a run takes its lease before all else
+    before = harness.database.query(leases)
+    for attempt in (harness.copy, harness.target):
+        with pytest.raises(UntrustedObjectError, match=words.format(r=intruder.name)):
+            attempt()
+    assert harness.database.query(leases) == before
+    assert not intruder.is_superuser
+
+
+def test_chunk_is_not_loaded_once_a_table_of_penstocks_own_was_given_a_trigger(harness: PostgresHarness, intruder: Intruder) -> None:
+    """Executors load chunks in separate transactions, long after the driver has inspected these tables."""
+    place = harness.begin()
+    rows = harness.source.sorted_rows()
+    intruder.plant("planted")
+    harness.database.execute(TRIGGER.format("penstock.chunks", "planted"))
+    with pytest.raises(UntrustedObjectError, match="trigger escalate on table chunks"):
+        harness.write(place, 0, rows)
+    assert not intruder.is_superuser
+    harness.database.execute("DROP TRIGGER escalate ON penstock.chunks")
+    file, _ = harness.write(place, 0, rows)
+    harness.sink.finish_snapshot(harness.table, [file], harness.fence)
+    assert harness.rows() == rows
+
+
 def test_view_in_the_place_of_a_table_of_the_target_is_not_read(harness: PostgresHarness, intruder: Intruder) -> None:
     intruder.plant("planted")
     harness.copy()
@@ -157,6 +241,78 @@ def test_table_whose_partition_runs_code_of_a_role_that_is_not_trusted_is_not_wr
     database.execute("DROP TABLE t")
 
 
+USED = {
+    "table-owner": (("ALTER TABLE t OWNER TO {r}",), "the table belongs"),
+    "schema-owner": (("ALTER TABLE t SET SCHEMA planted",), "the schema belongs"),
+    "trigger": ((TRIGGER.format("t", "planted"),), "trigger escalate, which uses function"),
+    "check": (("ALTER TABLE t ADD CONSTRAINT c CHECK (planted.escalate(note) IS NOT NULL)",), "constraint c, which uses function"),
+    "default": (("ALTER TABLE t ALTER note SET DEFAULT planted.escalate('')",), "the default of column note, which uses function"),
+    "index-expression": (("CREATE INDEX i ON t (planted.escalate(note))",), "index i, which uses function"),
+    "index-operators": (
+        (
+            "CREATE OPERATOR CLASS planted.ops FOR TYPE text USING hash AS OPERATOR 1 =, FUNCTION 1 hashtext(text)",
+            "ALTER OPERATOR CLASS planted.ops USING hash OWNER TO {r}",
+            "CREATE INDEX i ON t USING hash (note planted.ops)",
+        ),
+        "index i, which uses operator class",
+    ),
+    "rule": (("CREATE RULE r AS ON INSERT TO t DO ALSO SELECT planted.escalate('')",), "rule r, which uses function"),
+    "policy": (("CREATE POLICY p ON t USING (planted.escalate(note) IS NOT NULL)",), "policy p, which uses function"),
+    "operator": (
+        (
+            "CREATE OPERATOR planted.! (RIGHTARG = text, FUNCTION = planted.escalate)",
+            "ALTER OPERATOR planted.! (NONE, text) OWNER TO {r}",
+            "ALTER FUNCTION planted.escalate(text) OWNER TO postgres",
+            "ALTER TABLE t ADD CONSTRAINT c CHECK ((OPERATOR(planted.!) note) IS NOT NULL)",
+        ),
+        "constraint c, which uses operator",
+    ),
+    "domain": (
+        (
+            "CREATE DOMAIN planted.word AS text CHECK (planted.escalate(VALUE) IS NOT NULL)",
+            "ALTER DOMAIN planted.word OWNER TO {r}",
+            "ALTER TABLE t ALTER note TYPE planted.word",
+        ),
+        "the table, which uses type planted.word",
+    ),
+}
+
+
+@pytest.mark.parametrize("used", USED)
+def test_table_of_a_target_is_not_written_if_code_of_a_role_that_is_not_trusted_would_run(
+    harness: PostgresHarness, intruder: Intruder, used: str
+) -> None:
+    intruder.plant("planted")
+    statements, words = USED[used]
+    harness.database.execute("DROP TABLE IF EXISTS t CASCADE; CREATE TABLE t (id int, note text)")
+    for statement in statements:
+        harness.database.execute(statement.format(r=intruder.name))
+    place = TableName("planted" if used == "schema-owner" else "public", "t")
+    with connect(harness.address) as connection, connection.transaction(), pytest.raises(UntrustedObjectError, match=words):
+        check_target_table(connection, place)
+    with connect(harness.address.trusting([intruder.name])) as connection, connection.transaction():
+        check_target_table(connection, place)
+    harness.database.execute("DROP TABLE IF EXISTS t CASCADE")
+    assert not intruder.is_superuser
+
+
+def test_checked_tables_get_no_trigger_before_the_end_of_the_transaction(harness: PostgresHarness, intruder: Intruder) -> None:
+    intruder.plant("planted")
+    harness.copy()
+    with harness.database.connect(autocommit=True) as other:
+        other.execute("SET lock_timeout = '100ms'")
+
+        def check_locked(table: str) -> None:
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                other.execute(TRIGGER.format(table, "planted").encode())
+
+        with target_transaction(harness.address, "writing") as connection:
+            for table in ("applied", "chunks", "leases"):
+                check_locked(f"penstock.{table}")
+            check_target_table(connection, TableName("copy_public", "items"))
+            check_locked("copy_public.items")
+
+
 def test_tables_are_not_put_into_a_schema_whose_owner_could_exchange_them(harness: PostgresHarness, intruder: Intruder) -> None:
     intruder.execute("CREATE SCHEMA copy_public")
     with pytest.raises(UntrustedObjectError, match="schema copy_public belongs to role") as refused:
@@ -174,7 +330,7 @@ def test_objects_of_a_trusted_role_are_used(harness: PostgresHarness, intruder: 
     assert harness.rows() == harness.source.sorted_rows()
 
 
-def test_table_is_locked_whatever_it_is_called(database: Database) -> None:
+def test_table_with_any_name_is_locked(database: Database) -> None:
     table = TableName("public", "a$body$'\"\\%s{} b")
     name = sql.Identifier(table.name).as_string()
     database.execute(f"CREATE TABLE {name} ()")
@@ -194,7 +350,8 @@ def test_role_that_can_act_as_penstocks_role_is_trusted(database: Database, role
     with connect(roles.address(own)) as connection:
         trust = Trust.load(connection)
     database.execute(f"ALTER DATABASE {database.name} OWNER TO postgres")
-    assert [role for role in (admin, stranger, owner, operator, own) if trust.covers(role)] == [admin, operator, own]
+    everybody = (admin, stranger, owner, operator, own, "postgres")
+    assert [role for role in everybody if trust.covers(role)] == [admin, operator, own, "postgres"]
     assert [role for role in (stranger, owner, operator) if trust.covers_or_owns_database(role)] == [owner, operator]
 
 
@@ -239,7 +396,7 @@ def test_lease_is_free_once_its_session_has_ended_however_that_was(harness: Post
 
 
 def test_lease_names_the_session_that_keeps_it_from_being_taken(harness: PostgresHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.postgres.lease.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("penstock.postgres.ownership.LOCK_SECONDS", 0.2)
     TargetLock(harness.address, "shop").ensure()
     with harness.database.connect() as other, harness.database.connect(autocommit=True) as session:
         other.execute("LOCK TABLE penstock.leases IN SHARE UPDATE EXCLUSIVE MODE")

@@ -1,4 +1,4 @@
-"""The conformance suite itself: each of its tests catches somebody who breaks the rule that it names."""
+"""The provisioning conformance suite fails for implementations that break a rule."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from penstock.contracts.provisioning import CaptureProvisioning, CoverageReport
 from penstock.schema import TableName
 from penstock.testing.provisioning_conformance import CaptureProvisioningConformance
 from penstock.testing.rules import suite_tests
-from tests.contract.breaking import caught, caught_by
-from tests.contract.test_list_provisioning import RegisterHarness
+from tests.support.contract.breaking import caught, caught_by
+from tests.support.contract.list_harnesses import RegisterHarness
 
 SUITE = CaptureProvisioningConformance
 
@@ -38,7 +38,7 @@ class ActsUnasked(ListProvisioning):
         return report
 
 
-@caught_by(SUITE.test_ensuring_tells_what_was_there_before)
+@caught_by(SUITE.test_ensuring_reports_the_state_before_the_change)
 class TellsWhatIsThereAfter(ListProvisioning):
     @override
     def ensure_coverage(self, required: AbstractSet[TableName], manage: bool) -> CoverageReport:
@@ -46,7 +46,7 @@ class TellsWhatIsThereAfter(ListProvisioning):
         return self.inspect_coverage(required)
 
 
-@caught_by(SUITE.test_ensuring_takes_nothing_away)
+@caught_by(SUITE.test_ensuring_removes_no_table)
 class Replaces(ListProvisioning):
     @override
     def ensure_coverage(self, required: AbstractSet[TableName], manage: bool) -> CoverageReport:
@@ -72,7 +72,7 @@ class AlwaysActs(ListProvisioning):
         return report
 
 
-@caught_by(SUITE.test_report_divides_what_is_required_into_present_and_missing)
+@caught_by(SUITE.test_report_divides_required_tables_into_present_and_missing)
 class CountsOthersAsPresent(ListProvisioning):
     @override
     def inspect_coverage(self, required: AbstractSet[TableName]) -> CoverageReport:
@@ -98,7 +98,7 @@ class BrokenHarness(RegisterHarness):
 
 
 @pytest.mark.parametrize("test", list(suite_tests(SUITE)))
-def test_whoever_breaks_the_rule_is_caught(test: Callable[..., object]) -> None:
+def test_broken_implementation_fails_the_suite(test: Callable[..., object]) -> None:
     assert caught.get(test), "no implementation is known that breaks this rule: is it one?"
     for broken in caught[test]:
         with pytest.raises(AssertionError):

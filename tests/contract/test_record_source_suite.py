@@ -1,4 +1,4 @@
-"""The suite of record sources itself: each of its tests catches somebody who breaks the rule that it names."""
+"""The record source conformance suite fails for implementations that break a rule."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from penstock.errors import (
 )
 from penstock.testing.record_source_conformance import RecordSourceConformance
 from penstock.testing.rules import suite_tests
-from tests.contract.breaking import caught, caught_by
-from tests.contract.test_list_records import ListRecordHarness
+from tests.support.contract.breaking import caught, caught_by
+from tests.support.contract.list_harnesses import ListRecordHarness
 
 SOURCES = RecordSourceConformance
 
@@ -32,14 +32,14 @@ SOURCES = RecordSourceConformance
 # --- what is read -----------------------------------------------------------------------------------------------------------------
 
 
-@caught_by(SOURCES.test_records_are_the_rows_that_are_there_and_then_what_changes)
+@caught_by(SOURCES.test_records_are_the_existing_rows_and_then_the_changes)
 class ChangesAlone(ListRecordSource):
     @override
     def read(self, position: RecordPosition | None) -> Record:
         return super().read(position or RecordPosition("after 0"))
 
 
-@caught_by(SOURCES.test_record_has_key_payload_metadata_timestamp_and_a_position_of_its_own)
+@caught_by(SOURCES.test_record_has_key_payload_metadata_timestamp_and_a_unique_position)
 class TimesOfNowhere(ListRecordSource):
     @override
     def read(self, position: RecordPosition | None) -> Record:
@@ -47,7 +47,7 @@ class TimesOfNowhere(ListRecordSource):
         return replace(record, timestamp=record.timestamp.replace(tzinfo=None))
 
 
-@caught_by(SOURCES.test_no_key_and_no_value_is_taken_for_nothing)
+@caught_by(SOURCES.test_empty_and_negative_keys_and_values_are_delivered)
 class SkipsKeysBelowOne(ListRecordSource):
     @override
     def read(self, position: RecordPosition | None) -> Record:
@@ -55,7 +55,7 @@ class SkipsKeysBelowOne(ListRecordSource):
         return record if int(str(record.key.get("id", 1))) > 0 else self.read(record.position)
 
 
-@caught_by(SOURCES.test_nothing_falls_between_the_rows_and_the_changes)
+@caught_by(SOURCES.test_snapshot_rows_and_changes_leave_no_gap)
 class ChangesBeginWithTheLastRow(ListRecordSource):
     @override
     def read(self, position: RecordPosition | None) -> Record:
@@ -80,7 +80,7 @@ class KeepsItsOwnPlace(ListRecordSource):
 
 
 class Remembers(ListRecordSource):
-    """What it has given out in this run."""
+    """Keeps every record of this run."""
 
     def __init__(self, logs: Mapping[str, Log]) -> None:
         super().__init__(logs)
@@ -93,7 +93,7 @@ class Remembers(ListRecordSource):
         return record
 
 
-@caught_by(SOURCES.test_reading_goes_on_from_a_position_that_was_stored_as_text)
+@caught_by(SOURCES.test_reading_resumes_from_a_position_stored_as_text)
 class PlacesEndWithTheRun(Remembers):
     @override
     def read(self, position: RecordPosition | None) -> Record:
@@ -102,7 +102,7 @@ class PlacesEndWithTheRun(Remembers):
         return super().read(position)
 
 
-@caught_by(SOURCES.test_no_record_yet_is_not_found_and_worth_another_try)
+@caught_by(SOURCES.test_missing_next_record_is_a_retryable_error)
 class GivesUp(ListRecordSource):
     @override
     def read(self, position: RecordPosition | None) -> Record:
@@ -112,7 +112,7 @@ class GivesUp(ListRecordSource):
             raise RecordGoneError(error.message) from error
 
 
-@caught_by(SOURCES.test_position_that_is_not_of_this_source_is_refused)
+@caught_by(SOURCES.test_position_of_another_source_is_refused)
 class TakesAnyPosition(ListRecordSource):
     @override
     def read(self, position: RecordPosition | None) -> Record:
@@ -134,7 +134,7 @@ class ReadingIsAcknowledging(ListRecordSource):
         return record
 
 
-@caught_by(SOURCES.test_what_is_acknowledged_and_all_before_it_is_gone_and_never_passed_over)
+@caught_by(SOURCES.test_acknowledged_positions_are_gone_and_never_skipped)
 class PassesOver(ListRecordSource):
     @override
     def read(self, position: RecordPosition | None) -> Record:
@@ -144,7 +144,7 @@ class PassesOver(ListRecordSource):
             return super().read(RecordPosition(f"after {self._opened().acked}"))
 
 
-@caught_by(SOURCES.test_acknowledging_twice_or_behind_says_nothing_new)
+@caught_by(SOURCES.test_acknowledging_twice_or_an_earlier_position_has_no_effect)
 class TheLastAckCounts(ListRecordSource):
     @override
     def ack(self, position: RecordPosition) -> None:
@@ -160,7 +160,7 @@ class AcksEndWithTheRun(Remembers):
             super().ack(position)
 
 
-@caught_by(SOURCES.test_rows_of_a_snapshot_move_nothing_when_they_are_acknowledged)
+@caught_by(SOURCES.test_acknowledging_snapshot_rows_does_not_move_the_resume_point)
 class RowsMoveThePoint(ListRecordSource):
     @override
     def ack(self, position: RecordPosition) -> None:
@@ -172,7 +172,7 @@ class RowsMoveThePoint(ListRecordSource):
 # --- snapshots -----------------------------------------------------------------------------------------------------------
 
 
-@caught_by(SOURCES.test_teardown_in_the_middle_of_a_snapshot_says_so_after_closing_everything)
+@caught_by(SOURCES.test_teardown_during_a_snapshot_raises_after_closing_everything)
 class TearsDownInSilence(ListRecordSource):
     @override
     def teardown(self) -> None:
@@ -180,7 +180,7 @@ class TearsDownInSilence(ListRecordSource):
             super().teardown()
 
 
-@caught_by(SOURCES.test_interrupted_snapshot_is_not_gone_on_with)
+@caught_by(SOURCES.test_interrupted_snapshot_cannot_be_resumed)
 class BeginsAnewInSilence(ListRecordSource):
     @override
     def read(self, position: RecordPosition | None) -> Record:
@@ -210,7 +210,7 @@ class SnapshotAtEveryStart(Remembers):
         return super().read(position if len(self.given) > 1 else None)
 
 
-# --- what they are told, and their lifetime ---------------------------------------------------------------------------------
+# --- settings and lifetime ---
 
 
 @caught_by(SOURCES.test_validating_opens_nothing)
@@ -229,7 +229,7 @@ class AnyTable(ListRecordSource):
             super().validate(config)
 
 
-@caught_by(SOURCES.test_address_that_is_none_is_refused)
+@caught_by(SOURCES.test_malformed_address_is_refused)
 class AnyAddress(ListRecordSource):
     @override
     def validate(self, config: Mapping[str, str]) -> None:
@@ -237,7 +237,7 @@ class AnyAddress(ListRecordSource):
             raise NoTableError("no table")
 
 
-@caught_by(SOURCES.test_address_at_which_nobody_answers_is_found_out_by_open)
+@caught_by(SOURCES.test_unreachable_address_is_refused_by_open)
 class ConnectsLater(ListRecordSource):
     @override
     def open(self, config: Mapping[str, str]) -> None:
@@ -317,7 +317,7 @@ class BrokenRecordHarness(ListRecordHarness):
 
 
 @pytest.mark.parametrize("test", list(suite_tests(SOURCES)), ids=lambda each: each.__name__)
-def test_whoever_breaks_the_rule_of_a_source_is_caught(test: Callable[..., object]) -> None:
+def test_broken_source_fails_the_suite(test: Callable[..., object]) -> None:
     assert caught.get(test), "no implementation is known that breaks this rule: is it one?"
     for broken in caught[test]:
         with pytest.raises((AssertionError, PenstockError)):

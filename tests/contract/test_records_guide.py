@@ -1,4 +1,6 @@
-"""Every program in the guide to records runs; that which keeps rows stops anywhere, and ends in what the table holds."""
+"""Every program in the records guide runs; the one that stores rows may stop anywhere and ends equal to the
+table.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from penstock.testing.streams import wait_for
-from tests.contract.wal_harness import WalHarness
+from tests.support.contract.wal_harness import WalHarness
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "records.md"
 LONG = 5_000
-"""Characters that are stored out of line, and do not travel with an update that leaves them alone."""
+"""Long text that is stored out of line and is not sent by an update that leaves it unchanged."""
 
 
 @pytest.fixture
@@ -48,11 +50,11 @@ def test_snapshot_in_the_records_guide_shows_every_row(wal: WalHarness, programs
     assert sorted(shown, key=repr) == sorted(((each, f"row {each}") for each in range(-1, 4)), key=repr)
 
 
-def test_buffer_in_the_records_guide_hands_out_what_was_not_confirmed_before(wal: WalHarness, programs: list[Path]) -> None:
+def test_buffer_in_the_records_guide_returns_unconfirmed_records_again(wal: WalHarness, programs: list[Path]) -> None:
     keys = iter(range(1, 7))
 
     def stop_after(turns: int) -> Callable[[], bool]:
-        """Each turn commits what it will be given."""
+        """Each run commits what the next one will read."""
         left = iter(range(turns + 1))
 
         def stop_asked() -> bool:
@@ -87,7 +89,7 @@ def test_the_program_in_the_records_guide_keeps_its_rows(wal: WalHarness, tmp_pa
 
     assert len(run(after(2))) == 2, "in the middle of the snapshot"
     database.execute(f"DELETE FROM {wal.table} WHERE id = 1")
-    assert len(run(after(1 + 3))) == 3, "one turn to begin anew"
+    assert len(run(after(1 + 3))) == 3, "one more run to start again"
     database.execute(f"UPDATE {wal.table} SET id = 30 WHERE id = 3")
     database.execute(f"UPDATE {wal.table} SET note = 'zwei' WHERE id = 2")
     database.execute(f"INSERT INTO {wal.table} VALUES (5, 'five')")
@@ -96,7 +98,7 @@ def test_the_program_in_the_records_guide_keeps_its_rows(wal: WalHarness, tmp_pa
     turns = iter(range(100))
 
     def is_equal() -> bool:
-        assert next(turns, None) is not None, "it does not end in what the table holds"
+        assert next(turns, None) is not None, "it does not end with the rows of the table"
         return bool(json.loads((tmp_path / "place.json").read_text(encoding="utf-8"))["rows"] == expected)
 
     assert run(is_equal) == expected

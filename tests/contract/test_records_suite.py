@@ -1,4 +1,4 @@
-"""The suites of snapshots and buffers themselves: each of their tests catches somebody who breaks the rule that it names."""
+"""The snapshot and buffer conformance suites fail for implementations that break a rule."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from penstock.errors import NoRowsError, PenstockError, SnapshotInterruptedError
 from penstock.schema import TableName
 from penstock.testing.records_conformance import CdcIteratorConformance, SnapshotterConformance
 from penstock.testing.rules import suite_tests
-from tests.contract.breaking import caught, caught_by
-from tests.contract.test_list_records import ListIteratorHarness, ListSnapshotterHarness
+from tests.support.contract.breaking import caught, caught_by
+from tests.support.contract.list_harnesses import ListIteratorHarness, ListSnapshotterHarness
 
 SNAPSHOTS, BUFFERS = SnapshotterConformance, CdcIteratorConformance
 
@@ -24,7 +24,7 @@ SNAPSHOTS, BUFFERS = SnapshotterConformance, CdcIteratorConformance
 # --- snapshots --------------------------------------------------------------------------------------------------------------------
 
 
-@caught_by(SNAPSHOTS.test_snapshot_is_the_rows_of_the_moment_at_which_it_was_made)
+@caught_by(SNAPSHOTS.test_snapshot_has_the_rows_of_its_creation_time)
 class ReadsWhenItIsAsked(ListSnapshotter):
     def __init__(self, log: Log, table: TableName) -> None:
         super().__init__(log, table)
@@ -40,7 +40,7 @@ class ReadsWhenItIsAsked(ListSnapshotter):
         return super().has_next()
 
 
-@caught_by(SNAPSHOTS.test_asking_again_passes_over_nothing)
+@caught_by(SNAPSHOTS.test_repeated_has_next_skips_no_row)
 class AskingIsReading(ListSnapshotter):
     @override
     def has_next(self) -> bool:
@@ -67,7 +67,7 @@ class GivesTheLastRowAgain(ListSnapshotter):
         return self.last
 
 
-@caught_by(SNAPSHOTS.test_empty_table_is_complete_once_it_was_asked)
+@caught_by(SNAPSHOTS.test_empty_table_is_complete_after_the_first_has_next)
 class NothingIsAFailure(ListSnapshotter):
     @override
     def teardown(self) -> None:
@@ -75,7 +75,7 @@ class NothingIsAFailure(ListSnapshotter):
         super().teardown()
 
 
-@caught_by(SNAPSHOTS.test_teardown_in_the_middle_says_so_after_closing_everything)
+@caught_by(SNAPSHOTS.test_teardown_of_an_incomplete_snapshot_raises_after_closing_everything)
 class EndsInSilence(ListSnapshotter):
     @override
     def teardown(self) -> None:
@@ -83,7 +83,7 @@ class EndsInSilence(ListSnapshotter):
             super().teardown()
 
 
-@caught_by(SNAPSHOTS.test_teardown_before_the_first_row_is_in_the_middle_too)
+@caught_by(SNAPSHOTS.test_teardown_before_the_first_row_raises_too)
 class NotBegunIsComplete(ListSnapshotter):
     @override
     def teardown(self) -> None:
@@ -91,7 +91,7 @@ class NotBegunIsComplete(ListSnapshotter):
         super().teardown()
 
 
-@caught_by(SNAPSHOTS.test_it_is_has_next_that_completes_a_snapshot)
+@caught_by(SNAPSHOTS.test_has_next_completes_a_snapshot)
 class TheLastRowCompletes(ListSnapshotter):
     @override
     def next(self) -> Record:
@@ -100,7 +100,7 @@ class TheLastRowCompletes(ListSnapshotter):
         return record
 
 
-@caught_by(SNAPSHOTS.test_teardown_of_a_complete_snapshot_is_the_callers_and_silent)
+@caught_by(SNAPSHOTS.test_teardown_of_a_complete_snapshot_raises_nothing)
 class AlwaysInterrupted(ListSnapshotter):
     @override
     def teardown(self) -> None:
@@ -118,14 +118,14 @@ class LeavesTheBlockOpen(ListSnapshotter):
 # --- buffers ----------------------------------------------------------------------------------------------------------------------
 
 
-@caught_by(BUFFERS.test_has_next_tells_whether_a_record_is_there_now)
+@caught_by(BUFFERS.test_has_next_returns_whether_a_record_is_available_now)
 class AlwaysHopeful(ListIterator):
     @override
     def has_next(self) -> bool:
         return not self._is_closed
 
 
-@caught_by(BUFFERS.test_records_come_one_at_a_time_in_the_order_in_which_they_were_pushed)
+@caught_by(BUFFERS.test_records_are_returned_one_at_a_time_in_push_order)
 class LastInFirstOut(ListIterator):
     @override
     def push(self, record: Record) -> None:
@@ -142,7 +142,7 @@ class DoesNotWait(ListIterator):
         return super().next()
 
 
-@caught_by(BUFFERS.test_whoever_reads_slowly_slows_who_pushes)
+@caught_by(BUFFERS.test_slow_reader_blocks_the_pusher)
 class TakesEverything(ListIterator):
     @override
     def push(self, record: Record) -> None:
@@ -150,7 +150,7 @@ class TakesEverything(ListIterator):
         super().push(record)
 
 
-@caught_by(BUFFERS.test_teardown_raises_nothing_and_wakes_who_waits, BUFFERS.test_teardown_wakes_who_pushes_into_a_full_buffer)
+@caught_by(BUFFERS.test_teardown_ends_waiting_reads_without_an_error, BUFFERS.test_teardown_ends_a_push_into_a_full_buffer)
 class LetsThemSleep(ListIterator):
     @override
     def teardown(self) -> None:
@@ -189,7 +189,7 @@ HARNESSES: dict[type, Callable[..., object]] = {SNAPSHOTS: BrokenSnapshotterHarn
 @pytest.mark.parametrize(
     ("suite", "test"), [(suite, test) for suite in HARNESSES for test in suite_tests(suite)], ids=lambda each: each.__name__
 )
-def test_whoever_breaks_the_rule_is_caught(suite: type, test: Callable[..., object]) -> None:
+def test_broken_implementation_fails_the_suite(suite: type, test: Callable[..., object]) -> None:
     assert caught.get(test), "no implementation is known that breaks this rule: is it one?"
     for broken in caught[test]:
         with pytest.raises((AssertionError, PenstockError)):

@@ -1,4 +1,4 @@
-"""The conformance suite itself: each of its tests catches somebody who breaks the rule that it names."""
+"""The reference table conformance suite fails for implementations that break a rule."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from penstock.contracts.reference import ReferenceTableSource
 from penstock.errors import ConnectionLostError
 from penstock.testing.reference_conformance import ReferenceTableConformance
 from penstock.testing.rules import suite_tests
-from tests.contract.breaking import caught, caught_by
-from tests.contract.test_list_reference import LedgerHarness
+from tests.support.contract.breaking import caught, caught_by
+from tests.support.contract.list_harnesses import LedgerHarness
 
 SUITE = ReferenceTableConformance
 
 # --- the snapshot -------------------------------------------------------------------------------------------------------------
 
 
-@caught_by(SUITE.test_snapshot_is_every_row_once_and_then_none_for_good, SUITE.test_snapshot_stays_complete_whatever_comes_after_it)
+@caught_by(SUITE.test_snapshot_returns_every_row_once_and_then_none, SUITE.test_complete_snapshot_stays_complete_after_later_changes)
 class BeginsAgain(ListReference):
     """Takes a call after the end for the beginning."""
 
@@ -34,7 +34,7 @@ class BeginsAgain(ListReference):
         return super().poll_snapshot()
 
 
-@caught_by(SUITE.test_none_comes_only_when_the_snapshot_is_complete)
+@caught_by(SUITE.test_none_is_returned_only_when_the_snapshot_is_complete)
 class IsCompleteTooEarly(ListReference):
     @override
     def is_snapshot_complete(self) -> bool:
@@ -43,28 +43,28 @@ class IsCompleteTooEarly(ListReference):
 
 @caught_by(SUITE.test_empty_table_is_complete_at_once)
 class WaitsForRows(ListReference):
-    """Takes a table without rows for one whose rows have not come yet."""
+    """Treats an empty table as one whose rows have not arrived yet."""
 
     @override
     def is_snapshot_complete(self) -> bool:
         return super().is_snapshot_complete() and bool(self._ledger.rows_at(self._fence))
 
 
-@caught_by(SUITE.test_snapshot_stays_complete_whatever_comes_after_it)
+@caught_by(SUITE.test_complete_snapshot_stays_complete_after_later_changes)
 class CompleteUntilTheNextChange(ListReference):
     @override
     def is_snapshot_complete(self) -> bool:
         return self._version == self._fence
 
 
-@caught_by(SUITE.test_shape_is_known_before_the_first_poll)
+@caught_by(SUITE.test_schema_is_known_before_the_first_poll)
 class TakesItsShapeFromTheRows(ListReference):
     @override
     def schema(self) -> pa.Schema:
         return pa.schema([]) if self._snapshot is None else super().schema()
 
 
-@caught_by(SUITE.test_nothing_falls_between_snapshot_and_changes)
+@caught_by(SUITE.test_snapshot_and_changes_leave_no_gap)
 class FenceAtTheEnd(ListReference):
     """Follows from where the source is when the snapshot ends, not from where it was when it began."""
 
@@ -102,9 +102,9 @@ class LeavesTruncatesOut(Leaves):
     kind = ChangeType.TRUNCATE
 
 
-@caught_by(SUITE.test_none_means_nothing_now_and_not_never)
+@caught_by(SUITE.test_none_does_not_end_the_changes)
 class EndsWithTheFirstNone(ListReference):
-    """Takes it for an end that nothing came once."""
+    """Treats one empty answer as the end."""
 
     _is_over = False
 
@@ -115,9 +115,9 @@ class EndsWithTheFirstNone(ListReference):
         return batch
 
 
-@caught_by(SUITE.test_order_is_told_by_version_and_ordinal)
+@caught_by(SUITE.test_changes_are_ordered_by_version_and_ordinal)
 class EveryRowIsTheFirst(ListReference):
-    """Tells the transactions apart, and not what is in one."""
+    """Separates transactions, but not the changes of one."""
 
     @override
     def poll_changes(self) -> pa.RecordBatch | None:
@@ -140,7 +140,7 @@ class ChangesAtAnyTime(ListReference):
 
 @caught_by(SUITE.test_checkpoint_before_anything_is_the_beginning)
 class BeginsAtTheEnd(ListReference):
-    """Who has read nothing goes on behind what there is."""
+    """A new reader continues at the end."""
 
     @override
     def checkpoint(self) -> SourceCheckpoint:
@@ -148,7 +148,7 @@ class BeginsAtTheEnd(ListReference):
         return SourceCheckpoint({"version": str(version)}, version)
 
 
-@caught_by(SUITE.test_checkpoint_covers_what_was_delivered)
+@caught_by(SUITE.test_checkpoint_covers_delivered_changes)
 class CheckpointsLagBehind(ListReference):
     @override
     def checkpoint(self) -> SourceCheckpoint:
@@ -156,9 +156,9 @@ class CheckpointsLagBehind(ListReference):
         return SourceCheckpoint({} if version is None else {"version": str(version)}, version or 0)
 
 
-@caught_by(SUITE.test_older_checkpoint_brings_everything_after_it_again)
+@caught_by(SUITE.test_older_checkpoint_redelivers_all_later_changes)
 class NeverGoesBack(ListReference):
-    """Goes on where the source was last, whatever the checkpoint says."""
+    """Continues at the last position of the source, whatever the checkpoint says."""
 
     @override
     def poll_changes(self) -> pa.RecordBatch | None:
@@ -169,9 +169,9 @@ class NeverGoesBack(ListReference):
         return batch
 
 
-@caught_by(SUITE.test_confirming_keeps_what_comes_after)
+@caught_by(SUITE.test_confirming_keeps_later_changes)
 class ConfirmingSkips(ListReference):
-    """Lets go of everything that there is, and of what comes next."""
+    """Releases everything, including later changes."""
 
     @override
     def confirm(self, checkpoint: SourceCheckpoint) -> None:
@@ -187,7 +187,7 @@ class CheckpointsSkip(ListReference):
         return super().checkpoint()
 
 
-@caught_by(SUITE.test_checkpoint_covers_only_what_was_delivered)
+@caught_by(SUITE.test_checkpoint_covers_only_delivered_changes)
 class CheckpointsRunAhead(ListReference):
     """Says how far the source is, not how far the consumer is."""
 
@@ -196,7 +196,7 @@ class CheckpointsRunAhead(ListReference):
         return SourceCheckpoint({} if self._version is None else {"version": str(len(self._ledger.transactions))})
 
 
-@caught_by(SUITE.test_table_is_whole_whenever_the_checkpoint_moves)
+@caught_by(SUITE.test_table_is_consistent_whenever_the_checkpoint_moves)
 class MovesWithTheFirstRow(ListReference):
     """Moves its checkpoint before the last row of a transaction is delivered."""
 
@@ -237,9 +237,9 @@ class TakesAnErrorForTheEnd(ListReference):
             return None
 
 
-@caught_by(SUITE.test_transaction_that_an_error_breaks_off_comes_again_from_its_beginning)
+@caught_by(SUITE.test_transaction_interrupted_by_an_error_is_redelivered_from_its_beginning)
 class GoesOnInTheMiddle(ListReference):
-    """Takes what was delivered of a transaction for done, although an error came after it."""
+    """Treats a partly delivered transaction as done although an error followed."""
 
     @override
     def poll_changes(self) -> pa.RecordBatch | None:
@@ -262,7 +262,7 @@ class RestoresAtAnyTime(ListReference):
 # --- closing ------------------------------------------------------------------------------------------------------------------
 
 
-@caught_by(SUITE.test_closed_source_gives_nothing_out, SUITE.test_with_block_closes)
+@caught_by(SUITE.test_closed_source_refuses_polls, SUITE.test_with_block_closes)
 class NeverCloses(ListReference):
     @override
     def close(self) -> None:
@@ -290,7 +290,7 @@ class BrokenHarness(LedgerHarness):
 
 
 @pytest.mark.parametrize("test", list(suite_tests(SUITE)))
-def test_whoever_breaks_the_rule_is_caught(test: Callable[..., object]) -> None:
+def test_broken_implementation_fails_the_suite(test: Callable[..., object]) -> None:
     assert caught.get(test), "no implementation is known that breaks this rule: is it one?"
     for broken in caught[test]:
         with pytest.raises(AssertionError):

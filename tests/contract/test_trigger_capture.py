@@ -1,4 +1,4 @@
-"""`TriggerCapture` keeps both of its contracts, on a real server."""
+"""`TriggerCapture` passes the capture and provisioning suites on a real server."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 from typing_extensions import override
 
-from penstock.capture.trigger import TriggerCapture
+from penstock.capture.trigger.capture import TriggerCapture
 from penstock.contracts.provisioning import CaptureProvisioning
 from penstock.schema import TableName
 from penstock.testing.capture_conformance import ChangeCaptureConformance
 from penstock.testing.provisioning_conformance import CaptureProvisioningConformance, ProvisioningHarness
-from tests.contract.trigger_harness import TriggerHarness
-from tests.fix_postgres import Database
+from tests.support.contract.trigger_harness import TriggerHarness
+from tests.support.fix_postgres import Database
 
 
 class TestTriggerCapture(ChangeCaptureConformance):
@@ -24,7 +24,7 @@ class TestTriggerCapture(ChangeCaptureConformance):
 
 
 class TriggerProvisioningHarness(ProvisioningHarness):
-    """The role that may only look owns nothing, and may not create anything."""
+    """The read-only role owns nothing and may not create objects."""
 
     def __init__(self, trigger: TriggerHarness, reader: str) -> None:
         self._trigger = trigger

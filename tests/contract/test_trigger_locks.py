@@ -1,4 +1,6 @@
-"""Triggers come and go beside an application that is at work: nobody queues up behind whoever wants a table for that."""
+"""Creating and dropping triggers while an application is working: other sessions do not queue behind the lock
+request.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from contextlib import closing
 
 import pytest
 
-from penstock.capture.trigger import TriggerCapture
+from penstock.capture.trigger.capture import TriggerCapture
 from penstock.errors import LockWaitError
 from penstock.postgres import capture_triggers
 from penstock.postgres.capture_triggers import detach, remove
@@ -15,11 +17,11 @@ from penstock.postgres.change_table import ChangeTable
 from penstock.postgres.connection import connect
 from penstock.testing.capture_conformance import upsert
 from penstock.testing.streams import Background, check_same, take
-from tests.contract.trigger_harness import TriggerHarness
+from tests.support.contract.trigger_harness import TriggerHarness
 
 
 def write_beside(trigger: TriggerHarness, act: Callable[[], object]) -> Background[object]:
-    """Somebody has written to `other`, and is not done; while `act` waits for him, others write and read as ever."""
+    """One session has an open write to `other`; while `act` waits for it, other sessions read and write."""
     with trigger.database.connect() as busy:
         busy.execute(f"INSERT INTO {trigger.other} VALUES (100, 'x')".encode())
         acting = Background(act)
@@ -33,9 +35,7 @@ def write_beside(trigger: TriggerHarness, act: Callable[[], object]) -> Backgrou
     return acting
 
 
-def test_table_that_is_busy_when_it_is_to_get_its_triggers_holds_up_nobody(
-    trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adding_triggers_to_a_busy_table_blocks_no_session(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_triggers, "LOCK_SECONDS", 120.0)
     first = TriggerCapture(trigger.settings).with_trigger_management({trigger.table}, manage=True)
     both = {trigger.table, trigger.other}
@@ -47,7 +47,7 @@ def test_table_that_is_busy_when_it_is_to_get_its_triggers_holds_up_nobody(
     assert trigger.capture().inspect_coverage(both).satisfied
 
 
-def test_table_gets_its_triggers_while_somebody_reads_it(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_gets_its_triggers_while_it_is_read(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_triggers, "LOCK_SECONDS", 2.0)
     with trigger.database.connect() as reading:
         reading.execute(f"SELECT * FROM {trigger.table}".encode())
@@ -55,7 +55,7 @@ def test_table_gets_its_triggers_while_somebody_reads_it(trigger: TriggerHarness
     assert trigger.capture().inspect_coverage({trigger.table}).satisfied
 
 
-def test_table_that_is_busy_when_all_is_taken_away_holds_up_nobody(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removing_everything_from_a_busy_table_blocks_no_session(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capture_triggers, "LOCK_SECONDS", 120.0)
     trigger.capture().live().close()
 

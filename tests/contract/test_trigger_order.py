@@ -1,4 +1,4 @@
-"""In which order a `TriggerCapture` gives out transactions, what it keeps, and what it lets go of."""
+"""The order of transactions in a `TriggerCapture`, and which rows of the change table it keeps and deletes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from dataclasses import replace
 import psycopg
 import pytest
 
-from penstock.capture.trigger import TriggerCapture
+from penstock.capture.trigger.capture import TriggerCapture
 from penstock.contracts.capture import Change, Delete, Event, Truncate, Upsert
 from penstock.errors import ChangeTableMissingError, PrivilegeError, SystemChangedError
 from penstock.position import Position
 from penstock.postgres import change_table
-from penstock.postgres.capture_triggers import inspect_acts, is_same_act, trigger_names
+from penstock.postgres.capture_triggers import inspect_trigger_memberships, trigger_names
 from penstock.postgres.connection import Connection, connect
+from penstock.postgres.membership import is_same_act
 from penstock.postgres.slot import current_position
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
 from penstock.testing.streams import Background, check_same, seen, take, take_until, wait_for
-from tests.contract.trigger_harness import TriggerHarness
+from tests.support.contract.trigger_harness import TriggerHarness
 
 
 def run(connection: psycopg.Connection, *statements: str) -> None:
@@ -32,18 +33,18 @@ def run(connection: psycopg.Connection, *statements: str) -> None:
 # --- the order ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_transaction_that_is_open_holds_nobody_back(trigger: TriggerHarness) -> None:
+def test_open_transaction_delays_no_other(trigger: TriggerHarness) -> None:
     with closing(trigger.capture().live()) as stream, trigger.database.connect() as long:
         run(long, f"INSERT INTO {trigger.table} VALUES (1, 'early, and late')")
         expected: list[Event] = [upsert(trigger.table, each, "x") for each in (2, 3)]
         for event in expected:
             trigger.commit(event)
-        check_same(take(stream, 2, trigger.deadline_seconds), expected, "what has committed comes, whoever else is open")
+        check_same(take(stream, 2, trigger.deadline_seconds), expected, "committed changes are returned while other transactions are open")
         long.commit()
         check_same(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "early, and late")], "and then the other")
 
 
-def test_who_overwrites_comes_after_whom_he_overwrote_although_he_began_before(trigger: TriggerHarness) -> None:
+def test_overwriting_transaction_follows_the_overwritten_although_it_began_earlier(trigger: TriggerHarness) -> None:
     with closing(trigger.capture().live()) as stream, trigger.database.connect() as long:
         run(long, f"INSERT INTO {trigger.other} VALUES (1, 'long')")
         trigger.commit(upsert(trigger.table, 1, "short"))
@@ -67,7 +68,7 @@ def test_order_within_one_look_is_that_of_the_last_changes(trigger: TriggerHarne
         assert len({change.commit.position for change in changes if change.commit}) == 2
 
 
-def test_what_was_rolled_back_never_was(trigger: TriggerHarness) -> None:
+def test_rolled_back_changes_are_not_captured(trigger: TriggerHarness) -> None:
     with closing(trigger.capture().live()) as stream, trigger.database.connect() as session:
         run(session, f"INSERT INTO {trigger.table} VALUES (1, 'x')")
         session.rollback()
@@ -78,7 +79,7 @@ def test_what_was_rolled_back_never_was(trigger: TriggerHarness) -> None:
         check_same(take(stream, 2, trigger.deadline_seconds), expected, "savepoints that were rolled back are not in it")
 
 
-def test_prepared_transaction_comes_when_it_commits(trigger: TriggerHarness) -> None:
+def test_prepared_transaction_is_captured_when_it_commits(trigger: TriggerHarness) -> None:
     with closing(trigger.capture().live()) as stream, trigger.database.connect() as session:
         run(session, f"INSERT INTO {trigger.table} VALUES (1, 'prepared')", f"PREPARE TRANSACTION '{trigger.settings.name}'")
         trigger.commit(upsert(trigger.table, 2, "x"))
@@ -102,7 +103,7 @@ def test_row_that_a_trigger_of_the_application_changes_again_ends_as_it_is(trigg
 
 
 def test_rows_that_a_trigger_of_the_application_changes_before_their_own_turn_end_as_they_are(trigger: TriggerHarness) -> None:
-    """The trigger on the first row changes all others, of which the statement itself has not been written down yet."""
+    """The trigger on the first row changes all others before the statement's own changes are recorded."""
     function = f"others_{trigger.settings.name}"
     trigger.database.execute(
         f"CREATE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
@@ -123,7 +124,9 @@ def test_rows_that_a_trigger_of_the_application_changes_before_their_own_turn_en
 
 
 def test_row_that_is_locked_by_a_foreign_key_and_set_back_ends_as_it_is(trigger: TriggerHarness) -> None:
-    """A row that is locked looks like one that was changed again; and the last change leaves what the first one found."""
+    """A locked row looks like one that was changed again; and the last change restores what the first one
+    found.
+    """
     child, key = f"{trigger.table}_child", f"REFERENCES {trigger.table}"
     trigger.commit(upsert(trigger.table, 1, "a"))
     trigger.database.execute(f"CREATE TABLE {child} (id bigint {key})")
@@ -135,8 +138,10 @@ def test_row_that_is_locked_by_a_foreign_key_and_set_back_ends_as_it_is(trigger:
         check_same(take(stream, 2, trigger.deadline_seconds), expected, "in the order in which they were made")
 
 
-def test_row_that_lies_where_another_was_before_the_table_was_emptied_stays_after_that(trigger: TriggerHarness) -> None:
-    """A row that a foreign key has locked looks like one that was changed again, by who found a row at the same place."""
+def test_row_at_the_tid_of_one_from_before_a_truncate_stays(trigger: TriggerHarness) -> None:
+    """A row locked by a foreign key looks like one that was changed again by the transaction that found it at
+    the same tid.
+    """
     table = f"{trigger.table}_self"
     name = replace(trigger.table, name=f"{trigger.table.name}_self")
     trigger.database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, p int REFERENCES {table})")
@@ -173,7 +178,7 @@ def test_cast_that_the_owner_of_a_table_made_does_not_run_with_the_rights_of_the
         check_same(take(stream, 1, trigger.deadline_seconds), [upsert(table, 1, "x")], "the row as Postgres itself writes it")
 
 
-def test_what_is_put_into_order_is_durable_also_for_a_role_whose_commits_are_not(trigger: TriggerHarness) -> None:
+def test_ordered_changes_are_durable_also_for_a_role_with_asynchronous_commits(trigger: TriggerHarness) -> None:
     trigger.capture().live().close()
     address = trigger.settings.address.with_parameters({"options": "-c synchronous_commit=off"})
     with connect(address) as connection:
@@ -183,14 +188,16 @@ def test_what_is_put_into_order_is_durable_also_for_a_role_whose_commits_are_not
             assert current_position(connection) > reached
 
 
-def test_order_is_of_what_has_committed_by_now_also_for_a_role_that_would_see_what_was(trigger: TriggerHarness) -> None:
+def test_order_covers_all_committed_transactions_also_for_a_role_with_an_older_snapshot(trigger: TriggerHarness) -> None:
     address = trigger.settings.address.with_parameters({"options": "-c default_transaction_isolation=serializable"})
     with connect(address) as connection:
         assert connection.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
 
 
 def test_state_after_every_transaction_of_random_writers_is_the_source(trigger: TriggerHarness) -> None:
-    """Writers that overwrite each other's rows, in transactions of all lengths; a snapshot in the middle; one reader."""
+    """Writers that overwrite each other's rows in transactions of all lengths; a snapshot in between; one
+    reader.
+    """
     with closing(trigger.capture().live()) as stream:
         threads = [threading.Thread(target=write_at_random, args=(trigger, seed)) for seed in range(4)]
         for thread in threads:
@@ -209,7 +216,7 @@ def test_state_after_every_transaction_of_random_writers_is_the_source(trigger: 
     assert state == dict(trigger.database.query(f"SELECT id, note FROM {trigger.table}"))
 
 
-def test_what_commits_between_a_snapshot_and_its_position_comes_after_it(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_between_a_snapshot_and_its_position_follow_it(trigger: TriggerHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     export = change_table._export
 
     def commit_after(holder: Connection) -> str:
@@ -242,7 +249,7 @@ def write_at_random(trigger: TriggerHarness, seed: int) -> None:
 
 
 def snapshot(trigger: TriggerHarness) -> tuple[dict[object, object], Position]:
-    """The rows, and where they are exact; an empty table tells nothing of that, so another one is asked too."""
+    """Rows and position of a snapshot. An empty table has no position, so a second table is read too."""
     trigger.commit(upsert(trigger.other, 1, "x"))
     changes = list(trigger.capture().snapshot([trigger.table, trigger.other]))
     (fence,) = {change.commit.position for change in changes if change.commit is not None}
@@ -258,7 +265,7 @@ def apply(state: dict[object, object], change: Change) -> None:
         state.pop(event.key["id"], None)
 
 
-# --- what is kept, and what is let go of -------------------------------------------------------------------------------------------
+# --- retention of the change table ---
 
 
 def test_confirmed_changes_are_removed_from_the_source_and_no_others(trigger: TriggerHarness) -> None:
@@ -279,13 +286,13 @@ def test_confirmed_changes_are_removed_from_the_source_and_no_others(trigger: Tr
         waiting.result(trigger.deadline_seconds, "the mark")
 
 
-def test_capture_goes_on_from_the_change_table_when_the_spool_is_gone(trigger: TriggerHarness) -> None:
+def test_capture_resumes_from_the_change_table_when_the_spool_is_lost(trigger: TriggerHarness) -> None:
     events = deliver_three(trigger, confirm=lambda _: None)
     shutil.rmtree(trigger.settings.spool)
     check_next(trigger, events, "the change table has what was not confirmed")
 
 
-def test_long_transaction_comes_whole_in_pieces(trigger: TriggerHarness) -> None:
+def test_long_transaction_is_captured_whole_in_pieces(trigger: TriggerHarness) -> None:
     paged = replace(trigger.settings, page_changes=100, page_bytes=20_000)
     capture = TriggerCapture(paged).with_trigger_management({trigger.table, trigger.other}, manage=True)
     with closing(capture.live()) as stream:
@@ -300,7 +307,7 @@ def test_long_transaction_comes_whole_in_pieces(trigger: TriggerHarness) -> None
     assert len(str(changes[-1].event.row["note"])) == 50_000
 
 
-def test_rows_of_whoever_applies_changes_of_another_server_are_seen(trigger: TriggerHarness) -> None:
+def test_rows_applied_by_logical_replication_are_captured(trigger: TriggerHarness) -> None:
     with closing(trigger.capture().live()) as stream:
         with trigger.database.connect() as session:
             run(session, "SET session_replication_role = replica", f"INSERT INTO {trigger.table} VALUES (1, 'applied')")
@@ -338,15 +345,15 @@ def test_second_reader_waits_for_the_first(trigger: TriggerHarness) -> None:
     wait_for(lambda: trigger.open_resources() == ([], []), "nothing open", trigger.open_resources, 5.0)
 
 
-# --- what stands in the way --------------------------------------------------------------------------------------------------------
+# --- obstacles ---
 
 
-def test_change_table_that_is_not_there_is_an_error(trigger: TriggerHarness) -> None:
+def test_missing_change_table_is_an_error(trigger: TriggerHarness) -> None:
     with pytest.raises(ChangeTableMissingError):
         TriggerCapture(trigger.settings).live()
 
 
-def test_role_without_rights_is_told_what_to_grant(trigger: TriggerHarness) -> None:
+def test_error_for_a_role_without_rights_names_the_grants(trigger: TriggerHarness) -> None:
     trigger.capture().live().close()
     role = f"{trigger.database.name}_stranger"
     trigger.database.execute(f"CREATE ROLE {role} LOGIN")
@@ -369,7 +376,7 @@ def test_change_table_of_another_server_is_not_trusted(trigger: TriggerHarness) 
         trigger.capture().live()
 
 
-def test_trigger_that_somebody_disabled_is_missing_and_comes_back(trigger: TriggerHarness) -> None:
+def test_disabled_trigger_counts_as_missing_and_is_enabled_again(trigger: TriggerHarness) -> None:
     capture, both = trigger.capture(), {trigger.table, trigger.other}
     capture.live().close()
     assert capture.inspect_coverage(both).satisfied
@@ -382,14 +389,14 @@ def test_trigger_that_somebody_disabled_is_missing_and_comes_back(trigger: Trigg
 def test_triggers_that_were_off_for_a_while_are_others_although_they_are_back(trigger: TriggerHarness) -> None:
     trigger.capture().live().close()
     with connect(trigger.settings.address) as connection:
-        before = inspect_acts(connection, trigger.settings.name, [trigger.table, trigger.other])
+        before = inspect_trigger_memberships(connection, trigger.settings.name, [trigger.table, trigger.other])
         trigger.capture().live().close()
-        assert inspect_acts(connection, trigger.settings.name, [trigger.table, trigger.other]) == before
+        assert inspect_trigger_memberships(connection, trigger.settings.name, [trigger.table, trigger.other]) == before
         trigger.database.execute(f"ALTER TABLE {trigger.table} DISABLE TRIGGER ALL")
         for name in trigger_names(trigger.settings.name):
             trigger.database.execute(f'ALTER TABLE {trigger.table} ENABLE ALWAYS TRIGGER "{name}"')
         assert trigger.capture().inspect_coverage({trigger.table}).satisfied
-        after = inspect_acts(connection, trigger.settings.name, [trigger.table, trigger.other])
+        after = inspect_trigger_memberships(connection, trigger.settings.name, [trigger.table, trigger.other])
     assert (after[trigger.table] == before[trigger.table], after[trigger.other] == before[trigger.other]) == (False, True)
 
 
@@ -399,18 +406,18 @@ def test_triggers_of_a_partition_that_were_off_for_a_while_are_others_and_partit
     trigger.database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY) PARTITION BY LIST (id); {part.format(1)}; {part.format(2)}")
     TriggerCapture(trigger.settings).with_trigger_management({name}, manage=True).live().close()
     with connect(trigger.settings.address) as connection:
-        acts = [inspect_acts(connection, trigger.settings.name, [name])[name]]
+        acts = [inspect_trigger_memberships(connection, trigger.settings.name, [name])[name]]
         for statement in (part.format(3), f"DROP TABLE {table}_1", f"ALTER TABLE {table}_2 DISABLE TRIGGER ALL"):
             trigger.database.execute(statement)
-            acts.append(inspect_acts(connection, trigger.settings.name, [name])[name])
+            acts.append(inspect_trigger_memberships(connection, trigger.settings.name, [name])[name])
         trigger.database.execute(f'ALTER TABLE {table}_2 ENABLE ALWAYS TRIGGER "{trigger_names(trigger.settings.name)[0]}"')
         assert trigger.capture().inspect_coverage({name}).satisfied
-        acts.append(inspect_acts(connection, trigger.settings.name, [name])[name])
-    assert [is_same_act(acts[0], act) for act in acts] == [True, True, True, True, False]
+        acts.append(inspect_trigger_memberships(connection, trigger.settings.name, [name])[name])
+    assert [is_same_act(acts[0].act, each.act) for each in acts] == [True, True, True, True, False]
 
 
 @pytest.mark.parametrize("kind", ["unlogged", "view", "own"])
-def test_what_cannot_be_captured_is_named(trigger: TriggerHarness, kind: str) -> None:
+def test_table_that_cannot_be_captured_is_named(trigger: TriggerHarness, kind: str) -> None:
     name = replace(trigger.table, name=f"{trigger.table.name}_{kind}")
     statements = {
         "unlogged": f"CREATE UNLOGGED TABLE {name} (id int PRIMARY KEY)",

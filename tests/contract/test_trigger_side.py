@@ -1,4 +1,4 @@
-"""What a pipeline asks of a source that is captured by triggers, beside the changes themselves."""
+"""Source operations with `capture: trigger`, other than reading changes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.model import PipelineConfig
 from penstock.errors import SystemChangedError, UncheckedTimelineError
-from penstock.pipeline.config import PipelineConfig
-from penstock.pipeline.sides import side_of
-from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Tables, select_tables
+from penstock.pipeline.sources.adapter import source_adapter
+from penstock.pipeline.table_selection import Tables, select_tables
+from penstock.pipeline.table_states import TableState, TableStatus
 from penstock.position import Position
 from penstock.postgres.change_table import ChangeTable
 from penstock.postgres.connection import connect
-from penstock.postgres.health import log_wait
+from penstock.postgres.server import log_wait
 from penstock.testing.capture_conformance import deliver_three
 from penstock.testing.streams import check_same, take
-from tests.contract.trigger_harness import TriggerHarness
+from tests.support.contract.trigger_harness import TriggerHarness
 
 
 def promote(trigger: TriggerHarness, lost: int = 0) -> None:
-    """As if the server were another now, which has the change table of the old one, without what came last."""
+    """Simulates another server with the change table of the old one, without its last changes."""
     trigger.database.execute(f"UPDATE {trigger.settings.name}.horizon SET timeline = '00000000', position = position - {lost}")
 
 
@@ -36,17 +36,15 @@ def config_of(trigger: TriggerHarness, directory: Path) -> PipelineConfig:
     return PipelineConfig.model_validate(document)
 
 
-def test_all_that_committed_before_a_table_was_seen_to_be_gone_comes_up_to_where_it_was_seen(
-    trigger: TriggerHarness, tmp_path: Path
-) -> None:
-    """One look puts many commits into order, at positions beyond the log of the moment, whenever they were made."""
+def test_commits_before_a_table_was_seen_to_be_dropped_are_captured(trigger: TriggerHarness, tmp_path: Path) -> None:
+    """One poll orders many commits, at positions beyond the current end of the WAL."""
     trigger.capture().live().close()
     for each in range(50):
         trigger.database.execute(f"INSERT INTO {trigger.table} VALUES ({each}, 'x')")
     trigger.database.execute(f"DROP TABLE {trigger.table}")
     config = config_of(trigger, tmp_path)
     with connect(trigger.settings.address) as connection:
-        selection = select_tables(connection, config, seen=side_of(config).seen)
+        selection = select_tables(connection, config, seen=source_adapter(config).seen)
         table = ChangeTable(connection, trigger.settings.name)
         table.sequence()
         commits = table.commits(Position.ZERO, 100)
@@ -60,7 +58,7 @@ def test_server_that_was_promoted_puts_nothing_into_order_until_its_reader_has_c
     events = deliver_three(trigger, confirm=lambda changes: changes[0].ack.confirm())
     promote(trigger)
     before = trigger.database.query(f"SELECT * FROM {trigger.settings.name}.horizon")
-    side = side_of(config_of(trigger, tmp_path))
+    side = source_adapter(config_of(trigger, tmp_path))
     with connect(trigger.settings.address) as connection:
         assert (side.goal(connection), side.seen(connection)) == (None, None)
     with pytest.raises(UncheckedTimelineError):
@@ -73,18 +71,18 @@ def test_server_that_was_promoted_puts_nothing_into_order_until_its_reader_has_c
         assert side.goal(connection) is not None
 
 
-def test_server_that_was_promoted_without_what_was_read_is_told_although_tables_are_being_copied(trigger: TriggerHarness) -> None:
+def test_promoted_server_without_the_read_changes_is_detected_during_a_snapshot(trigger: TriggerHarness) -> None:
     deliver_three(trigger, confirm=lambda changes: changes[0].ack.confirm())
     promote(trigger, lost=1_000_000)
     with pytest.raises(UncheckedTimelineError):
         list(trigger.capture().snapshot([trigger.table]))
-    with closing(trigger.capture().live()) as stream, pytest.raises(SystemChangedError, match="knows only of those up to"):
+    with closing(trigger.capture().live()) as stream, pytest.raises(SystemChangedError, match="contains only those up to"):
         take(stream, 1, trigger.deadline_seconds)
 
 
 def test_copy_that_was_begun_before_a_promotion_must_be_in_the_past_of_the_server(trigger: TriggerHarness, tmp_path: Path) -> None:
     trigger.capture().live().close()
-    side = side_of(config_of(trigger, tmp_path))
+    side = source_adapter(config_of(trigger, tmp_path))
     with side.export(trigger.settings.address, log_wait) as exported:
         promote(trigger, lost=1)
     with connect(trigger.settings.address) as connection:
@@ -95,16 +93,16 @@ def test_copy_that_was_begun_before_a_promotion_must_be_in_the_past_of_the_serve
         pass
 
 
-def test_table_that_is_ahead_of_a_server_that_was_promoted_is_told_before_anything_starts(trigger: TriggerHarness, tmp_path: Path) -> None:
+def test_table_ahead_of_a_promoted_server_is_detected_before_the_start(trigger: TriggerHarness, tmp_path: Path) -> None:
     """Also one that no epoch has brought that far: it was copied as of then."""
     trigger.capture().live().close()
-    side = side_of(config_of(trigger, tmp_path))
+    side = source_adapter(config_of(trigger, tmp_path))
     with connect(trigger.settings.address) as connection:
         copied = side.goal(connection)
         assert copied is not None
         tables = Tables(statuses={trigger.table: TableStatus(TableState.CATCHING_UP, copied, copied)})
         promote(trigger, lost=1)
-        with pytest.raises(SystemChangedError, match="knows only of those up to"):
+        with pytest.raises(SystemChangedError, match="contains only those up to"):
             side.check_origin(connection, tables, None, side.identify())
         assert side.goal(connection) is None
         trigger.database.execute(f"UPDATE {trigger.settings.name}.horizon SET position = position + 1")

@@ -1,23 +1,26 @@
-"""Nothing that somebody else has put in the place of a change table is used: it would run with the rights of whoever uses it."""
+"""A change table, function or schema that another role has planted is refused: it would run with the user's
+rights.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 
 import pytest
 
-from penstock.capture.polling import PollingCapture
-from penstock.capture.polling_settings import PollingSettings
+from penstock.capture.polling.capture import PollingCapture
+from penstock.capture.polling.settings import PollingSettings
 from penstock.errors import PrivilegeError
 from penstock.position import Position
 from penstock.postgres.capture_triggers import Installation
+from penstock.postgres.change_table import ChangeTable
 from penstock.postgres.connection import connect
-from penstock.postgres.resume_table import ResumeTable
+from penstock.postgres.polled_tables import ResumeTable
 from penstock.testing.capture_conformance import upsert
 from penstock.testing.streams import Background, check_same_set, take, wait_for
-from tests.contract.trigger_harness import TriggerHarness
+from tests.support.contract.trigger_harness import TriggerHarness
 
 PLANTED = (
     "CREATE FUNCTION {s}.planted() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NEW; END $$",
@@ -50,24 +53,26 @@ def check_refused(trigger: TriggerHarness, words: str) -> None:
     for attempt in (trigger.capture().lag, lambda: list(trigger.capture().snapshot([trigger.table]))):
         with pytest.raises(PrivilegeError, match=words):
             attempt()
+    with connect(trigger.settings.address) as connection, pytest.raises(PrivilegeError, match=words):
+        ChangeTable(connection, trigger.settings.name).inspect()
 
 
-def test_tables_that_somebody_made_before_are_not_taken_over(trigger: TriggerHarness, stranger: str) -> None:
+def test_existing_foreign_tables_are_not_taken_over(trigger: TriggerHarness, stranger: str) -> None:
     name = trigger.settings.name
     table = f"CREATE TABLE {name}.changes (seq bigint, xid xid8, root oid, shape bigint)"
     as_role(trigger, stranger, f"CREATE SCHEMA {name}", table, *(each.format(s=name, t="changes") for each in PLANTED))
-    check_refused(trigger, "somebody else has put there")
+    check_refused(trigger, "objects that others created")
     assert trigger.database.query(f"SELECT proname FROM pg_proc WHERE pronamespace = '{name}'::regnamespace") == [("planted",)]
 
 
-def test_change_table_that_is_wholly_somebody_elses_is_not_used_by_a_superuser(trigger: TriggerHarness, stranger: str) -> None:
+def test_change_table_owned_by_another_role_is_not_used_by_a_superuser(trigger: TriggerHarness, stranger: str) -> None:
     with connect(trigger.settings.address.with_parameters({"user": stranger})) as session:
         Installation(trigger.settings.name, stranger, needs_table=True, tables=()).run(session)
-    check_refused(trigger, "somebody else has put there: schema")
+    check_refused(trigger, "objects that others created: schema")
 
 
 def test_change_table_of_another_role_is_used_only_by_a_capture_that_trusts_it(trigger: TriggerHarness, stranger: str) -> None:
-    """Also by a role that is no superuser: the owner could have a trigger of its own run with the rights of the reader."""
+    """Also by a role that is no superuser: the owner could run a trigger with the rights of the reader."""
     reader = f"{trigger.database.name}_reader"
     trigger.database.execute(f"CREATE ROLE {reader} LOGIN")
     trigger.database.execute(f"ALTER TABLE {trigger.table} OWNER TO {stranger}; ALTER TABLE {trigger.other} OWNER TO {stranger}")
@@ -75,7 +80,7 @@ def test_change_table_of_another_role_is_used_only_by_a_capture_that_trusts_it(t
         Installation(trigger.settings.name, reader, needs_table=True, tables=(trigger.table, trigger.other)).run(session)
     trigger.database.execute(f"GRANT SELECT ON {trigger.table}, {trigger.other} TO {reader}")
     trigger.settings = replace(trigger.settings, address=trigger.settings.address.with_parameters({"user": reader}))
-    check_refused(trigger, "somebody else has put there: schema")
+    check_refused(trigger, "objects that others created: schema")
     trigger.settings = replace(trigger.settings, address=trigger.settings.address.trusting([stranger]))
     with closing(trigger.capture().live()) as stream:
         trigger.commit(upsert(trigger.table, 1, "x"))
@@ -131,9 +136,9 @@ def test_change_table_of_an_earlier_version_gets_its_leases(trigger: TriggerHarn
         check_same_set(take(stream, 1, trigger.deadline_seconds), [upsert(trigger.table, 1, "x")], "with leases")
 
 
-def test_schema_that_somebody_else_has_made_is_not_built_in(trigger: TriggerHarness, stranger: str) -> None:
+def test_schema_of_another_role_is_not_used(trigger: TriggerHarness, stranger: str) -> None:
     as_role(trigger, stranger, f"CREATE SCHEMA {trigger.settings.name}")
-    check_refused(trigger, "somebody else has put there")
+    check_refused(trigger, "objects that others created")
 
 
 @pytest.mark.parametrize(
@@ -150,11 +155,11 @@ def test_schema_that_somebody_else_has_made_is_not_built_in(trigger: TriggerHarn
         ("ALTER FUNCTION {s}.note() OWNER TO {r}",),
     ],
 )
-def test_what_was_put_into_a_change_table_later_is_refused(trigger: TriggerHarness, stranger: str, planted: tuple[str, ...]) -> None:
+def test_object_added_to_a_change_table_later_is_refused(trigger: TriggerHarness, stranger: str, planted: tuple[str, ...]) -> None:
     trigger.capture().live().close()
     for each in planted:
         trigger.database.execute(each.format(s=trigger.settings.name, t="commits", r=stranger))
-    check_refused(trigger, "somebody else has put there")
+    check_refused(trigger, "objects that others created")
 
 
 def test_empty_schema_of_the_role_itself_is_built_in(trigger: TriggerHarness) -> None:
@@ -178,15 +183,15 @@ def test_two_who_set_up_a_change_table_at_once_make_one(trigger: TriggerHarness)
     assert trigger.capture().inspect_coverage(both).satisfied
 
 
-def test_where_polling_goes_on_is_not_kept_in_what_somebody_else_has_made(trigger: TriggerHarness, stranger: str) -> None:
-    """In a database of its own: the schema is the same for all captures."""
+def test_polling_position_is_not_stored_in_an_object_of_another_role(trigger: TriggerHarness, stranger: str) -> None:
+    """In a separate database: all captures share the schema."""
     table = "CREATE TABLE penstock.polling (name text PRIMARY KEY, position pg_lsn, state text, confirmed_at timestamptz)"
     trigger.database.execute("DROP SCHEMA IF EXISTS penstock CASCADE")
     as_role(trigger, stranger, "CREATE SCHEMA penstock", table, *(each.format(s="penstock", t="polling") for each in PLANTED))
     with connect(trigger.settings.address) as connection:
         resume = ResumeTable(connection, "x")
         for attempt in (resume.load_mark, lambda: resume.begin_mark(Position.of(1), "")):
-            with pytest.raises(PrivilegeError, match="somebody else has put there"):
+            with pytest.raises(PrivilegeError, match="objects that others created"):
                 attempt()
         trigger.database.execute("DROP TABLE penstock.polling CASCADE")
         with pytest.raises(PrivilegeError, match="schema penstock of role"):
@@ -195,3 +200,47 @@ def test_where_polling_goes_on_is_not_kept_in_what_somebody_else_has_made(trigge
         resume.begin_mark(Position.of(1), "")
         assert resume.load_mark() == (Position.of(1), "")
         trigger.database.execute("DROP SCHEMA penstock CASCADE")
+
+
+def test_polling_positions_are_not_kept_in_tables_that_were_altered_unless_their_owner_is_trusted(
+    trigger: TriggerHarness, stranger: str
+) -> None:
+    trigger.database.execute("DROP SCHEMA IF EXISTS penstock CASCADE")
+    one, address = Position.of(1), trigger.settings.address
+    with connect(address) as connection, connect(address.trusting([stranger])) as trusting:
+        resume = ResumeTable(connection, "x")
+        resume.begin_mark(one, "")
+        attempts: Sequence[Callable[[], object]] = (
+            resume.load_mark,
+            resume.load_tables,
+            lambda: resume.save_mark(one, ""),
+            lambda: resume.save_tables({1: ""}),
+            lambda: resume.held().__enter__(),
+        )
+        for table in ("polling", "polled_tables", "leases"):
+            if table == "leases":
+                with resume.held():
+                    pass
+                attempts = attempts[-1:]
+            for added, removed in (
+                (PLANTED, "DROP FUNCTION penstock.planted() CASCADE"),
+                (("ALTER TABLE {s}.{t} OWNER TO {r}",), f"ALTER TABLE penstock.{table} OWNER TO postgres"),
+            ):
+                for each in added:
+                    trigger.database.execute(each.format(s="penstock", t=table, r=stranger))
+                for attempt in attempts:
+                    with pytest.raises(PrivilegeError, match=f"objects that others created: .*table {table}"):
+                        attempt()
+                trigger.database.execute(removed)
+        trigger.database.execute(f"ALTER SCHEMA penstock OWNER TO {stranger}; ALTER TABLE penstock.polling OWNER TO {stranger}")
+        with pytest.raises(PrivilegeError, match="schema penstock of role"):
+            resume.load_mark()
+        assert ResumeTable(trusting, "x").load_mark() == (one, "")
+    trigger.database.execute("DROP SCHEMA penstock CASCADE")
+
+
+def test_function_of_a_change_table_without_its_search_path_is_refused(trigger: TriggerHarness) -> None:
+    """The role that changes a table could have it call functions of another schema."""
+    trigger.capture().live().close()
+    trigger.database.execute(f"ALTER FUNCTION {trigger.settings.name}.note() RESET search_path")
+    check_refused(trigger, "function note without search_path")

@@ -1,4 +1,6 @@
-"""What a `TriggerCapture` says about a row: the same as a snapshot, whatever session changed it and whatever became of its table."""
+"""Row values of a `TriggerCapture`: the same as in a snapshot, from every kind of session and after schema
+changes.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.capture.trigger import TriggerCapture
+from penstock.capture.trigger.capture import TriggerCapture
 from penstock.contracts.capture import Change, ChangeStream, Delete, Event, Truncate, Upsert
 from penstock.errors import UnreadableTextError, UnrepresentableError
-from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.types.column import TypePolicy
 from penstock.schema import TableName
 from penstock.testing.streams import take
-from tests.contract.trigger_harness import TriggerHarness
+from tests.support.contract.trigger_harness import TriggerHarness
 
 LONG = "x" * 100_000
 
@@ -64,7 +66,7 @@ class Values:
         self.capture = (capture or trigger.capture()).with_trigger_management({self.table}, manage=True)
 
     def changes(self, *statements: str, count: int) -> list[Change]:
-        """What the stream says about some statements, each a transaction."""
+        """The changes that the stream returns for these statements, each in its own transaction."""
         with closing(self.capture.live()) as stream:
             self.run(*statements)
             return take(stream, count, self._trigger.deadline_seconds)
@@ -80,7 +82,7 @@ class Values:
         return [change.event for change in self.capture.snapshot([self.table]) if isinstance(change.event, Upsert)]
 
 
-def test_a_value_is_the_same_by_trigger_and_by_snapshot_whatever_the_session_says(trigger: TriggerHarness) -> None:
+def test_a_value_is_the_same_by_trigger_and_by_snapshot_under_any_session_settings(trigger: TriggerHarness) -> None:
     trigger.database.execute("DROP TYPE IF EXISTS pair, mood CASCADE")
     trigger.database.execute("CREATE TYPE pair AS (a int, b text)")
     trigger.database.execute("CREATE TYPE mood AS ENUM ('not so bad')")
@@ -132,7 +134,7 @@ def test_row_without_key_is_deleted_by_all_its_values(trigger: TriggerHarness) -
     ]
 
 
-def test_changes_have_the_columns_that_the_table_had_when_they_were_made(trigger: TriggerHarness) -> None:
+def test_changes_have_the_columns_of_their_time(trigger: TriggerHarness) -> None:
     values = Values(trigger, "id int PRIMARY KEY, a text, b int")
     events = values.events(
         "INSERT INTO {t} VALUES (1, 'x', 1)",
@@ -157,7 +159,7 @@ def test_changes_have_the_columns_that_the_table_had_when_they_were_made(trigger
 
 @pytest.mark.parametrize("altered_again", [False, True])
 def test_who_began_before_a_table_was_altered_writes_rows_as_it_is_now(trigger: TriggerHarness, altered_again: bool) -> None:
-    """What such a transaction sees of the catalog is what it was."""
+    """Such a transaction sees an outdated catalog."""
     values = Values(trigger, "id int PRIMARY KEY, a text")
     with closing(values.capture.live()) as stream:
         with trigger.database.connect() as session:
@@ -171,7 +173,7 @@ def test_who_began_before_a_table_was_altered_writes_rows_as_it_is_now(trigger: 
     assert change.event == Upsert(values.table, {"id": 1}, {"id": 1, "b": "x", "c": 5})
 
 
-def test_row_of_a_table_that_nobody_can_tell_the_columns_of_stops_no_other(trigger: TriggerHarness) -> None:
+def test_row_of_a_table_with_unknown_columns_stops_no_other(trigger: TriggerHarness) -> None:
     values = Values(trigger, "id int PRIMARY KEY, a text")
     values.capture.live().close()
     with trigger.database.connect() as session:
@@ -184,7 +186,7 @@ def test_row_of_a_table_that_nobody_can_tell_the_columns_of_stops_no_other(trigg
         take(stream, 1, trigger.deadline_seconds)
 
 
-def test_changes_have_the_key_and_the_name_that_the_table_had_when_they_were_made(trigger: TriggerHarness) -> None:
+def test_changes_have_the_key_and_the_table_name_of_their_time(trigger: TriggerHarness) -> None:
     values = Values(trigger, "id int PRIMARY KEY, other int NOT NULL")
     values.capture.live().close()
     table, renamed = values.table, replace(values.table, name=f"{values.table.name}_renamed")
@@ -220,7 +222,7 @@ def test_partitions_speak_under_the_name_of_their_root(trigger: TriggerHarness) 
         f"CREATE TABLE {first} PARTITION OF {{t}} FOR VALUES IN (1)",
         f"CREATE TABLE {second} (note text, x int, id int NOT NULL, part int NOT NULL)",
     )
-    # Its columns stand in another order, and one of them is gone.
+    # Its columns are in another order, and one is dropped.
     values.run(f"ALTER TABLE {second} DROP COLUMN x", f"ALTER TABLE {{t}} ATTACH PARTITION {second} FOR VALUES IN (2)")
     events = values.events(
         "INSERT INTO {t} VALUES (1, 1, 'a'), (2, 2, 'b'), (3, 1, 'c')",
@@ -241,7 +243,7 @@ def test_partitions_speak_under_the_name_of_their_root(trigger: TriggerHarness) 
     ]
 
 
-def test_table_that_is_gone_by_now_is_still_told_apart_by_its_key(trigger: TriggerHarness) -> None:
+def test_dropped_table_is_still_identified_by_its_key(trigger: TriggerHarness) -> None:
     values = Values(trigger, "id int PRIMARY KEY, note text")
     values.capture.live().close()
     values.run("INSERT INTO {t} VALUES (1, 'x')", "DROP TABLE {t}")
@@ -250,7 +252,7 @@ def test_table_that_is_gone_by_now_is_still_told_apart_by_its_key(trigger: Trigg
     assert change.event == Upsert(values.table, {"id": 1}, {"id": 1, "note": "x"})
 
 
-def test_name_of_a_table_that_is_gone_by_now_is_what_it_was_letter_by_letter(trigger: TriggerHarness) -> None:
+def test_name_of_a_dropped_table_is_exact(trigger: TriggerHarness) -> None:
     table = TableName("public", f'{trigger.table.name}.a "b"')
     quoted = '"' + table.name.replace('"', '""') + '"'
     trigger.database.execute(f"CREATE TABLE {quoted} (id int PRIMARY KEY)")
@@ -263,7 +265,7 @@ def test_name_of_a_table_that_is_gone_by_now_is_what_it_was_letter_by_letter(tri
     assert change.event == Upsert(table, {"id": 1}, {"id": 1})
 
 
-def test_temporary_table_is_not_written_down_whoever_gives_it_triggers(trigger: TriggerHarness) -> None:
+def test_temporary_table_with_triggers_is_not_captured(trigger: TriggerHarness) -> None:
     with closing(trigger.capture().live()) as stream:
         with trigger.database.connect() as session:
             note = f"EXECUTE FUNCTION {trigger.settings.name}.note()"
@@ -275,7 +277,7 @@ def test_temporary_table_is_not_written_down_whoever_gives_it_triggers(trigger: 
     assert change.event == Upsert(trigger.table, {"id": 2}, {"id": 2, "note": "ours"})
 
 
-def test_value_beyond_its_type_ends_the_stream_where_it_is_told_to(trigger: TriggerHarness) -> None:
+def test_value_beyond_its_type_ends_the_stream_with_policy_error(trigger: TriggerHarness) -> None:
     strict = TriggerCapture(replace(trigger.settings, types=TypePolicy(on_unrepresentable="error")))
     values = Values(trigger, "id int PRIMARY KEY, at timestamptz", strict)
     with closing(values.capture.live()) as stream:

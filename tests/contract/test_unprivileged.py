@@ -1,4 +1,4 @@
-"""What a capture says whose role may not set up what it needs: statements that, pasted as they are by somebody who may, let it go on."""
+"""A capture role without privileges: the error prints statements that an administrator can paste to fix it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from penstock.capture.trigger import TriggerCapture
+from penstock.capture.trigger.capture import TriggerCapture
 from penstock.capture.wal import WalCapture
 from penstock.contracts.capture import ChangeCapture
 from penstock.errors import ChangeTableMissingError, PenstockError, PublicationError
 from penstock.postgres.connection import SourceAddress
 from penstock.testing.capture_conformance import upsert
 from penstock.testing.streams import check_same, take
-from tests.contract.tables_harness import TablesHarness
-from tests.contract.trigger_harness import TriggerHarness, trigger_harness
-from tests.contract.wal_harness import WalHarness, wal_harness
-from tests.fix_postgres import Database
-from tests.fix_roles import Roles
+from tests.support.contract.tables_harness import TablesHarness
+from tests.support.contract.trigger_harness import TriggerHarness, trigger_harness
+from tests.support.contract.wal_harness import WalHarness, wal_harness
+from tests.support.fix_postgres import Database
+from tests.support.fix_roles import Roles
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def give(harness: TablesHarness, owner: str) -> None:
 
 
 @pytest.mark.parametrize("manage", [True, False])
-def test_role_that_may_not_publish_is_told_what_the_owner_of_the_tables_runs(
+def test_error_for_a_role_that_may_not_publish_names_the_statements_for_the_owner(
     wal: WalHarness, roles: Roles, owner: str, caplog: pytest.LogCaptureFixture, *, manage: bool
 ) -> None:
     plain = roles.create("plain", "REPLICATION")
@@ -63,7 +63,7 @@ def test_role_that_may_not_publish_is_told_what_the_owner_of_the_tables_runs(
 
 
 @pytest.mark.parametrize("manage", [True, False])
-def test_role_that_may_not_set_up_triggers_is_told_what_the_owner_of_the_tables_runs(
+def test_error_for_a_role_that_may_not_create_triggers_names_the_statements_for_the_owner(
     trigger: TriggerHarness, roles: Roles, owner: str, caplog: pytest.LogCaptureFixture, *, manage: bool
 ) -> None:
     plain = roles.create("plain")
@@ -76,28 +76,30 @@ def test_role_that_may_not_set_up_triggers_is_told_what_the_owner_of_the_tables_
 def check_told(
     harness: TablesHarness, capture: ChangeCapture, refusal: type[PenstockError], owner: SourceAddress, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is there: the start fails, and what it has logged is run by the owner. Then it starts, and says nothing more."""
+    """Nothing exists: the start fails and logs statements, which the owner runs. Then it starts without
+    errors.
+    """
     with pytest.raises(refusal):
         capture.live()
     (said,) = [record.getMessage() for record in caplog.records if "every required table" in record.getMessage()]
-    assert "who owns" in said, "what is in the way is said too"
-    assert "CREATE PUBLICATION" not in said.partition("\n-- in the way: ")[2], "a statement is printed once"
-    assert "CREATE TRIGGER" not in said.partition("\n-- in the way: ")[2]
+    assert "who owns" in said, "the obstacle is named too"
+    assert "CREATE PUBLICATION" not in said.partition("\n-- blocked by: ")[2], "a statement is printed once"
+    assert "CREATE TRIGGER" not in said.partition("\n-- blocked by: ")[2]
     with psycopg.connect(owner.conninfo("test")) as connection:
         connection.execute(said.partition("; run: ")[2].encode())
     caplog.clear()
     with closing(capture.live()) as stream:
         harness.commit(upsert(harness.other, 1, "x"))
-        check_same(take(stream, 1, harness.deadline_seconds), [upsert(harness.other, 1, "x")], "what was missing is streamed")
+        check_same(take(stream, 1, harness.deadline_seconds), [upsert(harness.other, 1, "x")], "the missing table is streamed")
     assert "every required table" not in caplog.text
 
 
-def test_publication_that_leaves_something_out_is_warned_of_with_what_mends_it(wal: WalHarness, caplog: pytest.LogCaptureFixture) -> None:
+def test_publication_that_leaves_something_out_causes_a_warning_with_the_fix(wal: WalHarness, caplog: pytest.LogCaptureFixture) -> None:
     """There is no gap to be closed: all tables are published."""
     wal.database.execute(f"CREATE PUBLICATION {wal.settings.publication} FOR TABLE {wal.table} WITH (publish = 'insert, update')")
     WalCapture(wal.settings).with_publication_management({wal.table}, manage=False).live().close()
     (said,) = [record.getMessage() for record in caplog.records if "every required table" in record.getMessage()]
-    reason, _, remedy = said.partition("; in the way: ")[2].partition(" (ALTER")
+    reason, _, remedy = said.partition("; blocked by: ")[2].partition(" (ALTER")
     assert reason.endswith("leaves out delete and truncate")
     wal.database.execute(f"ALTER{remedy.removesuffix(')')}")
     assert wal.capture().inspect_coverage({wal.table}).satisfied

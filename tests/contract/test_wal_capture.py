@@ -1,4 +1,4 @@
-"""`WalCapture` keeps both of its contracts, on a real server."""
+"""`WalCapture` passes the capture and provisioning suites on a real server."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from penstock.contracts.provisioning import CaptureProvisioning
 from penstock.schema import TableName
 from penstock.testing.capture_conformance import ChangeCaptureConformance
 from penstock.testing.provisioning_conformance import CaptureProvisioningConformance, ProvisioningHarness
-from tests.contract.wal_harness import WalHarness
-from tests.fix_postgres import Database
+from tests.support.contract.wal_harness import WalHarness
+from tests.support.fix_postgres import Database
 
 
 class TestWalCapture(ChangeCaptureConformance):
@@ -24,7 +24,7 @@ class TestWalCapture(ChangeCaptureConformance):
 
 
 class WalProvisioningHarness(ProvisioningHarness):
-    """The role that may only look owns nothing, and may not create anything."""
+    """The read-only role owns nothing and may not create objects."""
 
     def __init__(self, wal: WalHarness, reader: str) -> None:
         self._wal = wal

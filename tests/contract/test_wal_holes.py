@@ -1,4 +1,6 @@
-"""P08: what was changed while a publication, or a table of it, was not there is in no log; nobody goes on over that."""
+"""P08: changes made while the publication or a table of it was missing are in no log; the capture refuses to
+continue.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from penstock import WalCapture
-from penstock.capture.records.source import PostgresRecordSource
 from penstock.capture.settings import CaptureLimits
-from penstock.capture.spooling import SpoolCapture
+from penstock.capture.slot_capture import SpoolCapture
 from penstock.contracts.capture import ChangeStream
 from penstock.errors import PenstockError, PublicationError, TableGapError
 from penstock.position import Position
+from penstock.records.source import PostgresRecordSource
 from penstock.testing.capture_conformance import upsert
 from penstock.testing.streams import Background, check_same, take
-from tests.contract.wal_harness import WalHarness, wal_harness
-from tests.fix_postgres import Database
+from tests.support.contract.wal_harness import WalHarness, wal_harness
+from tests.support.fix_postgres import Database
 
 DROPPED = ("DROP PUBLICATION {publication}", "CREATE PUBLICATION {publication} FOR TABLE {table}, {other}")
 LEFT = ("ALTER PUBLICATION {publication} DROP TABLE {table}", "ALTER PUBLICATION {publication} ADD TABLE {table}")
@@ -62,7 +64,7 @@ def error_of(stream: ChangeStream, wal: WalHarness) -> PenstockError:
 @pytest.mark.versions(17, 18)
 @pytest.mark.parametrize(("leave", "join"), [DROPPED, LEFT], ids=["publication", "table"])
 @pytest.mark.parametrize("manage", [True, False], ids=["managed", "given"])
-def test_P08_a_publication_dropped_and_made_again_while_nobody_reads(wal: WalHarness, leave: str, join: str, manage: bool) -> None:
+def test_P08_a_publication_dropped_and_recreated_while_no_capture_runs(wal: WalHarness, leave: str, join: str, manage: bool) -> None:
     alter(wal, DROPPED[1])
     capture = wal.capture() if manage else WalCapture(wal.settings)
     confirmed = begin(wal, capture)
@@ -82,7 +84,7 @@ def test_P08_a_publication_dropped_and_made_again_while_nobody_reads(wal: WalHar
 
 
 @pytest.mark.versions(17, 18)
-def test_P08_a_publication_that_is_not_there_is_refused_before_the_first_row(wal: WalHarness) -> None:
+def test_P08_a_missing_publication_is_refused_before_the_first_row(wal: WalHarness) -> None:
     alter(wal, DROPPED[1])
     confirmed = begin(wal, WalCapture(wal.settings))
     alter(wal, DROPPED[0])
@@ -100,7 +102,7 @@ def test_P08_a_publication_that_is_not_there_is_refused_before_the_first_row(wal
 
 
 @pytest.mark.versions(14, 17)
-def test_P08_a_server_that_cannot_read_past_the_hole_is_told_how_to_get_out(wal: WalHarness) -> None:
+def test_P08_error_of_a_server_that_cannot_read_past_the_hole_names_the_fix(wal: WalHarness) -> None:
     """Nothing was written down when the table was last captured, as by versions before this one."""
     alter(wal, DROPPED[1])
     confirmed = begin(wal, wal.capture())
@@ -111,7 +113,7 @@ def test_P08_a_server_that_cannot_read_past_the_hole_is_told_how_to_get_out(wal:
     with closing(wal.capture().live()) as stream:
         error = error_of(stream, wal)
     assert isinstance(error, PublicationError)
-    assert "did not exist when a change was made" in error.message
+    assert "did not exist when the next change was made" in error.message
     assert wal.confirmed == confirmed
     follow_hint(wal, error)
     begin(wal, wal.capture())
@@ -119,16 +121,15 @@ def test_P08_a_server_that_cannot_read_past_the_hole_is_told_how_to_get_out(wal:
 
 @pytest.mark.versions(17, 18)
 @pytest.mark.parametrize(("leave", "join"), [DROPPED, LEFT, (DROPPED[0], None), (LEFT[0], None)], ids=["both", "left", "gone", "out"])
-def test_P08_what_leaves_the_publication_ends_a_stream_that_runs(wal: WalHarness, leave: str, join: str | None) -> None:
+def test_P08_unpublishing_a_table_ends_a_running_stream(wal: WalHarness, leave: str, join: str | None) -> None:
     alter(wal, DROPPED[1])
     settings = replace(wal.settings, limits=CaptureLimits(quiet_seconds=0.1, watch_seconds=0.05))
     capture = WalCapture(settings).with_publication_management({wal.table}, manage=False)
     with closing(capture.live()) as stream:
         wal.commit(upsert(wal.table, 1, "x"))
         take(stream, 1, wal.deadline_seconds)
-        alter(wal, leave)
-        if join is not None:
-            alter(wal, join)
+        # One transaction: between two, the watch may see the publication missing, which is another error.
+        alter(wal, leave if join is None else f"{leave}; {join}")
         error = error_of(stream, wal)
     assert isinstance(error, PublicationError if leave == DROPPED[0] and join is None else TableGapError)
     assert "pg_drop_replication_slot" in (error.hint or "")
@@ -136,7 +137,7 @@ def test_P08_what_leaves_the_publication_ends_a_stream_that_runs(wal: WalHarness
         capture.live()
 
 
-def test_P08_a_table_that_leaves_a_capture_of_whatever_is_published_is_told_of_once(
+def test_P08_a_table_that_leaves_a_capture_of_all_published_tables_is_reported_once(
     wal: WalHarness, caplog: pytest.LogCaptureFixture
 ) -> None:
     alter(wal, DROPPED[1])
@@ -151,9 +152,7 @@ def test_P08_a_table_that_leaves_a_capture_of_whatever_is_published_is_told_of_o
         WalCapture(wal.settings).live()
 
 
-def test_P08_a_table_that_was_published_all_the_while_is_no_gap_whatever_it_is_called(
-    wal: WalHarness, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_P08_a_table_that_was_always_published_is_no_gap_after_a_rename(wal: WalHarness, caplog: pytest.LogCaptureFixture) -> None:
     """Neither is one that was made in the place of another, where all that is made is published."""
     alter(wal, "CREATE PUBLICATION {publication} FOR ALL TABLES")
     begin(wal, WalCapture(wal.settings))
@@ -167,8 +166,8 @@ def test_P08_a_table_that_was_published_all_the_while_is_no_gap_whatever_it_is_c
     assert "table is no longer in the publication" not in caplog.text
 
 
-def test_P08_tables_that_change_places_are_known_by_what_they_are(wal: WalHarness) -> None:
-    """As an online migration has it: the new one takes the name of the old one, which is dropped."""
+def test_P08_tables_that_swap_names_are_identified_by_oid(wal: WalHarness) -> None:
+    """As in an online migration: the new table takes the name of the old one, which is dropped."""
     alter(wal, DROPPED[1])
     begin(wal, WalCapture(wal.settings))
     alter(wal, "ALTER TABLE {table} RENAME TO former; ALTER TABLE {other} RENAME TO " + wal.table.name)

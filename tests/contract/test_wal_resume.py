@@ -1,4 +1,4 @@
-"""Where a `WalCapture` goes on: by the slot, whatever becomes of the process, the connection, the spool and the slot itself."""
+"""Where a `WalCapture` resumes: from the slot, after the process, connection, spool or slot was lost."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from penstock.errors import ConnectionLostError, PenstockError, PositionGapError
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.secret import Secret
-from penstock.spool.consumers import minimum
+from penstock.spool.retention import released_by_all
 from penstock.testing.capture_conformance import check_next, deliver_three, upsert
 from penstock.testing.streams import Background, check_same, take, wait_for
-from tests.contract.wal_harness import WalHarness, wal_harness
-from tests.fix_postgres import Database
+from tests.support.contract.wal_harness import WalHarness, wal_harness
+from tests.support.fix_postgres import Database
 
 
 def error_of(stream: ChangeStream, wal: WalHarness) -> PenstockError:
@@ -38,7 +38,7 @@ def error_of(stream: ChangeStream, wal: WalHarness) -> PenstockError:
 # --- the slot is the resume point -----------------------------------------------------------------------------------------------
 
 
-def test_slot_moves_with_what_is_confirmed_while_nobody_asks_for_the_next_change(wal: WalHarness) -> None:
+def test_slot_moves_with_the_confirmed_position_while_no_change_is_requested(wal: WalHarness) -> None:
     with closing(wal.capture().live()) as stream:
         for each in range(3):
             wal.commit(upsert(wal.table, each, "x"), upsert(wal.other, each, "x"))
@@ -53,7 +53,7 @@ def test_slot_moves_with_what_is_confirmed_while_nobody_asks_for_the_next_change
         wait_for(lambda: wal.confirmed > second, f"the slot past {second}", lambda: wal.confirmed, wal.deadline_seconds)
 
 
-def test_capture_goes_on_from_the_slot_when_the_spool_is_gone(wal: WalHarness) -> None:
+def test_capture_resumes_from_the_slot_when_the_spool_is_lost(wal: WalHarness) -> None:
     events = deliver_three(wal, confirm=lambda changes: changes[0].ack.confirm())
     shutil.rmtree(wal.settings.spool)
     check_next(wal, events[1:], "the slot knows what was confirmed")
@@ -70,18 +70,18 @@ from pathlib import Path
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.wal import WalCapture
 from penstock.position import Position
-from penstock.postgres.connection import SourceAddress
+from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.slot import inspect_slot
 settings = CaptureSettings(
     SourceAddress.parse({wal.database.dsn!r}), {wal.settings.slot!r}, {wal.settings.publication!r}, Path({str(wal.settings.spool)!r})
 )
-capture = WalCapture(settings)
-before = capture.lag()
-stream = capture.live()
+stream = WalCapture(settings).live()
 changes = [next(stream) for _ in range(4)]
 for at in (0, 1, 3):
     changes[at].ack.confirm()
-while capture.lag() >= before:
-    time.sleep(0.02)
+with connect(settings.address) as connection:
+    while inspect_slot(connection, settings.slot).confirmed < changes[1].commit.position:
+        time.sleep(0.02)
 os._exit(9)
 """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -102,7 +102,7 @@ def test_stream_snapshot_and_lag_on_every_version(database: Database, tmp_path: 
             changes[0].ack.confirm()
         check_next(wal, events[1:], "the first was confirmed")
         check_same(list(wal.capture().snapshot([wal.table])), events[2:], "the rows of now")
-        # Nobody reads the slot now. What is flushed may be a little less than what is written.
+        # No reader uses the slot now. The flushed position may be slightly behind the written one.
         least = behind(wal, "pg_current_wal_flush_lsn()")
         lag = wal.capture().lag()
         assert lag is not None
@@ -115,7 +115,7 @@ def behind(wal: WalHarness, server: str) -> int:
     return int(wal.database.query(distance, wal.settings.slot)[0][0])
 
 
-def test_stream_goes_on_over_a_lost_connection(wal: WalHarness) -> None:
+def test_stream_continues_after_a_lost_connection(wal: WalHarness) -> None:
     with closing(wal.capture().live()) as stream:
         wal.commit(upsert(wal.table, 1, "x"))
         take(stream, 1, wal.deadline_seconds)
@@ -125,33 +125,33 @@ def test_stream_goes_on_over_a_lost_connection(wal: WalHarness) -> None:
         check_same(take(stream, 1, wal.deadline_seconds), [upsert(wal.table, 2, "x")], "each change once")
 
 
-def test_slot_that_is_gone_is_not_made_anew(wal: WalHarness) -> None:
+def test_dropped_slot_is_not_recreated(wal: WalHarness) -> None:
     deliver_three(wal, confirm=lambda _: None)
     wal.drop_slot()
     error = error_of(wal.capture().live(), wal)
     assert isinstance(error, SlotMissingError)
-    assert error.message == f"slot {wal.settings.slot} is gone: what committed since it was last read cannot be had any more"
-    assert (error.hint or "").endswith("for a WalCapture, drop the slot, if it is there, remove the spool, and take a new snapshot")
+    assert error.message == f"slot {wal.settings.slot} no longer exists: commits since it was last read are lost"
+    assert (error.hint or "").endswith("for a WalCapture, drop the slot if it exists, remove the spool, and take a new snapshot")
     assert not wal.has_slot
 
 
 def test_slot_that_others_moved_is_a_gap(wal: WalHarness) -> None:
     deliver_three(wal, confirm=lambda _: None)
     shutil.rmtree(wal.settings.spool / "segments")
-    before = minimum(wal.settings.spool) or Position.ZERO
+    before = released_by_all(wal.settings.spool) or Position.ZERO
     wal.database.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_insert_lsn())", wal.settings.slot)
     confirmed = wal.confirmed
     error = error_of(wal.capture().live(), wal)
     assert isinstance(error, PositionGapError)
     assert error.message == (
-        f"slot {wal.settings.slot} begins at {confirmed}, but its readers have only what commits up to {before}: "
-        f"the {confirmed - before} bytes of WAL in between cannot be had any more"
+        f"slot {wal.settings.slot} begins at {confirmed}, but its readers have only the commits up to {before}: "
+        f"the {confirmed - before} bytes of WAL in between can no longer be read"
     )
-    assert (error.hint or "").endswith("for a WalCapture, drop the slot, if it is there, remove the spool, and take a new snapshot")
+    assert (error.hint or "").endswith("for a WalCapture, drop the slot if it exists, remove the spool, and take a new snapshot")
     assert wal.confirmed == confirmed
 
 
-def test_stream_that_raised_has_let_go_and_stays_ended(wal: WalHarness) -> None:
+def test_failed_stream_has_released_its_resources_and_stays_ended(wal: WalHarness) -> None:
     deliver_three(wal, confirm=lambda _: None)
     wal.drop_slot()
     stream = wal.capture().live()
@@ -171,7 +171,7 @@ def test_close_from_another_thread_ends_a_next_that_waits(wal: WalHarness) -> No
     assert waiting.result(wal.deadline_seconds, "the end") is None
 
 
-def test_every_close_returns_only_when_the_stream_has_let_go(wal: WalHarness) -> None:
+def test_every_close_returns_only_when_the_stream_has_released_its_resources(wal: WalHarness) -> None:
     stream = wal.capture().live()
     wait_for(lambda: "penstock-receive" in str(wal.open_resources()), "a running stream", wal.open_resources, wal.deadline_seconds)
     together = threading.Barrier(4)
@@ -185,7 +185,7 @@ def test_every_close_returns_only_when_the_stream_has_let_go(wal: WalHarness) ->
     assert [each.result(wal.deadline_seconds, "the end of close") for each in closing_threads] == [set()] * 4
 
 
-def test_second_stream_waits_until_the_first_is_closed_and_goes_on_where_it_ended(wal: WalHarness) -> None:
+def test_second_stream_waits_until_the_first_is_closed_and_resumes_where_it_ended(wal: WalHarness) -> None:
     with closing(wal.capture().live()) as first:
         wal.commit(upsert(wal.table, 1, "x"))
         (change,) = take(first, 1, wal.deadline_seconds)
@@ -263,7 +263,7 @@ def test_table_that_is_not_published_and_not_managed_is_warned_of_with_the_sql(w
     capture = WalCapture(wal.settings).with_publication_management({wal.table, wal.other}, manage=False)
     with closing(capture.live()) as stream:
         wal.commit(upsert(wal.other, 1, "x"), upsert(wal.table, 1, "x"))
-        check_same(take(stream, 1, wal.deadline_seconds), [upsert(wal.table, 1, "x")], "what is published is streamed")
+        check_same(take(stream, 1, wal.deadline_seconds), [upsert(wal.table, 1, "x")], "published tables are streamed")
     (record,) = [record for record in caplog.records if "run:" in record.getMessage()]
     statement = record.getMessage().partition("run: ")[2]
     wal.database.execute(statement)

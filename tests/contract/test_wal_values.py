@@ -1,4 +1,4 @@
-"""What a `WalCapture` says about a row: nothing is made up, nothing is left out, and both roads say the same."""
+"""Row values of a `WalCapture`: complete, and the same in snapshot and stream."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from itertools import pairwise
 
 import pytest
 
-from penstock.capture import spooling
+from penstock.capture import slot_capture as spooling
+from penstock.capture.settings import CaptureLimits
 from penstock.capture.wal import WalCapture
 from penstock.contracts.capture import Change, ChangeStream, Delete, Event, Truncate, Upsert
 from penstock.errors import NoTablesError, PartitionIdentityError, RowUnidentifiedError, SnapshotLostError, UnrepresentableError
 from penstock.position import Position
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
-from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.types.column import TypePolicy
 from penstock.schema import TableName
 from penstock.spool.reader import SpoolReader
 from penstock.testing.streams import take
-from tests.contract.wal_harness import WalHarness
+from tests.support.contract.wal_harness import WalHarness
 
 LONG = "x" * 100_000
 
@@ -38,7 +39,7 @@ class Values:
         self.capture: WalCapture = wal.capture().with_publication_management({self.table}, manage=True)
 
     def changes(self, *statements: str, count: int) -> list[Change]:
-        """What the stream says about some statements, each a transaction."""
+        """The changes that the stream returns for these statements, each in its own transaction."""
         with closing(self.capture.live()) as stream:
             for statement in statements:
                 self._wal.database.execute(statement.replace("{t}", self.sql))
@@ -82,7 +83,7 @@ def test_a_type_that_was_made_and_dropped_in_one_transaction_does_not_end_the_ca
     ]
 
 
-def test_key_change_that_leaves_toast_behind_comes_before_the_delete_of_the_old_key(wal: WalHarness) -> None:
+def test_key_change_with_unchanged_toast_precedes_the_delete_of_the_old_key(wal: WalHarness) -> None:
     values = Values(wal, "id int PRIMARY KEY, long text")
     wal.database.execute(f"ALTER TABLE {values.sql} ALTER long SET STORAGE EXTERNAL")
     changes = values.changes(
@@ -126,7 +127,7 @@ def test_row_without_key_is_deleted_by_all_its_values(wal: WalHarness) -> None:
     ]
 
 
-def test_what_a_type_cannot_hold_is_text_in_exact_and_in_the_key(wal: WalHarness) -> None:
+def test_value_beyond_its_type_is_text_in_exact_and_in_the_key(wal: WalHarness) -> None:
     values = Values(wal, "at timestamptz PRIMARY KEY, day date, note text")
     events = values.events(
         "INSERT INTO {t} VALUES ('infinity', '20000-01-01', 'x'), ('-infinity', NULL, 'y')",
@@ -192,10 +193,10 @@ def test_snapshot_is_of_one_moment_for_all_its_tables(wal: WalHarness) -> None:
         rows = [first, *changes]
     assert len(rows) == 3001
     assert {change.event.row["note"] for change in rows if isinstance(change.event, Upsert)} == {"before"}
-    assert len({change.commit for change in rows}) == 1, "the position at which the snapshot is exact"
+    assert len({change.commit for change in rows}) == 1, "the fence of the snapshot"
 
 
-def test_snapshot_of_a_table_that_is_emptied_meanwhile_is_lost(wal: WalHarness) -> None:
+def test_snapshot_of_a_table_truncated_during_it_is_lost(wal: WalHarness) -> None:
     wal.database.execute(f"INSERT INTO {wal.table} VALUES (1), (2); INSERT INTO {wal.other} VALUES (1)")
     with closing(wal.capture().snapshot([wal.table, wal.other])) as changes:
         next(changes)
@@ -205,7 +206,7 @@ def test_snapshot_of_a_table_that_is_emptied_meanwhile_is_lost(wal: WalHarness) 
             next(changes)
 
 
-def test_snapshot_of_a_table_that_is_not_there_says_so(wal: WalHarness) -> None:
+def test_snapshot_of_a_missing_table_names_it(wal: WalHarness) -> None:
     with pytest.raises(NoTablesError, match=r"public\.nowhere"):
         next(wal.capture().snapshot([wal.table, TableName("public", "nowhere")]))
 
@@ -252,7 +253,7 @@ def test_value_that_is_refused_ends_the_stream_at_its_transaction_after_all_befo
             follow(stream)
         return seen
 
-    assert read(confirm=False) == [1, 2, 3], "whole transactions before the bad one, whatever their table"
+    assert read(confirm=False) == [1, 2, 3], "whole transactions before the bad one, in every table"
     assert read(confirm=True) == [1, 2, 3], "nothing was confirmed"
     assert read(confirm=True) == [], "and now everything that can be"
     assert wal.confirmed <= Position.parse(before), "the bad transaction is still held"
@@ -283,5 +284,52 @@ def test_a_delete_that_does_not_carry_the_key_ends_the_stream_after_everything_b
         wal.database.execute(f"ALTER TABLE {part} REPLICA IDENTITY DEFAULT; DELETE FROM {values.sql} WHERE id = 2; {caught.value.hint}")
         events = [change.event for change in take(stream, 3, wal.deadline_seconds)]
         assert events[-1] == Delete(values.table, {"code": "a", "ts": 1})
-        with pytest.raises(RowUnidentifiedError, match="does not carry the key"):
+        with pytest.raises(RowUnidentifiedError, match="does not contain the key"):
             take(stream, 1, wal.deadline_seconds)
+
+
+def test_a_publication_of_inserts_streams_partitions_with_different_keys(wal: WalHarness) -> None:
+    values = Values(wal, "id int, ts int NOT NULL, PRIMARY KEY (id, ts)) PARTITION BY RANGE (ts")
+    part = f'{values.sql[:-1]}_part"'
+    wal.database.execute(f"CREATE TABLE {part} PARTITION OF {values.sql} DEFAULT; CREATE UNIQUE INDEX own ON {part} (ts)")
+    wal.database.execute(f"ALTER TABLE {part} REPLICA IDENTITY USING INDEX own")
+    options = "publish_via_partition_root, publish = 'insert'"
+    wal.database.execute(f"CREATE PUBLICATION {wal.capture().settings.publication} FOR TABLE {values.sql} WITH ({options})")
+    with closing(WalCapture(wal.settings).with_publication_management({values.table}, manage=False).live()) as stream:
+        wal.database.execute(f"INSERT INTO {values.sql} VALUES (1, 1)")
+        (change,) = take(stream, 1, wal.deadline_seconds)
+    assert isinstance(change.event, Upsert)
+    assert change.event.key == {"id": 1, "ts": 1}
+
+
+def test_partitions_without_their_roots_key_stop_a_stream_of_several_tables_which_continues_after_the_fix(wal: WalHarness) -> None:
+    settings = replace(wal.settings, limits=CaptureLimits(quiet_seconds=0.1, watch_seconds=0.05))
+    values = Values(wal, "id int, code text NOT NULL, ts int NOT NULL, PRIMARY KEY (id, ts)) PARTITION BY RANGE (ts")
+    more = wal.table
+    wal.database.execute(f"DROP TABLE {more}; CREATE TABLE {more} (id int, ts int) PARTITION BY RANGE (ts)")
+    wal.database.execute(f"ALTER TABLE {more} REPLICA IDENTITY FULL; CREATE TABLE {more}_part PARTITION OF {more} DEFAULT")
+    wal.database.execute(f"ALTER TABLE {more}_part REPLICA IDENTITY FULL; CREATE UNIQUE INDEX by_code_and_ts ON {values.sql} (code, ts)")
+    wal.database.execute(f"ALTER TABLE {values.sql} REPLICA IDENTITY USING INDEX by_code_and_ts")
+    capture = WalCapture(settings).with_publication_management({values.table, more, wal.other}, manage=True)
+    with closing(capture.live()) as stream:
+        wal.database.execute(f"INSERT INTO {wal.other} VALUES (1, 'x')")
+        (first,) = take(stream, 1, wal.deadline_seconds)
+        first.ack.confirm()
+        wal.database.execute(f'CREATE TABLE {values.sql[:-1]}_part" PARTITION OF {values.sql} DEFAULT')
+        wal.database.execute(f"ALTER TABLE {more}_part ADD PRIMARY KEY (id); ALTER TABLE {more}_part REPLICA IDENTITY DEFAULT")
+        wal.database.execute(f"INSERT INTO {wal.other} VALUES (2, 'x'); INSERT INTO {values.sql} VALUES (3, 'c', 3)")
+        with pytest.raises(PartitionIdentityError) as caught:
+            take(stream, 3, wal.deadline_seconds)
+    wal.database.execute(f"INSERT INTO {wal.other} VALUES (4, 'x')")
+    with pytest.raises(PartitionIdentityError) as again:
+        capture.live()
+    for error in (caught.value, again.value):
+        assert f"table {values.table} " in error.message
+        assert f"table {more} " in error.message
+        assert (error.hint or "").count("REPLICA IDENTITY") == 2
+    wal.database.execute(again.value.hint or "")
+    wal.database.execute(f"DELETE FROM {values.sql}")
+    with closing(capture.live()) as stream:
+        events = [change.event for change in take(stream, 4, wal.deadline_seconds)]
+    keys = [event.key for event in events if isinstance(event, Upsert | Delete)]
+    assert keys == [{"id": 2}, {"code": "c", "ts": 3}, {"id": 4}, {"code": "c", "ts": 3}], "all that was not confirmed, of every table"

@@ -1,4 +1,6 @@
-"""`python -m tests.fuzz`: the long run. A case that fails is told by its number, made small and saved; `--case` repeats it."""
+"""`python -m tests.fuzz`: the long run. It prints the number of a failing case, minimises and saves it;
+`--case` repeats it.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A lot of cases: small sound streams, made once, and for each case one of them, damaged.
+"""A batch of cases: small valid streams, built once, and for each case one of them, damaged.
 
-Small, because a case then takes a fraction of a millisecond, and because most damage that can be done to a long stream can be done to a
-short one.
+They are small because a case then takes a fraction of a millisecond, and because most damage to a long stream
+can also be done to a short one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import pairwise
 from random import Random
 
 from tests.fuzz.damage import damage
-from tests.pgoutput_streams import PREFIXES, StreamWriter
+from tests.support.pgoutput_streams import PREFIXES, StreamWriter
 
 LOT_CASES = 25_000
 
@@ -22,7 +22,7 @@ WHOLE = 50_000
 
 @dataclass(frozen=True)
 class FuzzCase:
-    """What a decoder is given: the messages, cut into calls before the messages `cuts`."""
+    """Input of a decoder: the messages, split into calls at the indexes `cuts`."""
 
     messages: tuple[bytes, ...]
     keys: Mapping[int, tuple[str, ...]]
@@ -55,7 +55,7 @@ class Lot:
 
 
 def _stream(random: Random) -> FuzzCase:
-    """Of the smallest streams in which all can go wrong many, and some larger ones."""
+    """Mostly the smallest streams in which everything can go wrong, and some larger ones."""
     is_small = random.random() < 0.85
     writer = StreamWriter.start(random.getrandbits(32), 1 if is_small else 3)
     in_blocks = random.random() < 0.5

@@ -1,4 +1,6 @@
-"""Ways to damage a stream: bits, bytes, numbers and lengths in a message, and messages that are missing, doubled, moved or foreign."""
+"""Ways to damage a stream: bits, bytes, numbers and lengths in a message; missing, repeated, moved or foreign
+messages.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ def damage(random: Random, messages: Messages, donors: Sequence[bytes]) -> None:
 
 
 def _place(random: Random, message: bytes) -> int:
-    """Seldom in the header, which holds little that matters."""
+    """Rarely in the header, which holds little of importance."""
     if len(message) > _HEADER_BYTES and random.random() < 0.95:
         return _HEADER_BYTES + int(random.random() * (len(message) - _HEADER_BYTES))
     return int(random.random() * max(1, len(message)))
@@ -53,7 +55,7 @@ def _tell(random: Random, message: bytes, donors: Sequence[bytes]) -> bytes:
 
 
 def _number(random: Random, message: bytes, donors: Sequence[bytes]) -> bytes:
-    """Overwrite a field, or what might be one, with a number that is hard to take."""
+    """Overwrite a field, or a possible field, with an extreme number."""
     size, layout = random.choice(_SIZES)
     at = _place(random, message)
     return message[:at] + struct.pack(layout, random.choice(_NUMBERS) & (1 << 8 * size) - 1) + message[at + size :]
@@ -141,7 +143,7 @@ def _swap(random: Random, messages: Messages, donors: Sequence[bytes]) -> None:
 
 
 def _splice(random: Random, messages: Messages, donors: Sequence[bytes]) -> None:
-    """A few messages that follow each other in another stream."""
+    """Consecutive messages of another stream."""
     source, size = int(random.random() * len(donors)), 1 + int(random.random() * 4)
     at = int(random.random() * (len(messages) + 1))
     messages[at:at] = donors[source : source + size]

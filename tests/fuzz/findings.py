@@ -1,4 +1,4 @@
-"""Cases that have found something: made small, and kept as files that a test judges for ever."""
+"""Minimised cases that once failed, kept as files that a test repeats."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def load(path: Path) -> Case:
 
 
 def shrink(case: Case, finding: Finding) -> Case:
-    """The same finding with fewer messages and calls, or fewer texts, as far as leaving out one stretch at a time goes."""
+    """The same finding with fewer messages and calls, or fewer texts, by leaving out one range at a time."""
     for smaller in _smaller(case) if isinstance(case, FuzzCase) else _fewer(case):
         if _is_found(smaller, str(finding)):
             return shrink(smaller, finding)

@@ -1,4 +1,4 @@
-"""Gives a case to both decoders and says whether they agree."""
+"""Decode a case with both decoders and compare the results."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import replace
 from penstock.errors import PenstockError, ProtocolError, SlotTwoPhaseError
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from tests.fuzz.cases import WHOLE, FuzzCase
-from tests.pgoutput_decoded import Decoded, Placed, expected
-from tests.pgoutput_oracle import Oracle, OracleTransaction
+from tests.support.pgoutput_decoded import Decoded, Placed, expected
+from tests.support.pgoutput_oracle import Oracle, OracleTransaction
 
 _TEXT = re.compile(
     r"(message .{3,6}|keepalive) at [0-9A-F]+/[0-9A-F]+: ([A-Za-z ,-]+)"
@@ -58,7 +58,7 @@ def judge(case: FuzzCase) -> bool:
 
 
 def _comparable(rows: list[Placed]) -> list[Placed]:
-    """Numbers by their bits: NaN is like itself then, and a zero is not like the other one."""
+    """Numbers compare by their bits: NaN equals itself, and 0.0 differs from -0.0."""
     return [(*place, replace(row, values={name: _bits(value) for name, value in row.values.items()})) for *place, row in rows]
 
 
@@ -73,6 +73,6 @@ def _reason(error: PenstockError) -> str:
 
 
 def _check_text(error: PenstockError) -> None:
-    """A refusal says what is wrong, where and in which kind of message, and never with which bytes."""
+    """A refusal names the problem, its place and the kind of message, and never quotes bytes."""
     if isinstance(error, ProtocolError) and not _TEXT.fullmatch(error.message):
         raise Finding("refused with a text that might hold the payload")

@@ -1,4 +1,4 @@
-"""Judges a lot of cases in a process of its own, and lives to tell what was found; if it does not, the place where it died stays."""
+"""Run a batch of cases in a child process, and report the failing case even if the process dies."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tally:
     decoded: int = 0
     refused: int = 0
     findings: dict[str, str] = field(default_factory=dict)
-    """What was found, by case."""
+    """Descriptions of the findings, by case."""
 
     def add(self, other: Tally) -> None:
         self.cases += other.cases
@@ -77,5 +77,5 @@ def _too_long(_number: int, _frame: FrameType | None) -> None:
 
 
 def place_of(number: int) -> Path:
-    """Where a process writes which case it is at, for the case that it does not live to tell."""
+    """The file in which a process records its current case, in case it dies."""
     return Path(tempfile.gettempdir(), f"penstock-fuzz-{os.getuid()}-{number}")

@@ -1,7 +1,8 @@
-"""Texts of every kind for the readers of every type, sound, damaged and foreign.
+"""Texts of every kind for the readers of every type: valid, damaged and foreign.
 
-A reader gives a column of its type, with null for a text that the type cannot hold or refuses. The result for one text does not depend on
-the texts beside it. So each column is read as a whole, and each of its texts alone.
+A reader returns a column of its type, with null for a text that the type cannot hold or refuses. The result
+for one text does not depend on the other texts. So each column is read as a whole, and each of its texts
+alone.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.change import REPLACED
-from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.types.column import TypePolicy
 from penstock.postgres.types.registry import BUILTIN_READERS, EXTENSION_READERS, array_reader, text_type
 from penstock.postgres.types.rows import decode_rows
 from penstock.schema import Column, TableName, TableSchema
@@ -129,7 +130,7 @@ def _text(random: Random) -> bytes | None:
 
 
 def judge_values(case: ValueCase) -> bool:
-    """Whether every text was read (else some were refused); raises `Finding`."""
+    """Whether every text was read (else some were refused). Raises `Finding`."""
     whole = _read(case, case.texts)
     if [row for text in case.texts for row in _read(case, (text,))] != whole:
         raise Finding(f"{case.reader}: read texts in another way than each alone")
@@ -157,7 +158,9 @@ def _read(case: ValueCase, texts: tuple[bytes | None, ...]) -> list[tuple[str, s
 
 
 def _check(case: ValueCase, texts: tuple[bytes | None, ...], nulls: list[bool], exact: list[str | None]) -> None:
-    """A value is null, in the column and in `_exact`, or stands in one of them; and `_exact` holds just what was written."""
+    """A value is null in the column and in `_exact`, or is in one of them; and `_exact` holds the exact
+    input.
+    """
     for text, is_null, shown in zip(texts, nulls, exact, strict=True):
         if text is None:
             if not is_null or shown is not None:
@@ -169,7 +172,7 @@ def _check(case: ValueCase, texts: tuple[bytes | None, ...], nulls: list[bool], 
 
 
 def _array(texts: tuple[bytes | None, ...]) -> pa.StringArray:
-    """As the decoder lays them over its buffer, whatever bytes they are; between others, as in the middle of a column."""
+    """As the decoder lays them over its buffer, with any bytes; between others, as in the middle of a column."""
     sizes = np.array([0 if text is None else len(text) for text in (b"before", *texts, b"after")])
     offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
     present = np.packbits([True, *(text is not None for text in texts), True], bitorder="little")

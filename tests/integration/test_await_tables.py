@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.model import load_config
 from penstock.errors import NoTablesError
-from penstock.pipeline.config import load_config
-from penstock.pipeline.tables import await_tables, check_selected, select_tables
+from penstock.pipeline.table_selection import await_tables, check_selected, select_tables
 from penstock.postgres.connection import connect
-from tests.fix_check import write_config
-from tests.fix_postgres import Database
+from tests.support.fix_check import write_config
+from tests.support.fix_postgres import Database
 
 
-def test_patterns_that_match_nothing_yet_are_waited_for_and_told_once(database: Database, tmp_path: Path) -> None:
+def test_patterns_without_a_match_are_waited_for_and_reported_once(database: Database, tmp_path: Path) -> None:
     path = write_config(database, tmp_path, {"tables": ["later.*"]})
     told: list[str] = []
     pauses: list[float] = []

@@ -1,4 +1,6 @@
-"""`SpoolCapture` against a real server: nothing lost and nothing doubled, whatever happens to the connection, the slot and the spool."""
+"""`SpoolCapture` against a real server: no change is lost or repeated, whatever fails: connection, slot or
+spool.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock.capture import spooling
+from penstock.capture import slot_capture as spooling
 from penstock.capture.settings import CaptureLimits
 from penstock.change import LogStep, TransactionPiece
 from penstock.errors import PositionGapError, SlotMissingError
 from penstock.position import Position
 from penstock.postgres.pgoutput.decoder import PIECE_MESSAGES, PgOutputDecoder
 from penstock.postgres.pgoutput.framing import Payload
-from penstock.spool.consumers import release
 from penstock.spool.reader import SpoolReader
+from penstock.spool.retention import release
 from penstock.spool.status import load_status
-from tests.fix_postgres import Database
-from tests.fix_proxy import ProxyFactory
-from tests.integration.slot.source import Source, through
-from tests.waiting import DEADLINE_SECONDS, wait_for
+from tests.support.fix_postgres import Database
+from tests.support.fix_proxy import ProxyFactory
+from tests.support.slot.source import Source, through
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 
 @pytest.fixture
@@ -57,7 +59,7 @@ def test_capture_waits_for_a_busy_slot_until_it_is_free(source: Source, tmp_path
         assert rival.ids() == list(range(1, 11))
     ended = load_status(rival.spool)
     assert ended is not None
-    assert ended.state == "stopped", "a capture that had to wait ends like any other"
+    assert ended.state == "stopped", "a capture that had to wait ends normally"
 
 
 def failure_code(spool: Path) -> str | None:
@@ -121,7 +123,7 @@ def test_slot_is_not_confirmed_while_no_consumer_has_released_anything(source: S
 # --- bounds -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_capture_pauses_at_the_spool_limit_and_goes_on_after_release(source: Source) -> None:
+def test_capture_pauses_at_the_spool_limit_and_resumes_after_a_release(source: Source) -> None:
     limits = CaptureLimits(spool_bytes=200_000, segment_rows=1000, quiet_seconds=0.1)
     with source.capture(limits) as capture:
         source.insert(1, 10_000, note="x" * 100)

@@ -1,4 +1,4 @@
-"""`penstock check`: everything that is wrong, at once, and nothing left behind."""
+"""`penstock check` reports all problems at once and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ import psycopg
 import pytest
 from rich.console import Console
 
-from penstock.cli.check import print_check
+from penstock.cli.status import print_check
 from penstock.errors import TransformError
 from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.checks.findings import StepState
-from penstock.pipeline.epochs import Epoch, EpochLog
-from penstock.pipeline.membership import save_memberships
+from penstock.pipeline.epoch_log import Epoch, EpochLog
+from penstock.pipeline.sources.resume_checks import save_memberships
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
-from penstock.postgres.ddl_trigger import install_statements
+from penstock.postgres.membership import Membership
+from penstock.postgres.publication import install_statements
+from penstock.postgres.server import identify_system
 from penstock.postgres.slot import current_position
-from penstock.postgres.timeline import identify_system
 from penstock.schema import TableName
 from penstock.sinks.delta.log import KEY, OWNER, SOURCE_OID, application_id, record_position
-from tests.fix_check import Checker, write_config
-from tests.fix_postgres import Database
-from tests.fix_roles import Roles
-from tests.waiting import wait_for
+from tests.support.fix_check import Checker, write_config
+from tests.support.fix_postgres import Database
+from tests.support.fix_roles import Roles
+from tests.support.waiting import wait_for
 
 
 def _as(database: Database, role: str) -> dict[str, str]:
@@ -49,7 +50,7 @@ def test_a_source_that_is_ready_has_no_problem_and_keeps_no_trace(check: Checker
 
 
 @pytest.mark.versions(14, 18)
-def test_C04_a_plain_role_is_told_everything_at_once_and_the_fixes_work(shop: Database, roles: Roles, check: Checker) -> None:
+def test_C04_a_plain_role_gets_all_errors_at_once_and_the_fixes_work(shop: Database, roles: Roles, check: Checker) -> None:
     plain = roles.create("plain")
     shop.execute(f"ALTER TABLE items ENABLE ROW LEVEL SECURITY; GRANT SELECT ON items TO {plain}")
     shop.execute(f"GRANT SELECT (id) ON orders TO {plain}; GRANT SELECT ON parted TO {plain}")
@@ -70,7 +71,7 @@ def test_C04_a_plain_role_is_told_everything_at_once_and_the_fixes_work(shop: Da
     assert check(source=_as(shop, plain)).problems == []
 
 
-def test_a_role_that_may_not_write_to_a_postgres_target_is_told_what_to_grant(shop: Database, roles: Roles, check: Checker) -> None:
+def test_error_for_a_role_that_may_not_write_to_a_postgres_target_names_the_grants(shop: Database, roles: Roles, check: Checker) -> None:
     loader = roles.create("loader")
     shop.execute(f"CREATE SCHEMA copy_public; REVOKE TEMPORARY ON DATABASE {shop.name} FROM public")
     sink = {"postgres": {**_as(shop, loader), "schema_prefix": "copy_"}}
@@ -86,7 +87,7 @@ def test_a_role_that_may_not_write_to_a_postgres_target_is_told_what_to_grant(sh
 
 
 def test_C04_a_role_subject_to_policies_never_reads_a_part_of_a_table(shop: Database, roles: Roles, check: Checker) -> None:
-    """The catalog says so beforehand; the session's own setting says so if a policy comes later."""
+    """The catalog shows it at the start; the session's own setting shows a policy added later."""
     from penstock.errors import PrivilegeError
     from penstock.postgres.connection import connect
 
@@ -98,7 +99,7 @@ def test_C04_a_role_subject_to_policies_never_reads_a_part_of_a_table(shop: Data
     assert "BYPASSRLS" in (caught.value.hint or "")
 
 
-def test_C04_a_role_that_may_not_connect_is_told_what_to_grant(shop: Database, roles: Roles, check: Checker) -> None:
+def test_C04_error_for_a_role_that_may_not_connect_names_the_grants(shop: Database, roles: Roles, check: Checker) -> None:
     plain = roles.create("replication_user")
     shop.execute(f'REVOKE CONNECT ON DATABASE "{shop.name}" FROM PUBLIC')
     problem = check(source=_as(shop, plain)).problems[0]
@@ -150,7 +151,7 @@ def test_tables_that_cannot_be_mirrored_are_all_named(shop: Database, check: Che
     assert [finding.tables for finding in report.warnings if finding.code == "case-twins"]
 
 
-def test_P03_what_an_existing_publication_leaves_out_is_a_problem(shop: Database, check: Checker) -> None:
+def test_P03_gaps_of_an_existing_publication_are_problems(shop: Database, check: Checker) -> None:
     shop.execute("CREATE PUBLICATION made FOR ALL TABLES WITH (publish = 'insert')")
     report = check(source={"dsn": shop.dsn, "publication": "made"})
     assert [finding.code for finding in report.problems] == ["PEN-1105", "PEN-1105"]
@@ -171,7 +172,7 @@ def test_a_slot_that_cannot_be_used_and_one_that_is_in_use(shop: Database, check
 
 
 def test_L08_who_reads_the_slot_is_named_with_the_statement_that_ends_it(shop: Database, check: Checker, lake: Lake) -> None:
-    with closing(psycopg.connect(shop.dsn, replication="database", autocommit=True, application_name="somebody else")) as reader:
+    with closing(psycopg.connect(shop.dsn, replication="database", autocommit=True, application_name="another tool")) as reader:
         options = f"proto_version '1', publication_names '{lake.slot}'"
         reader.pgconn.send_query(f"START_REPLICATION SLOT {lake.slot} LOGICAL 0/0 ({options})".encode())
         active = "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active"
@@ -180,9 +181,9 @@ def test_L08_who_reads_the_slot_is_named_with_the_statement_that_ends_it(shop: D
         (warning,) = [finding for finding in report.warnings if finding.code == "slot-in-use"]
         pid = reader.info.backend_pid
         assert (report.exit_code, warning.step) == (0, "slot")
-        assert warning.what.startswith(f"slot {lake.slot} is being read by server process {pid} (application 'somebody else', client ")
-        assert warning.what.endswith("): a run may be under way")
-        assert warning.fix == (f"stop that reader; if it is gone and the server has not noticed yet: SELECT pg_terminate_backend({pid})")
+        assert warning.what.startswith(f"slot {lake.slot} is being read by server process {pid} (application 'another tool', client ")
+        assert warning.what.endswith("): a run may be active")
+        assert warning.fix == (f"stop that reader; if it has ended and the server has not noticed yet: SELECT pg_terminate_backend({pid})")
         shop.query(warning.fix.partition(": ")[2])
         wait_for(lambda: not shop.query(active, lake.slot), "a free slot", lambda: None)
     assert "slot-in-use" not in {finding.code for finding in check().warnings}
@@ -207,7 +208,7 @@ def test_R15_tables_that_have_one_place_because_they_differ_only_in_case_are_a_p
 def test_an_open_transaction_that_holds_up_the_slot_is_named_instead_of_waited_for(
     shop: Database, check: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.checks.source.PATIENCE_WAITS", 1)
+    monkeypatch.setattr("penstock.pipeline.checks.check.PATIENCE_WAITS", 1)
     with shop.connect() as holder:
         holder.execute("INSERT INTO items VALUES (1)")
         report = check()
@@ -218,7 +219,7 @@ def test_an_open_transaction_that_holds_up_the_slot_is_named_instead_of_waited_f
 def test_a_prepared_transaction_is_ended_by_the_statement_that_is_named(
     shop: Database, check: Checker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.checks.source.PATIENCE_WAITS", 1)
+    monkeypatch.setattr("penstock.pipeline.checks.check.PATIENCE_WAITS", 1)
     with shop.connect() as holder:
         holder.execute("INSERT INTO items VALUES (1)")
         holder.execute("PREPARE TRANSACTION 'it''s'")
@@ -261,7 +262,7 @@ class Lake:
 
 
 def _set_properties(table: Path, properties: dict[str, str]) -> None:
-    """Spark lets a table have properties of its own; delta-rs writes none but Delta's."""
+    """Spark allows custom table properties; delta-rs writes only Delta's own."""
     first = table / "_delta_log" / f"{0:020}.json"
     actions = [json.loads(line) for line in first.read_text().splitlines()]
     for action in actions:
@@ -308,7 +309,10 @@ def test_a_table_that_changed_its_columns_since_it_was_copied_is_a_problem_if_th
 def test_P08_a_table_that_left_the_publication_since_it_was_copied_is_a_problem(
     shop: Database, check: Checker, lake: Lake, tmp_path: Path
 ) -> None:
-    for publication, recorded in (("items, parted", {}), ("orders, items, parted", {TableName("public", "orders"): "1/2"})):
+    for publication, recorded in (
+        ("items, parted", {}),
+        ("orders, items, parted", {TableName("public", "orders"): Membership(None, "1/2")}),
+    ):
         save_memberships(tmp_path / "state", recorded)
         shop.execute(f"DROP PUBLICATION {lake.slot}")
         shop.execute(f"CREATE PUBLICATION {lake.slot} FOR TABLE {publication} WITH (publish_via_partition_root = true)")
@@ -326,12 +330,12 @@ def test_failover_on_a_server_that_has_none_is_a_problem(shop: Database, check: 
     assert "PEN-1216" in {finding.code for finding in check(source={"dsn": shop.dsn, "failover": True}).problems}
 
 
-def test_a_catalog_view_that_may_not_be_read_stops_one_step_only(shop: Database, roles: Roles, check: Checker) -> None:
+def test_a_catalog_table_that_may_not_be_read_stops_one_step_only(shop: Database, roles: Roles, check: Checker) -> None:
     reader = roles.create("reader", "REPLICATION")
-    shop.execute("REVOKE SELECT ON pg_publication_tables FROM PUBLIC")
+    shop.execute("REVOKE SELECT ON pg_publication_rel FROM PUBLIC")
     report = check(source=_as(shop, reader))
     assert report.exit_code == 3
-    assert "pg_publication_tables" in " ".join(finding.what for finding in report.problems)
+    assert "pg_publication_rel" in " ".join(finding.what for finding in report.problems)
     assert {step.name: step.state for step in report.steps}["replication"] is StepState.OK
 
 
@@ -454,7 +458,7 @@ def test_the_command_prints_for_people_and_for_programs(shop: Database, tmp_path
     assert 'fix: ALTER TABLE "public"."keyless" ADD PRIMARY KEY' in text
 
 
-def test_K11_tables_that_are_routed_into_one_are_checked_as_what_they_make_together(shop: Database, check: Checker) -> None:
+def test_K11_tables_routed_into_one_are_checked_as_one(shop: Database, check: Checker) -> None:
     for schema in ("s1", "s2"):
         shop.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.orders (id int PRIMARY KEY, v text)")
     rules: list[Any] = ["public.items", {"match": "s*.orders", "into": "lake.orders"}]

@@ -1,4 +1,6 @@
-"""`penstock check` of pipelines into Iceberg: in a warehouse, whose tables it reads, and in a catalog that only Spark can ask."""
+"""`penstock check` of Iceberg pipelines: a warehouse whose tables it reads, and a catalog that only Spark can
+read.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,18 @@ import pyarrow as pa
 import pytest
 
 from penstock.pipeline.checks.findings import CheckReport, StepState
-from penstock.pipeline.epochs import Epoch, EpochLog
-from penstock.pipeline.states import TableState, TableStatus
+from penstock.pipeline.epoch_log import Epoch, EpochLog
+from penstock.pipeline.table_states import TableState, TableStatus
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
+from penstock.postgres.server import identify_system
 from penstock.postgres.slot import current_position
-from penstock.postgres.timeline import identify_system
 from penstock.schema import TableName
 from penstock.sinks.iceberg.state import identity_properties, position_properties
-from penstock.sinks.layout import Layout, Mode
-from tests.fix_check import Checker
-from tests.fix_postgres import Database
+from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Mode
+from tests.support.fix_check import Checker
+from tests.support.fix_postgres import Database
 
 ORDERS = TableName("public", "orders")
 WAREHOUSE: dict[str, Any] = {"sink": {"iceberg": {"warehouse": "lake"}}}
@@ -70,20 +73,20 @@ def problems(report: CheckReport) -> list[tuple[str, str]]:
     return [(finding.step, finding.code) for finding in report.problems]
 
 
-def test_a_warehouse_is_looked_at_without_spark(check: Checker, lake: Lake) -> None:
+def test_a_warehouse_is_checked_without_spark(check: Checker, lake: Lake) -> None:
     report = check(**WAREHOUSE)
     (step,) = [step for step in report.steps if step.name == "continuity"]
     assert (report.exit_code, step.state, step.detail) == (0, StepState.OK, f"1 tables are filled, recorded up to {lake.position}")
 
 
-def test_what_was_not_tried_of_a_catalog_that_only_spark_can_ask_is_a_warning(check: Checker, lake: Lake) -> None:
+def test_untested_part_of_a_catalog_that_only_spark_can_read_is_a_warning(check: Checker, lake: Lake) -> None:
     report = check(**BY_SPARK)
     (step,) = [step for step in report.steps if step.name == "continuity"]
     assert (report.exit_code, step.state, step.detail) == (0, StepState.WARNING, f"recorded up to {lake.position}")
     (warning,) = step.warnings
     assert (warning.code, warning.what, warning.fix) == (
         "targets-not-asked",
-        "the catalog lake can be asked only by Spark: whether its tables are as they were left, and of this pipeline, was not tried",
+        "the catalog lake can be queried only with Spark: its tables were not checked",
         "penstock verify starts Spark and compares them, once they have been copied",
     )
 

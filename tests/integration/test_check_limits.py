@@ -1,4 +1,4 @@
-"""`penstock check` where there is very much of something. PENSTOCK_TEST_TABLES says how many tables; 10,000 take it half a minute."""
+"""`penstock check` with very many tables. PENSTOCK_TEST_TABLES sets the number; 10,000 take half a minute."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 import yaml
 
 from penstock.pipeline.checks.check import check_pipeline
-from tests.fix_pipeline import mirror_document
-from tests.fix_postgres import Database
+from tests.support.fix_pipeline import mirror_document
+from tests.support.fix_postgres import Database
 
 TABLES = int(os.environ.get("PENSTOCK_TEST_TABLES", "200"))
 _AT_ONCE = 500
 
 
-def test_K14_many_tables_the_widest_and_names_that_spark_cannot_tell_apart_are_all_looked_at(database: Database, tmp_path: Path) -> None:
+def test_K14_many_tables_the_widest_and_names_that_spark_considers_equal_are_all_checked(database: Database, tmp_path: Path) -> None:
     made = "DO $$ BEGIN FOR n IN {}..{} LOOP EXECUTE format('CREATE TABLE t%s (id int PRIMARY KEY)', n); END LOOP; END $$"
     for first in range(0, TABLES, _AT_ONCE):
         database.execute(made.format(first, min(first + _AT_ONCE, TABLES) - 1))

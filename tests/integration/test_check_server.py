@@ -1,4 +1,4 @@
-"""`penstock check` against servers of its own: poor settings, strict authentication, a pooler in between."""
+"""`penstock check` against special servers: poor settings, strict authentication, a connection pooler."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from penstock.capture.wal import WalCapture
 from penstock.errors import ServerUnfitError, WalLevelError
 from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.checks.findings import CheckReport, StepState
-from penstock.postgres.applied import target_connection
 from penstock.postgres.connection import SourceAddress
+from penstock.postgres.target.state import target_connection
 from penstock.schema import TableName
 from penstock.testing.embedded import EmbeddedPostgres
-from tests.fix_postgres import Database, server_directory
+from tests.support.fix_postgres import Database, server_directory
 
 PASSWORD = "hunter2-scram"
 
@@ -121,7 +121,7 @@ def too_old() -> Iterator[EmbeddedPostgres]:
 
 
 class StrictServer:
-    """A server with TLS, and a role for every way of being let in or kept out."""
+    """A server with TLS, and a role for every authentication method."""
 
     def __init__(self, directory: Path, server: EmbeddedPostgres) -> None:
         self.directory = directory
@@ -150,7 +150,7 @@ def strict() -> Iterator[StrictServer]:
 
 
 def _make_certificates(directory: Path) -> None:
-    """An authority, a certificate for the server's address, one for a client, and an authority that nobody trusts."""
+    """A CA, a certificate for the server's address, one for a client, and an untrusted CA."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
@@ -176,7 +176,7 @@ def _make_certificates(directory: Path) -> None:
 def test_C03_scram_and_certificates_reach_every_connection_the_snapshots_too(
     strict: StrictServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replication, catalog and snapshot use three drivers' worth of code; each must be let in."""
+    """Replication, catalog and snapshot use three connection paths; each must authenticate."""
     monkeypatch.setenv("STRICT_PASSWORD", PASSWORD)
     verified = {"mode": "verify-full", "root_cert": strict.path("ca.crt")}
     sources: list[dict[str, Any]] = [
@@ -185,7 +185,7 @@ def test_C03_scram_and_certificates_reach_every_connection_the_snapshots_too(
         {"dsn": strict.dsn("tls_role", "sslmode=require")},
         {"dsn": strict.dsn("tls_role"), "tls": {"mode": "prefer"}},
         {"dsn": strict.dsn("scram_role"), "password": {"env": "STRICT_PASSWORD"}, "tls": {"mode": "prefer"}},
-        # Whoever the authority has signed is let pass, whatever its name.
+        # With verify-ca any certificate of the CA is accepted, whatever its name.
         {"dsn": strict.dsn("tls_role", host="localhost"), "tls": {**verified, "mode": "verify-ca"}},
         {"dsn": strict.dsn("cert_role"), "tls": {**verified, "cert": strict.path("client.crt"), "key": strict.path("client.key")}},
     ]

@@ -1,4 +1,4 @@
-"""`penstock check` where changes are to come by triggers: no slot is asked for, and nothing is left behind."""
+"""`penstock check` with `capture: trigger`: it needs no slot and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from penstock.pipeline.checks.check import check_pipeline
 from penstock.pipeline.checks.findings import CheckReport, StepState
 from penstock.postgres.capture_triggers import Installation
 from penstock.postgres.connection import connect
-from tests.fix_postgres import Database
-from tests.fix_roles import Roles
+from tests.support.fix_postgres import Database
+from tests.support.fix_roles import Roles
 
 NAME = "noted_changes"
 CATALOG = "SELECT (SELECT count(*) FROM pg_class), (SELECT count(*) FROM pg_trigger), (SELECT count(*) FROM pg_namespace)"
@@ -41,7 +41,7 @@ def test_a_source_that_can_have_triggers_has_no_problem_and_keeps_no_trace(datab
     assert "slot" not in {step.name for step in report.steps}
 
 
-def test_a_role_that_may_not_is_told_statements_that_work(database: Database, roles: Roles, tmp_path: Path) -> None:
+def test_statements_for_an_unprivileged_role_work(database: Database, roles: Roles, tmp_path: Path) -> None:
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
     plain = roles.create("plain")
     database.execute(f"GRANT SELECT ON orders TO {plain}")
@@ -53,9 +53,7 @@ def test_a_role_that_may_not_is_told_statements_that_work(database: Database, ro
     assert check(database, tmp_path, dsn).problems == []
 
 
-def test_owner_of_a_table_is_told_statements_that_work_with_a_change_table_of_somebody_else(
-    database: Database, roles: Roles, tmp_path: Path
-) -> None:
+def test_statements_for_a_table_owner_work_with_a_foreign_change_table(database: Database, roles: Roles, tmp_path: Path) -> None:
     owner, plain = roles.create("owner"), roles.create("plain")
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
     database.execute(f"ALTER TABLE orders OWNER TO {owner}; GRANT SELECT ON orders TO {plain}")

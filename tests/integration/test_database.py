@@ -1,4 +1,4 @@
-"""The database that every test gets."""
+"""The `database` fixture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from tests.fix_postgres import Database, PostgresServer, _url
+from tests.support.fix_postgres import Database, PostgresServer, _url
 
 
 @pytest.mark.parametrize("turn", [1, 2])
@@ -39,16 +39,16 @@ def held_version(postgres_server: PostgresServer) -> int:
 
 
 @pytest.mark.versions(14, 18)
-def test_what_is_kept_for_a_module_is_made_anew_for_another_version(held_version: int, postgres_version: int) -> None:
+def test_module_fixture_is_created_again_for_another_version(held_version: int, postgres_version: int) -> None:
     assert held_version == postgres_version
 
 
-def test_what_is_kept_for_a_module_is_of_the_usual_version_elsewhere(held_version: int, postgres_version: int) -> None:
+def test_module_fixture_has_the_default_version_elsewhere(held_version: int, postgres_version: int) -> None:
     assert held_version == postgres_version
 
 
 @pytest.mark.versions(14, 18)
-def test_a_database_goes_even_while_its_slot_is_being_read(postgres_server: PostgresServer) -> None:
+def test_a_database_is_dropped_even_while_its_slot_is_being_read(postgres_server: PostgresServer) -> None:
     created = postgres_server.create_database()
     created.execute("CREATE PUBLICATION p FOR ALL TABLES")
     created.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", f"{created.name}_s")

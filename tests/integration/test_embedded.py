@@ -12,8 +12,8 @@ import pytest
 
 from penstock.errors import EnvironmentUnfitError
 from penstock.testing.embedded import EmbeddedPostgres
-from tests.fix_postgres import server_directory
-from tests.waiting import wait_for
+from tests.support.fix_postgres import server_directory
+from tests.support.waiting import wait_for
 
 STARTS_AND_WAITS = """
 import sys

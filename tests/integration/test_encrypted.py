@@ -1,4 +1,6 @@
-"""The replication stream over TLS, where the server makes a record of each row and libpq reads a record at a time."""
+"""The replication stream over TLS, where the server sends a record per row and libpq reads one record at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.replication import ReplicationStream, StreamRequest
 from penstock.testing.embedded import EmbeddedPostgres
-from tests.fix_postgres import server_directory
-from tests.waiting import DEADLINE_SECONDS
+from tests.support.fix_postgres import server_directory
+from tests.support.waiting import DEADLINE_SECONDS
 
 VERSION = 17
 """The bundled 16 and 18 are built without TLS."""
 
 ROWS = 30_000
-"""Some hundred times what it takes; reading one record at a wait would take twice as long."""
+"""Some hundred times the normal duration; reading one record at a wait would take twice as long."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Spark runs where there is no Java."""
+"""Spark runs on a machine without Java."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ print("rows", spark.range(10).rdd.map(lambda row: row.id).sum(), "java", spark._
 spark.stop()
 """
 
-# What Spark's launch scripts call. Nothing else is on the PATH, java least of all.
+# Commands used by Spark's launch scripts. Nothing else is on the PATH, in particular no java.
 PROGRAMS = ("bash", "sh", "dirname", "ps", "cat", "env", "uname")
 
 

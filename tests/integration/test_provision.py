@@ -12,11 +12,11 @@ from penstock.position import Position
 from penstock.postgres.catalog import inspect_schema, inspect_tables
 from penstock.postgres.chunks import plan_chunks, probe_chunks, read_chunk
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.exported import export_snapshot
 from penstock.postgres.slot import check_idle, check_slot, current_position, inspect_slot
+from penstock.postgres.snapshot_export import export_snapshot
 from penstock.schema import TableName
 from penstock.secret import Secret
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 ORDERS = TableName("public", "orders")
 ITEMS = TableName("public", "items")
@@ -32,7 +32,7 @@ def _slot_name(database: Database) -> str:
     return f"slot_{database.name}"
 
 
-def test_what_is_missing_is_created_and_what_is_there_is_left(database: Database, address: SourceAddress) -> None:
+def test_missing_objects_are_created_and_existing_ones_kept(database: Database, address: SourceAddress) -> None:
     slot = _slot_name(database)
     first, added = ensure_capture(address, slot, "pub", [ORDERS])
     assert first.confirmed > Position.ZERO
@@ -46,8 +46,8 @@ def test_what_is_missing_is_created_and_what_is_there_is_left(database: Database
     assert published == [("public", "items"), ("public", "orders")]
 
 
-def test_the_publication_is_there_before_the_slot(database: Database, address: SourceAddress, monkeypatch: pytest.MonkeyPatch) -> None:
-    """pgoutput decides what is published by the catalog as of the change: a slot made first would stumble over older changes."""
+def test_the_publication_exists_before_the_slot(database: Database, address: SourceAddress, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pgoutput uses the catalog as of the change: a slot created first would fail on older changes."""
     seen: list[int] = []
 
     def look(*_: object, **__: object) -> None:
@@ -162,7 +162,7 @@ def test_a_rewrite_while_chunks_are_read_is_noticed(database: Database, address:
 
 
 def test_a_rewrite_between_the_snapshot_and_the_plan_is_noticed(database: Database, address: SourceAddress) -> None:
-    """ALTER TABLE does not keep old versions of rows: under an older snapshot the table looks empty, on its new heap."""
+    """ALTER TABLE keeps no old row versions: under an older snapshot the rewritten table looks empty."""
     from penstock.errors import SnapshotLostError
 
     database.execute("INSERT INTO orders SELECT g, 'x' FROM generate_series(1, 100) g")
@@ -174,7 +174,7 @@ def test_a_rewrite_between_the_snapshot_and_the_plan_is_noticed(database: Databa
             list(read_chunk(address, exported.name, chunks[0]))
 
 
-def test_a_probe_goes_on_after_a_table_that_cannot_be_read(database: Database, address: SourceAddress) -> None:
+def test_a_probe_continues_after_an_unreadable_table(database: Database, address: SourceAddress) -> None:
     with export_snapshot(address) as exported, connect(address) as connection:
         chunks = [
             chunk
@@ -185,7 +185,7 @@ def test_a_probe_goes_on_after_a_table_that_cannot_be_read(database: Database, a
         assert probe_chunks(address, exported.name, chunks) == {}
         database.execute("TRUNCATE items")
         assert probe_chunks(address, exported.name, chunks).keys() == {ITEMS}
-    assert probe_chunks(address, exported.name, chunks).keys() == {ITEMS}, "nothing can be read once the snapshot is gone"
+    assert probe_chunks(address, exported.name, chunks).keys() == {ITEMS}, "nothing can be read once the snapshot is released"
 
 
 def test_included_columns_are_no_part_of_the_key(database: Database, address: SourceAddress) -> None:
@@ -205,14 +205,14 @@ def test_a_publication_that_leaves_changes_out_is_refused(database: Database, ad
 
 
 @pytest.mark.parametrize("change", ["nobody@", "/no_such_database"])
-def test_what_trying_again_cannot_mend_is_not_called_a_lost_connection(database: Database, address: SourceAddress, change: str) -> None:
+def test_errors_that_a_retry_cannot_fix_are_not_called_a_lost_connection(database: Database, address: SourceAddress, change: str) -> None:
     """C02."""
     dsn = database.dsn.replace("postgres@", change) if "@" in change else database.dsn.replace(f"/{database.name}", change)
     with pytest.raises(AuthenticationError), connect(SourceAddress.parse(dsn)):
         pass
 
 
-def test_a_role_without_the_right_to_replicate_is_told_so(database: Database, address: SourceAddress) -> None:
+def test_error_for_a_role_without_the_replication_right_says_so(database: Database, address: SourceAddress) -> None:
     """C04."""
     role = f"plain_{database.name}"
     database.execute(f"CREATE ROLE {role} LOGIN")
@@ -224,7 +224,7 @@ def test_a_role_without_the_right_to_replicate_is_told_so(database: Database, ad
         database.execute(f"DROP ROLE {role}")
 
 
-def test_a_server_that_cannot_be_reached_is_an_error_of_its_own_without_the_password() -> None:
+def test_an_unreachable_server_is_a_separate_error_without_the_password() -> None:
     nowhere = SourceAddress.parse("postgresql://cdc@127.0.0.1:1/db?connect_timeout=2", Secret("hunter2"))
     with pytest.raises(ConnectionLostError) as caught, connect(nowhere):
         pass

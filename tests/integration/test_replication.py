@@ -1,4 +1,4 @@
-"""The replication stream against a real server: what is confirmed and when, and how it lives through trouble."""
+"""The replication stream against a real server: confirmed positions, and how it survives errors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from penstock.postgres.connection import SourceAddress
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
 from penstock.postgres.replication import ReplicationStream, StreamRequest
 from penstock.schema import TableName
-from tests.fix_postgres import Database
-from tests.fix_proxy import ProxyFactory, TcpProxy
-from tests.waiting import DEADLINE_SECONDS, wait_for
+from tests.support.fix_postgres import Database
+from tests.support.fix_proxy import ProxyFactory, TcpProxy
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 
 class Source:
@@ -110,7 +110,7 @@ def test_slot_is_not_confirmed_before_confirm_is_called(source: Source) -> None:
 
 
 def reported(source: Source, kind: str) -> Position:
-    """What the stream has told the server: how far it has written, or flushed, the log."""
+    """A position that the stream reported to the server: written or flushed."""
     row = source.database.query("SELECT to_jsonb(r) ->> %s FROM pg_stat_replication r WHERE pid = %s", f"{kind}_lsn", walsender(source))
     return Position.parse(row[0][0]) if row and row[0][0] else Position.ZERO
 
@@ -142,7 +142,7 @@ def test_confirm_moves_the_slot_and_never_backwards(source: Source) -> None:
         wait_for(lambda: source.confirmed >= last, f"the slot at {last}", lambda: source.confirmed)
 
 
-def test_what_was_confirmed_right_before_the_end_still_reaches_the_server(source: Source) -> None:
+def test_position_confirmed_right_before_the_end_still_reaches_the_server(source: Source) -> None:
     with source.stream() as stream:
         end = source.insert(1, 10)
         assert len(read_rows(stream, 10)) == 10
@@ -212,7 +212,7 @@ def between(source: Source, proxy: ProxyFactory, **parameters: str) -> tuple[Tcp
     return made, source.address.with_parameters({"host": made.host, "port": str(made.port), **parameters})
 
 
-def test_cut_connection_surfaces_from_take_after_what_had_arrived(source: Source, proxy: ProxyFactory) -> None:
+def test_cut_connection_surfaces_from_take_after_received_changes(source: Source, proxy: ProxyFactory) -> None:
     network, address = between(source, proxy)
     with source.stream(address) as stream:
         source.insert(1, 100)

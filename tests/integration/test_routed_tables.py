@@ -1,4 +1,4 @@
-"""Which tables of a real source make one together, and what is said of them."""
+"""Which tables of a real source are routed into one target, and the errors for tables that do not fit."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
-from penstock.cli.table_orders import order, print_tables
+from penstock.cli.table_commands import order, print_tables
+from penstock.config.model import load_config
 from penstock.errors import NoTablesError
-from penstock.pipeline.config import load_config
-from penstock.pipeline.orders import load_orders
-from penstock.pipeline.tables import Selection, select_tables
+from penstock.pipeline.table_overrides import load_overrides
+from penstock.pipeline.table_selection import Selection, select_tables
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.schema import TableName
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 INTO = TableName("lake", "orders")
 
@@ -52,12 +52,12 @@ def test_members_are_found_by_their_rule_and_are_no_tables_by_themselves(path: P
 
     before = schema.oid
     database.execute("CLUSTER s1.orders USING orders_pkey; TRUNCATE s2.orders; ALTER TABLE s3.orders ALTER v SET DEFAULT 'x'")
-    assert _selected(path).schemas[INTO].oid == before, "nothing of that changes what it is made of"
+    assert _selected(path).schemas[INTO].oid == before, "none of that changes its members"
     database.execute("ALTER TABLE s1.orders DROP v, ADD v varchar(9)")
-    assert _selected(path).schemas[INTO].oid != before, "a column that was made again has other values"
+    assert _selected(path).schemas[INTO].oid != before, "a recreated column has other values"
 
 
-def test_a_member_that_is_named_and_not_there_is_missed(tmp_path: Path, path: Path, database: Database) -> None:
+def test_a_named_but_missing_member_is_reported(tmp_path: Path, path: Path, database: Database) -> None:
     rules = [{"match": "s*.orders", "into": "lake.orders"}, {"table": "s9.orders", "into": "lake.orders"}]
     selection = _selected(_write(tmp_path, database, rules))
     assert selection.tables == {}
@@ -67,17 +67,17 @@ def test_a_member_that_is_named_and_not_there_is_missed(tmp_path: Path, path: Pa
 def test_a_column_of_a_mode_cannot_be_the_source_column(tmp_path: Path, path: Path, database: Database) -> None:
     rules = [{"match": "s*.orders", "into": "lake.orders", "source_column": "_Deleted", "mode": "soft_delete"}]
     selection = _selected(_write(tmp_path, database, rules))
-    assert "a name that the mode soft_delete needs for itself" in selection.refused[INTO].message
+    assert "which the mode soft_delete adds" in selection.refused[INTO].message
     rules = [{"match": "s*.orders", "into": "lake.orders", "source_column": "_exact"}]
     assert "'_exact'" in _selected(_write(tmp_path, database, rules)).refused[INTO].message
 
 
 def test_orders_are_about_the_table_that_others_go_into(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     order(path, ["lake.orders"], "pause")
-    assert load_orders(load_config(path).state).paused == {INTO}
+    assert load_overrides(load_config(path).state).paused == {INTO}
     with pytest.raises(NoTablesError, match=r"s1\.orders is routed into lake\.orders") as raised:
-        order(path, ["s1.orders"], "renew")
-    assert raised.value.hint == "say it of lake.orders"
+        order(path, ["s1.orders"], "resync")
+    assert raised.value.hint == "use lake.orders instead"
     order(path, ["s3.orders"], "remove")
     assert [str(source.name) for source in _selected(path).tables[INTO].sources] == ["s1.orders", "s2.orders"]
     capsys.readouterr()
@@ -96,16 +96,16 @@ def test_orders_are_about_the_table_that_others_go_into(path: Path, capsys: pyte
     assert INTO in _selected(path).tables
 
 
-def test_S13_what_is_routed_is_not_transformed_in_silence_nor_left_as_it_is(tmp_path: Path, path: Path, database: Database) -> None:
+def test_S13_routed_tables_are_neither_transformed_silently_nor_left_untransformed(tmp_path: Path, path: Path, database: Database) -> None:
     """Whichever rule says it: a column that was to be dropped must not be in the target."""
     for first, second in (({}, {"columns": {"drop": ["v"]}}), ({"columns": {"drop": ["v"]}}, {})):
         rules = [{"match": "s*.*", **first}, {"match": "s*.orders", "into": "lake.orders", **second}]
         selection = _selected(_write(tmp_path, database, rules))
         assert selection.tables == {}
-        assert "a rule transforms its columns or rows: it cannot be both" in selection.refused[INTO].message
+        assert "a rule transforms its columns or rows; these cannot be combined" in selection.refused[INTO].message
 
 
-def test_members_that_differ_are_there_and_a_table_without_members_is_gone(path: Path, database: Database) -> None:
+def test_differing_members_exist_and_a_table_without_members_is_gone(path: Path, database: Database) -> None:
     assert _selected(path).knows(INTO)
     database.execute("ALTER TABLE s2.orders ADD more int")
     assert INTO not in _selected(path).tables

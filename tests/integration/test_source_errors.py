@@ -1,4 +1,4 @@
-"""Errors of the source's server: their messages hold no value of a row."""
+"""Errors of the source server: their messages contain no row values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import PenstockError
 from penstock.postgres.connection import SourceAddress, connect
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 TELL = """
 CREATE TABLE t (id int PRIMARY KEY CHECK (id > 0), note text UNIQUE); INSERT INTO t VALUES (1, 'hunter2'), (2, 'hunter3');
@@ -31,7 +31,7 @@ STATEMENTS = [
 
 
 @pytest.mark.parametrize("statement", STATEMENTS)
-def test_what_the_server_says_of_a_row_is_not_told(database: Database, caplog: pytest.LogCaptureFixture, statement: str) -> None:
+def test_server_errors_about_row_values_are_not_repeated(database: Database, caplog: pytest.LogCaptureFixture, statement: str) -> None:
     database.execute(TELL)
     with pytest.raises(PenstockError) as caught, connect(SourceAddress.parse(database.dsn)) as connection:
         connection.execute(statement)
@@ -41,7 +41,7 @@ def test_what_the_server_says_of_a_row_is_not_told(database: Database, caplog: p
     assert "SQLSTATE" in shown[0] or "PEN-11" in shown[0]
 
 
-def test_what_the_server_says_of_names_is_told(database: Database) -> None:
+def test_server_errors_about_names_are_repeated(database: Database) -> None:
     with (
         pytest.raises(PenstockError, match=r'relation "public\.nowhere" does not exist'),
         connect(SourceAddress.parse(database.dsn)) as connection,

@@ -1,4 +1,6 @@
-"""Postgres is the oracle: it renders random values, the decoder reads the text, and psycopg says what the value was."""
+"""Postgres is the oracle: it renders random values, the decoder reads the text, and psycopg returns the
+value.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ import pytest
 
 from penstock.change import LogStep, Transactions
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
-from tests.fix_postgres import Database
-from tests.integration.types.randoms import NUMBERS, rendered
-from tests.typed_text import decode_text
+from tests.support.fix_postgres import Database
+from tests.support.typed_text import decode_text
+from tests.support.types.randoms import NUMBERS, rendered
 
 SETTINGS = """
 SET timezone = 'UTC'; SET datestyle = 'ISO'; SET intervalstyle = 'iso_8601'; SET lc_monetary = 'C';
@@ -72,7 +74,7 @@ def test_values_that_postgres_renders_are_read_exactly_or_marked(settled: Databa
     marks = decoded.inexact.to_pylist() if decoded.inexact is not None else [False] * len(texts)
     values = decoded.values.to_pylist()
     assert [value is None for value in values] == [mark or text is None for mark, text in zip(marks, texts, strict=True)]
-    # Back to Postgres: what was read, as a value of the type, is what stands in the table.
+    # Back to Postgres: the decoded value, cast to the type, equals the stored one.
     held = {at: _for_postgres(value) for at, (value, mark) in enumerate(zip(values, marks, strict=True), 1) if not (value is None or mark)}
     read = f"unnest(%s::int[], %s::text[]) AS held (at, text) JOIN v USING (at) WHERE x IS DISTINCT FROM text::{type_name}"
     assert settled.query(f"SELECT at FROM {read}", list(held), list(held.values())) == []
@@ -138,7 +140,7 @@ def _messages(database: Database, slot: str) -> list[bytes]:
 
 
 def _mirror(steps: list[LogStep]) -> dict[int, dict[str, Any]]:
-    """What the table holds after the steps, key by key."""
+    """The rows of the table after the steps, by key."""
     rows: dict[int, dict[str, Any]] = {}
     moved_from: dict[str, Any] = {}
     for step in steps:

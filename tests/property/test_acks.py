@@ -1,4 +1,4 @@
-"""The watermark against a model that keeps everything: a list of changes with a tick for each that is confirmed."""
+"""The ack watermark against a model that keeps every change with an acknowledged flag."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.capture.acks import AckWatermark
+from penstock.capture.watermark import AckWatermark
 from penstock.contracts.capture import Ack
 from penstock.position import Position
 
@@ -115,7 +115,7 @@ def test_quiet_ground_counts_only_once_nothing_before_it_is_unconfirmed() -> Non
 
 @pytest.fixture
 def hasty_threads() -> Iterator[None]:
-    """Threads take turns after every few instructions, so that what is not locked goes wrong soon."""
+    """Threads switch after every few instructions, so that unlocked code fails soon."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -142,7 +142,7 @@ def test_confirming_from_many_threads_loses_and_doubles_nothing(_: int) -> None:
     assert (watermark.resume, watermark.runs) == (Position.of(30_000), 0)
 
 
-def test_unconfirmed_backlog_takes_no_memory_of_its_own() -> None:
+def test_unconfirmed_backlog_takes_no_extra_memory() -> None:
     watermark = AckWatermark(Position.ZERO)
     first = watermark.deliver(Position.of(1))
     tracemalloc.start()

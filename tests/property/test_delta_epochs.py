@@ -1,91 +1,38 @@
-"""Random histories, cut into random epochs and brought to a Delta table by our own commits: after each, it holds what the model says."""
+"""Random histories in random epochs, committed to a Delta table by our own code: each epoch equals the model."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.position import Position
 from penstock.schema import TableSchema
-from penstock.sinks import gathering, shares, slice_reader
-from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.slices import slices_after
-from penstock.sinks.steps import slices_upto, step_ends
-from penstock.spool import SpoolReader, SpoolWriter
-from penstock.spool.range import FileSlice
-from tests.delta_tables import (
-    APPLICATION,
-    InlineExecutors,
-    add_rows,
+from penstock.sinks import row_chains as gathering
+from penstock.sinks import slice_reader
+from penstock.sinks import slice_reader as shares
+from penstock.sinks.modes import Mode
+from penstock.sinks.slice_reader import slices_after, slices_upto, step_ends
+from tests.support.delta_tables import (
     at_version,
-    create_table,
     epoch,
     files_of,
     read_all,
     rows_of,
     state_of,
 )
-from tests.integration.sinks.history import ODD
-from tests.integration.sinks.source import Transaction, whole
-from tests.property.chronicle import Record, canonical
-from tests.property.test_fold import HEAP, TABLES, Sizes, chronicle, epochs, heap_of, layout_of, sizes
-
-MODES = (Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY)
-
-
-class Lake:
-    """One table, and the spool of its changes."""
-
-    def __init__(self, root: Path, layout: Layout, fence: int, rows: Sequence[Record], *, mapped: bool) -> None:
-        self.path = root / "table"
-        self.layout = layout
-        self.executors = InlineExecutors()
-        create_table(self.path, layout, mapped=mapped)
-        for half in (rows[::2], rows[1::2]):
-            add_rows(self.path, pa.Table.from_pylist(list(half), layout.schema), fence)
-        self._reached = fence
-        self.writer = SpoolWriter(root / "spool", Position.of(fence))
-        self.reader = SpoolReader(root / "spool")
-
-    def spool(self, table: TableSchema, transactions: Sequence[Transaction]) -> Sequence[FileSlice]:
-        self.writer.append(whole(table, transactions))
-        self.writer.seal()
-        start, self._reached = self._reached, transactions[-1].position
-        found = self.reader.read(Position.of(start), Position.of(self._reached)).tables.get(table.name)
-        return () if found is None else found.slices
-
-    def apply(self, table: TableSchema, transactions: Sequence[Transaction]) -> None:
-        slices = self.spool(table, transactions)
-        assert epoch(self.path, self.layout, slices, self._reached).apply(self.executors)
-        assert state_of(self.path).transactions == {APPLICATION: self._reached}
-
-    def canonical(self) -> list[str]:
-        return canonical(rows_of(self.path), self.layout)
-
-
-@contextmanager
-def lake(layout: Layout, fence: int, rows: Sequence[Record], *, mapped: bool = False) -> Iterator[Lake]:
-    root = Path(tempfile.mkdtemp(prefix="penstock-lake-"))
-    try:
-        yield Lake(root, layout, fence, rows, mapped=mapped)
-    finally:
-        shutil.rmtree(root)
+from tests.support.property.delta_lake import MODES, lake
+from tests.support.property.histories import HEAP, TABLES, Sizes, epochs, heap_of, layout_of, sizes, source_model
+from tests.support.property.source_model import canonical
+from tests.support.sinks.history import ODD
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name.name[:6])
 @settings(max_examples=4, deadline=None)
 @given(sizes=sizes)
-def test_after_every_epoch_the_delta_table_is_what_the_model_says(table: TableSchema, mode: Mode, sizes: Sizes) -> None:
-    source = chronicle(table, sizes)
+def test_after_every_epoch_the_delta_table_equals_the_model(table: TableSchema, mode: Mode, sizes: Sizes) -> None:
+    source = source_model(table, sizes)
     layout = layout_of(table, mode)
     with lake(layout, source.fence, source.expected(mode, source.fence), mapped=table is ODD) as target:
         versions = {}
@@ -102,8 +49,8 @@ def test_after_every_epoch_the_delta_table_is_what_the_model_says(table: TableSc
 @pytest.mark.parametrize("mode", [Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY])
 @settings(max_examples=4, deadline=None)
 @given(sizes=sizes, size=st.integers(2000, 8000))
-def test_an_epoch_cut_by_bytes_and_built_in_slices_comes_to_the_same(mode: Mode, sizes: Sizes, size: int) -> None:
-    source = chronicle(ODD, sizes)
+def test_an_epoch_cut_by_bytes_and_built_in_slices_gives_the_same_rows(mode: Mode, sizes: Sizes, size: int) -> None:
+    source = source_model(ODD, sizes)
     layout = layout_of(ODD, mode)
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -119,8 +66,8 @@ def test_an_epoch_cut_by_bytes_and_built_in_slices_comes_to_the_same(mode: Mode,
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=4, deadline=None)
 @given(sizes=sizes, rows=st.integers(1, 30))
-def test_an_epoch_in_steps_comes_to_the_same_and_each_of_them_is_what_the_source_was(mode: Mode, sizes: Sizes, rows: int) -> None:
-    source = chronicle(ODD, sizes)
+def test_an_epoch_in_steps_gives_the_same_rows_and_each_step_equals_the_source(mode: Mode, sizes: Sizes, rows: int) -> None:
+    source = source_model(ODD, sizes)
     layout = layout_of(ODD, mode)
     with lake(layout, source.fence, source.expected(mode, source.fence), mapped=True) as target:
         slices = [slice for each in epochs(source.log, sizes.seed + 1) for slice in target.spool(ODD, each)]
@@ -150,7 +97,7 @@ def test_R05_rows_without_key_go_one_by_one_duplicates_too(sizes: Sizes) -> None
 @settings(max_examples=4, deadline=None)
 @given(sizes=sizes)
 def test_K15_an_append_log_only_grows(sizes: Sizes) -> None:
-    source = chronicle(ODD, sizes)
+    source = source_model(ODD, sizes)
     layout = layout_of(ODD, Mode.APPEND)
     with lake(layout, source.fence, []) as target:
         for each in epochs(source.log, sizes.seed):

@@ -1,4 +1,6 @@
-"""A Delta table that follows its source, without Spark: after each epoch it equals the source, in one commit, or has to be copied anew."""
+"""A Delta table that follows schema changes, without Spark: each epoch equals the source in one commit, or
+needs a resync.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,16 @@ from typing_extensions import override
 from penstock.change import EXACT, ChangeType
 from penstock.position import Position
 from penstock.schema import TableSchema
-from penstock.sinks.delta.epoch import DeltaEpoch
-from penstock.sinks.delta.evolution import evolve_state
-from penstock.sinks.evolution import CopyAnew
-from penstock.sinks.layout import CURRENT, DELETED, Layout, Mode
+from penstock.sinks.delta.definition import evolve_state
+from penstock.sinks.delta.epoch import DeltaCommit
+from penstock.sinks.evolution import ResyncRequired
+from penstock.sinks.layout import Layout
+from penstock.sinks.modes import CURRENT, DELETED, Mode
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.delta_tables import APPLICATION, InlineExecutors, add_rows, create_table, rows_of, state_of
-from tests.integration.sinks.source import Change as LogChange
-from tests.integration.sinks.source import Transaction, Value, whole
-from tests.property.evolving import NAME, Act, Change, FollowingTarget, Source
+from tests.support.delta_tables import APPLICATION, InlineExecutors, add_rows, create_table, rows_of, state_of
+from tests.support.property.evolving import NAME, Act, Change, FollowingTarget, Source
+from tests.support.sinks.source import Change as LogChange
+from tests.support.sinks.source import Transaction, Value, whole
 
 KINDS = {"insert": ChangeType.INSERT, "update": ChangeType.UPDATE_POSTIMAGE, "delete": ChangeType.DELETE}
 acts = st.tuples(
@@ -44,7 +47,7 @@ class DeltaTarget:
         self.known = FollowingTarget.copy(source)
         layout = self._layout()
         create_table(self.path, layout, mapped=True)
-        added = {EXACT: None, **layout.snapshot_values(Position.of(100), datetime.fromtimestamp(100, UTC))}
+        added = {EXACT: None, **layout.mode.snapshot_values(Position.of(100), datetime.fromtimestamp(100, UTC))}
         add_rows(self.path, pa.Table.from_pylist([{**row, **added} for row in source.table().values()], layout.schema))
         self._writer = SpoolWriter(root / "spool", Position.of(100))
         self._reader = SpoolReader(root / "spool")
@@ -65,12 +68,12 @@ class DeltaTarget:
         state = state_of(self.path)
         views, evolution = known.follow([version for version, _ in groupby(each.file.schema for each in slices)], source.shape())
         if evolution is None:
-            epoch = DeltaEpoch(self.path, APPLICATION, self._layout(), state, end, slices, views=views)
+            epoch = DeltaCommit(self.path, APPLICATION, self._layout(), state, end, slices, views=views)
         else:
             known.columns, known.key, known.origin = evolution.columns, evolution.key, evolution.origin
             evolved = evolve_state(state, evolution, self.mode, {})
             fills = evolved.fills if evolved.is_rewritten else None
-            epoch = DeltaEpoch(
+            epoch = DeltaCommit(
                 self.path, APPLICATION, self._layout(), evolved.state, end, slices, views=views, declared=evolved.actions, fills=fills
             )
         assert epoch.apply(InlineExecutors())
@@ -90,14 +93,16 @@ def test_S01_to_S06_a_delta_table_follows_in_the_commit_that_needs_it(plan: list
             changes = [change for act in (*some, ("write", 50 + number, "")) if (change := source.do(act)) is not None]
             try:
                 target.apply(changes, source)
-            except CopyAnew:
+            except ResyncRequired:
                 target = DeltaTarget(Path(directory) / str(number), source)
             names = [column.name for column in source.columns]
             assert target.rows(names) == source.table()
 
 
-class Past:
-    """What was of every row, by the numbers of its columns. A column that is added is in all of it, as it is in the rows of now."""
+class FormerColumns:
+    """Every version of every row, by column number. An added column is in all of them, with the value of the
+    current row.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -135,32 +140,32 @@ class Past:
 @given(st.lists(st.lists(acts, max_size=5), min_size=1, max_size=4))
 @example([[("write", 1, "a"), ("add", 1, "b"), ("write", 1, "a"), ("delete", 2, "a")], [("delete", 1, "a")]])
 @example([[("write", 1, "a"), ("delete", 2, "a")], [("add", 1, "b"), ("delete", 1, "a")]])
-def test_S01_what_is_kept_of_former_times_gets_an_added_column_however_much_an_epoch_holds(mode: Mode, plan: list[list[Act]]) -> None:
-    past = Past(Source())
+def test_S01_former_versions_get_an_added_column_however_large_an_epoch(mode: Mode, plan: list[list[Act]]) -> None:
+    past = FormerColumns(Source())
     with tempfile.TemporaryDirectory() as directory:
         target = DeltaTarget(Path(directory) / "0", past.source, mode)
         for number, some in enumerate(plan, 1):
-            # What only the source knows, a default that differs from row to row, is never followed here.
+            # A default that differs from row to row is known to the source only, and is never followed here.
             plain = [(kind, which % 2 if kind == "add" else which, name) for kind, which, name in some]
             changes = [change for act in (*plain, ("write", 50 + number, "")) if (change := past.do(act)) is not None]
             try:
                 target.apply(changes, past.source)
-            except CopyAnew:
-                past = Past(past.source)
+            except ResyncRequired:
+                past = FormerColumns(past.source)
                 target = DeltaTarget(Path(directory) / str(number), past.source, mode)
             names = [*(column.name for column in past.source.columns), CURRENT if mode is Mode.HISTORY else DELETED]
             assert Counter(tuple(row[name] for name in names) for row in rows_of(target.path)) == past.expected(mode)
 
 
 class Heap(Source):
-    """Rows that only the whole of them tells apart."""
+    """Rows that are identified by all their columns only."""
 
     @override
     def schema(self) -> TableSchema:
         return replace(super().schema(), key=())
 
 
-def test_S01_a_row_that_is_told_apart_by_all_of_its_columns_is_found_by_one_that_was_just_added(tmp_path: Path) -> None:
+def test_S01_a_row_identified_by_all_columns_is_found_by_a_column_that_was_just_added(tmp_path: Path) -> None:
     heap = Heap()
     target = DeltaTarget(tmp_path, heap)
     heap.do(("add", 1, "b"))

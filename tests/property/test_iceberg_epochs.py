@@ -1,4 +1,4 @@
-"""Epochs of an Iceberg table by its specification, without Spark: the files that executors write, put together as a reader does it."""
+"""Epochs of an Iceberg table without Spark: the files that executors write, read as the specification says."""
 
 from __future__ import annotations
 
@@ -19,39 +19,41 @@ from typing_extensions import override
 from penstock.change import EXACT, ChangeCounts, ChangeType
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
-from penstock.sinks import gathering, shares, slice_reader
+from penstock.sinks import row_chains as gathering
+from penstock.sinks import slice_reader
+from penstock.sinks import slice_reader as shares
 from penstock.sinks.base import SnapshotPlace, TableChanges
-from penstock.sinks.evolution import CopyAnew, Evolution
+from penstock.sinks.evolution import Evolution, ResyncRequired
 from penstock.sinks.executors import Executors
-from penstock.sinks.iceberg.catalog import NewFile, TableChange
+from penstock.sinks.iceberg.catalog import FormerColumns, NewFile, TableChange, former_columns
 from penstock.sinks.iceberg.epoch import EpochWriter
-from penstock.sinks.iceberg.evolution import Past, past_of
-from penstock.sinks.iceberg.files import AnewTask, Stored, Wanted, write_anew
-from penstock.sinks.iceberg.reader import EpochTarget, LakeReader
+from penstock.sinks.iceberg.files import RewriteTask, RowRequest, StoredFiles, rewrite_file
+from penstock.sinks.iceberg.reader import EpochTarget, TableReader
 from penstock.sinks.iceberg.schema import FIELD_ID
 from penstock.sinks.keys import key_codes
-from penstock.sinks.layout import CURRENT, Layout, Mode
-from penstock.sinks.views import View
+from penstock.sinks.layout import Layout
+from penstock.sinks.modes import CURRENT, Mode
+from penstock.sinks.row_values import View
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.delta_tables import InlineExecutors
-from tests.integration.sinks.history import ODD
-from tests.integration.sinks.source import Change as LogChange
-from tests.integration.sinks.source import Transaction, Value, whole
-from tests.property.chronicle import Record, canonical
-from tests.property.evolving import NAME, Act, Change, FollowingTarget, Source
-from tests.property.test_fold import HEAP, TABLES, Sizes, chronicle, epochs, heap_of, layout_of, sizes
+from tests.support.delta_tables import InlineExecutors
+from tests.support.property.evolving import NAME, Act, Change, FollowingTarget, Source
+from tests.support.property.histories import HEAP, TABLES, Sizes, epochs, heap_of, layout_of, sizes, source_model
+from tests.support.property.source_model import Record, canonical
+from tests.support.sinks.history import ODD
+from tests.support.sinks.source import Change as LogChange
+from tests.support.sinks.source import Transaction, Value, whole
 
 KINDS = {"insert": ChangeType.INSERT, "update": ChangeType.UPDATE_POSTIMAGE, "delete": ChangeType.DELETE}
 
 
-class TableReader(LakeReader):
+class PlainReader(TableReader):
     """Reads the rows of a `Lake` instead of having Spark do it."""
 
     def __init__(self, lake: Lake) -> None:
         self._lake = lake
 
     @override
-    def fetch(self, target: EpochTarget, wanted: Sequence[Wanted], directory: Path) -> Stored:
+    def fetch(self, target: EpochTarget, wanted: Sequence[RowRequest], directory: Path) -> StoredFiles:
         rows = projected(self._lake.rows, target)
         if target.layout.mode is Mode.HISTORY and wanted[0].is_old:
             rows = rows.filter(rows.column(CURRENT))
@@ -61,7 +63,7 @@ class TableReader(LakeReader):
             rows = rows.filter(_equal(rows, keys, names))
         directory.mkdir(parents=True)
         pq.write_table(rows.rename_columns([f"v_{at}" for at in range(rows.num_columns)]), directory / "rows.parquet")
-        return Stored((str(directory / "rows.parquet"),), target.past.fills)
+        return StoredFiles((str(directory / "rows.parquet"),), target.past.fills)
 
     @override
     def rewrite(self, target: EpochTarget, executors: Executors, scratch: Path) -> list[NewFile]:
@@ -69,7 +71,7 @@ class TableReader(LakeReader):
         scratch.mkdir(exist_ok=True)
         path = scratch / "rows.parquet"
         pq.write_table(rows.rename_columns([f"v_{at}" for at in range(rows.num_columns)]), path)
-        (file,) = executors.run(write_anew, [AnewTask(str(path), target.place, target.past.fills)])
+        (file,) = executors.run(rewrite_file, [RewriteTask(str(path), target.place, target.past.fills)])
         path.unlink()
         return [NewFile(file.name, file.rows, file.bytes)] if file.rows else []
 
@@ -84,7 +86,7 @@ def projected(rows: pa.Table, target: EpochTarget) -> pa.Table:
 
 
 def _equal(rows: pa.Table, keys: pa.Table, names: Sequence[str]) -> pa.Array:
-    """As an equality delete has it: null is null; there are no numbers among them that are not exact."""
+    """As in an equality delete: null is null; there are no inexact numbers among them."""
     bare = rows.select(names)
     found, asked = key_codes([bare, keys.select(names).cast(bare.schema)], names)
     wanted = set(asked.tolist())
@@ -101,13 +103,13 @@ class Lake:
         self.changes: list[TableChange] = []
         self._root = root
         (root / "data").mkdir(parents=True)
-        self._writer = EpochWriter(TableReader(self), self.executors, root / "scratch")
+        self._writer = EpochWriter(PlainReader(self), self.executors, root / "scratch")
         self._spool = SpoolWriter(root / "spool", Position.of(fence))
         self._reader = SpoolReader(root / "spool")
         self.position = fence
 
     def spool(self, table: TableName, *, upto: bool = True) -> TableChanges | None:
-        """What has been added since; `upto`: it is then taken in."""
+        """The changes since the last call; with `upto` the next call starts after them."""
         self._spool.seal()
         end = self._reader.end
         assert end is not None
@@ -119,9 +121,9 @@ class Lake:
         self._spool.append(whole(table, transactions))
 
     def apply(self, changes: TableChanges, evolution: Evolution | None = None) -> None:
-        past = Past()
+        past = FormerColumns()
         if evolution is not None:
-            past = past_of(evolution, 2)
+            past = former_columns(evolution, 2)
             self.layout = Layout(evolution.columns, evolution.key, self.layout.mode)
         fields = [pa.field(each.name, each.type, metadata={FIELD_ID: str(at)}) for at, each in enumerate(self.layout.schema, 1)]
         place = SnapshotPlace(str(self._root / "data"), pa.schema(fields), f"epoch-{self.position}")
@@ -172,8 +174,8 @@ def follow(target: Lake, table: TableSchema, transactions: Sequence[Transaction]
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name.name[:6])
 @settings(max_examples=3, deadline=None)
 @given(sizes=sizes)
-def test_after_every_epoch_the_iceberg_table_is_what_the_model_says(table: TableSchema, mode: Mode, sizes: Sizes) -> None:
-    source = chronicle(table, sizes)
+def test_after_every_epoch_the_iceberg_table_equals_the_model(table: TableSchema, mode: Mode, sizes: Sizes) -> None:
+    source = source_model(table, sizes)
     layout = layout_of(table, mode)
     with lake(layout, source.expected(mode, source.fence), source.fence) as target:
         for each in epochs(source.log, sizes.seed):
@@ -184,8 +186,8 @@ def test_after_every_epoch_the_iceberg_table_is_what_the_model_says(table: Table
 @pytest.mark.parametrize("mode", [Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY])
 @settings(max_examples=3, deadline=None)
 @given(sizes=sizes, size=st.integers(2000, 8000))
-def test_an_epoch_cut_by_bytes_and_built_in_slices_comes_to_the_same(mode: Mode, sizes: Sizes, size: int) -> None:
-    source = chronicle(ODD, sizes)
+def test_an_epoch_cut_by_bytes_and_built_in_slices_gives_the_same_rows(mode: Mode, sizes: Sizes, size: int) -> None:
+    source = source_model(ODD, sizes)
     layout = layout_of(ODD, mode)
     with pytest.MonkeyPatch.context() as patch, lake(layout, source.expected(mode, source.fence), source.fence) as target:
         patch.setattr(shares, "BYTES_A_TASK", size)
@@ -209,7 +211,7 @@ def test_R05_rows_without_key_go_one_by_one_duplicates_too(sizes: Sizes) -> None
 @settings(max_examples=3, deadline=None)
 @given(sizes=sizes)
 def test_K15_an_append_log_only_grows(sizes: Sizes) -> None:
-    source = chronicle(ODD, sizes)
+    source = source_model(ODD, sizes)
     with lake(layout_of(ODD, Mode.APPEND), [], source.fence) as target:
         for each in epochs(source.log, sizes.seed):
             follow(target, ODD, each)
@@ -220,7 +222,7 @@ def test_K15_an_append_log_only_grows(sizes: Sizes) -> None:
 
 def test_an_epoch_of_inserts_is_shared_by_files_and_looks_nothing_up(tmp_path: Path) -> None:
     layout = layout_of(ODD, Mode.MIRROR)
-    source = chronicle(ODD, Sizes(1, 1, 1, 0.0))
+    source = source_model(ODD, Sizes(1, 1, 1, 0.0))
     target = Lake(tmp_path, layout, [])
     rows = source.states[source.fence]
     for at, row in enumerate(rows[:4], 1):
@@ -234,11 +236,13 @@ def test_an_epoch_of_inserts_is_shared_by_files_and_looks_nothing_up(tmp_path: P
 
 @pytest.mark.parametrize("mode", [Mode.MIRROR, Mode.SOFT_DELETE, Mode.HISTORY])
 def test_K11_a_truncate_of_one_of_several_tables_takes_its_rows_alone(tmp_path: Path, mode: Mode) -> None:
-    """The rows that go are looked up, and then, by keys of another table, those that a value stayed behind in."""
+    """Two lookups: the deleted rows, and then, by keys of another table, rows that an unchanged value comes
+    from.
+    """
     columns = (Column("id", pa.int64(), 20), Column("note", pa.string(), 25))
     members = [TableSchema(oid, TableName("public", name), columns, ("id",)) for oid, name in ((1, "a"), (2, "b"))]
     layout = Layout(pa.schema([("id", pa.int64()), ("note", pa.string()), ("_source", pa.string())]), ("id", "_source"), mode)
-    added = layout.snapshot_values(Position.of(100), None)  # type: ignore[arg-type]
+    added = layout.mode.snapshot_values(Position.of(100), None)  # type: ignore[arg-type]
     rows = [{"id": key, "note": "old", "_source": name, EXACT: None, **added} for name in "ab" for key in (1, 2)]
     target = Lake(tmp_path, layout, rows)
     insert = LogChange(ChangeType.INSERT, 1, {"id": Value(3), "note": Value("new")})
@@ -266,7 +270,7 @@ class FollowingLake:
         """A new copy."""
         self.known = FollowingTarget.copy(source)
         layout = Layout(self.known.columns, self.known.key, mode)
-        added = layout.snapshot_values(Position.of(100), None)  # type: ignore[arg-type]
+        added = layout.mode.snapshot_values(Position.of(100), None)  # type: ignore[arg-type]
         self.lake = Lake(root, layout, [{**row, EXACT: None, **added} for row in source.table().values()])
 
     def apply(self, changes: list[Change], source: Source) -> None:
@@ -300,7 +304,7 @@ def test_S01_to_S06_an_iceberg_table_follows_in_the_commit_that_needs_it(mode: M
             changes = [change for act in (*some, ("write", 50 + number, "")) if (change := source.do(act)) is not None]
             try:
                 target.apply(changes, source)
-            except CopyAnew:
+            except ResyncRequired:
                 target = FollowingLake(Path(directory) / str(number), source, mode)
             names = [column.name for column in source.columns]
             assert target.rows(names) == source.table()

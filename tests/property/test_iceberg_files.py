@@ -1,4 +1,6 @@
-"""Files of rows and deletes for an Iceberg table, applied as its specification says: what is left is what the epoch meant."""
+"""Data and delete files of an Iceberg table, applied as the specification says: the rows left are those of
+the epoch.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ from hypothesis import strategies as st
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.sinks.base import SnapshotPlace
 from penstock.sinks.fold import COUNT, Outcome
-from penstock.sinks.gathering import NewRows
-from penstock.sinks.iceberg.files import EpochTask, Stored, WrittenFile, named_columns, write_outcome
+from penstock.sinks.iceberg.files import EpochTask, StoredFiles, WrittenFile, named_columns, write_outcome
 from penstock.sinks.iceberg.schema import FIELD_ID, delete_columns
-from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Mode
+from penstock.sinks.row_chains import NewRows
 
 PLAIN = Layout(pa.schema([("id", pa.int16()), ("note", pa.string())]), ("id",), Mode.MIRROR)
 BEYOND = Layout(pa.schema([("day", pa.date32()), ("id", pa.int32()), ("note", pa.string())]), ("day", "id"), Mode.MIRROR)
@@ -67,7 +70,7 @@ def _shown(table: pa.Table) -> list[str]:
 
 
 class Lake:
-    """An Iceberg table of one data file, and what one commit makes of it."""
+    """An Iceberg table of one data file, and the result of one commit."""
 
     def __init__(self, layout: Layout, stored: pa.Table, directory: Path) -> None:
         self.layout = layout
@@ -86,7 +89,7 @@ class Lake:
             path = self.directory / "scratch" / "rows.parquet"
             path.parent.mkdir(exist_ok=True)
             pq.write_table(held.rename_columns([f"v_{at}" for at in range(held.num_columns)]), path)
-            written = write_outcome(outcome, replace(self.task, alike=Stored((str(path),))))
+            written = write_outcome(outcome, replace(self.task, alike=StoredFiles((str(path),))))
             assert written.wanted is None
         left = self.stored.slice(0, 0) if written.emptied else self.stored
         if written.deletes is not None:
@@ -116,7 +119,7 @@ class Lake:
 @pytest.mark.parametrize("layout", [PLAIN, BEYOND, INEXACT, NAMELESS, NESTED], ids=["plain", "beyond", "inexact", "nameless", "nested"])
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
-def test_rows_that_go_go_and_no_others(data: st.DataObject, layout: Layout) -> None:
+def test_deleted_rows_are_removed_and_no_others(data: st.DataObject, layout: Layout) -> None:
     keys = st.tuples(*KEYS[id(layout)])
     held = data.draw(st.lists(keys, unique_by=repr, min_size=3, max_size=8))
     gone = data.draw(st.lists(st.sampled_from(held), unique_by=repr, max_size=4))

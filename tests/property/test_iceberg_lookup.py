@@ -1,4 +1,6 @@
-"""Rows of an Iceberg table looked up by key in its files, beside a model: whatever was added and deleted before, and in which order."""
+"""Rows of an Iceberg table looked up by key in its files, against a model, after any order of inserts and
+deletes.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import TargetFileLostError
 from penstock.sinks.iceberg import lookup
-from penstock.sinks.iceberg.lookup import FindTask, HeldFile, find_rows
+from penstock.sinks.iceberg.lookup import FindTask, LakeFile, find_rows
 from penstock.sinks.iceberg.schema import FIELD_ID
 from penstock.sinks.keys import key_codes
 
@@ -35,7 +37,7 @@ _ids, _texts = st.one_of(st.none(), st.integers(0, 2)), st.one_of(st.none(), st.
 _keys = st.lists(st.tuples(_ids, _texts), max_size=4)
 _rows = st.lists(st.tuples(_ids, _texts, st.integers(0, 3)), max_size=6)
 _epochs = st.lists(st.tuples(_keys, _rows, st.booleans()), min_size=1, max_size=5)
-"""What each takes out, what it brings, and whether it is from before the columns changed."""
+"""The keys an epoch deletes, the rows it inserts, and whether its files predate the column change."""
 
 
 def _write(path: Path, schema: pa.Schema, values: Mapping[str, Sequence[object]]) -> None:
@@ -51,20 +53,22 @@ def _by_number(rows: Sequence[Key] | Sequence[Row]) -> dict[str, list[object]]:
 def test_rows_are_those_that_have_one_of_the_keys_and_that_no_later_delete_names(
     epochs: list[tuple[list[Key], list[Row], bool]], wanted: list[Key], by_id_alone: bool
 ) -> None:
-    """What an epoch takes out and what it brings have one number: a delete does not reach the rows that come with it."""
+    """An epoch's deletes and inserts have one sequence number: a delete does not reach rows of the same
+    epoch.
+    """
     held: list[Row] = []
-    files: list[HeldFile] = []
-    deletes: list[HeldFile] = []
+    files: list[LakeFile] = []
+    deletes: list[LakeFile] = []
     names = ("id",) if by_id_alone else ("id", "a.b")
     with tempfile.TemporaryDirectory(prefix="penstock-lookup-") as place:
         for sequence, (gone, rows, is_former) in enumerate(epochs, 1):
             path = Path(place) / f"{sequence}"
             if gone:
                 _write(path.with_suffix(".deletes"), pa.schema([SCHEMA.field(name) for name in names]), _by_number(gone))
-                deletes.append(HeldFile(str(path.with_suffix(".deletes")), sequence, (1,) if by_id_alone else (1, 2)))
+                deletes.append(LakeFile(str(path.with_suffix(".deletes")), sequence, (1,) if by_id_alone else (1, 2)))
             if rows:
                 _write(path.with_suffix(".rows"), FORMER if is_former else SCHEMA, _by_number(rows))
-                files.append(HeldFile(str(path.with_suffix(".rows")), sequence))
+                files.append(LakeFile(str(path.with_suffix(".rows")), sequence))
             named = {key[: len(names)] for key in gone}
             held = [*(row for row in held if row[: len(names)] not in named), *rows]
         keys = Path(place) / "keys.parquet"
@@ -80,7 +84,7 @@ def test_rows_are_those_that_have_one_of_the_keys_and_that_no_later_delete_names
 def test_a_file_whose_columns_have_no_numbers_is_left_to_others(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": pa.array([1], pa.int64())}), tmp_path / "theirs.parquet")
     pq.write_table(pa.table({"k_0": pa.array([1], pa.int64())}), tmp_path / "keys.parquet")
-    theirs = HeldFile(str(tmp_path / "theirs.parquet"), 1)
+    theirs = LakeFile(str(tmp_path / "theirs.parquet"), 1)
     found = find_rows(FindTask((theirs,), (), ("id",), (str(tmp_path / "keys.parquet"),), SCHEMA, str(tmp_path / "found")))
     assert (found.path, found.is_known) == (None, False)
 
@@ -100,9 +104,9 @@ def test_deletes_are_read_some_at_a_time_however_many_the_table_has(tmp_path: Pa
     for sequence in range(2, 7):
         path = tmp_path / f"{sequence}.deletes"
         _write(path, pa.schema([SCHEMA.field("id")]), {"1": list(range(3 * sequence))})
-        deletes.append(HeldFile(str(path), sequence, (1,)))
+        deletes.append(LakeFile(str(path), sequence, (1,)))
     pq.write_table(pa.table({"k_0": pa.array(range(20), pa.int64())}), tmp_path / "keys.parquet")
-    rows = HeldFile(str(tmp_path / "rows"), 1)
+    rows = LakeFile(str(tmp_path / "rows"), 1)
     found = find_rows(FindTask((rows,), tuple(deletes), ("id",), (str(tmp_path / "keys.parquet"),), SCHEMA, str(tmp_path / "found")))
     assert found.path is not None
     assert pq.read_table(found.path).column("v_0").to_pylist() == [18, 19]
@@ -112,7 +116,7 @@ def test_deletes_are_read_some_at_a_time_however_many_the_table_has(tmp_path: Pa
 def test_a_small_table_whose_files_are_lost_or_large_is_not_read(tmp_path: Path) -> None:
     _write(tmp_path / "rows", SCHEMA, {"1": [1, 2], "3": [0, 0]})
     _write(tmp_path / "deletes", pa.schema([SCHEMA.field("id")]), {"1": [2]})
-    rows, deletes = HeldFile(str(tmp_path / "rows"), 1), HeldFile(str(tmp_path / "deletes"), 2, (1,))
+    rows, deletes = LakeFile(str(tmp_path / "rows"), 1), LakeFile(str(tmp_path / "deletes"), 2, (1,))
     found = lookup.read_all([rows], [deletes], SCHEMA, 1 << 20)
     assert found is not None
     assert found.column("id").to_pylist() == [1]

@@ -1,4 +1,4 @@
-"""The vectorised decoder against the scalar one, over random streams and damaged ones."""
+"""The vectorised decoder against the scalar one, over valid and damaged random streams."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from penstock.errors import ProtocolError, SlotTwoPhaseError
 from penstock.position import Position
 from penstock.postgres.pgoutput.decoder import PgOutputDecoder
-from tests.pgoutput_decoded import Decoded, batches, expected
-from tests.pgoutput_oracle import Oracle
-from tests.pgoutput_streams import PREFIXES, StreamWriter, split
+from tests.support.pgoutput_decoded import Decoded, batches, expected
+from tests.support.pgoutput_oracle import Oracle
+from tests.support.pgoutput_streams import PREFIXES, StreamWriter, split
+from tests.support.rounds import rounds
 
 WANTED = frozenset(PREFIXES[:2])
 
@@ -44,7 +45,7 @@ def write(shape: Shape, *, streaming: bool) -> StreamWriter:
 
 
 @given(shapes, st.booleans(), st.integers(1, 8), st.sampled_from([1, 5, 40, 50_000]), st.booleans())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 def test_X03_any_stream_cut_anywhere_decodes_as_the_oracle_does(
     shape: Shape, streaming: bool, call_count: int, max_open: int, old_rows: bool
 ) -> None:
@@ -66,7 +67,7 @@ def test_X03_any_stream_cut_anywhere_decodes_as_the_oracle_does(
 
 
 @given(shapes, st.booleans(), st.booleans(), st.lists(st.integers(0, 2**32), min_size=1, max_size=3), st.booleans())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 def test_damaged_bytes_are_refused_or_decode_as_the_oracle_does(
     shape: Shape, streaming: bool, asks: bool, damages: list[int], old_rows: bool
 ) -> None:

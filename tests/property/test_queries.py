@@ -1,4 +1,6 @@
-"""Random histories through queries, played by functions of a row: after every epoch the target holds what those make of the source."""
+"""Random histories through SQL transforms, evaluated row by row: after every epoch the target equals the
+model.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +9,15 @@ from hypothesis import given, settings
 
 from penstock.errors import TargetRewoundError
 from penstock.sinks.fold import fold
-from penstock.sinks.layout import Mode
-from penstock.transforms.applying import transform_changes, transform_rows
-from tests.integration.sinks.history import PLAIN, History
-from tests.integration.sinks.source import NULL, Row, Value
-from tests.plain_queries import Made, PlainQuery
-from tests.plain_queries import Row as Plain
-from tests.property.chronicle import PlainTarget, canonical, changes_table
-from tests.property.test_fold import HEAP, Sizes, epochs, heap_of, layout_of, sizes
-from tests.property.test_transforms import CASES, Case, Complete, Talkative, filtered, snapshot, talkative, wanted
+from penstock.sinks.modes import Mode
+from penstock.transforms.apply import transform_changes, transform_rows
+from tests.support.plain_queries import Made, PlainQuery
+from tests.support.plain_queries import Row as Plain
+from tests.support.property.histories import HEAP, Sizes, epochs, heap_of, layout_of, sizes
+from tests.support.property.source_model import PlainTarget, canonical, changes_table
+from tests.support.property.transform_cases import CASES, AllSentHistory, Case, TextsSentHistory, filtered, snapshot, source_of, wanted
+from tests.support.sinks.history import PLAIN, History
+from tests.support.sinks.source import NULL, Row, Value
 
 
 def mixed(row: Plain) -> str:
@@ -52,12 +54,12 @@ QUERY = PlainQuery(
 )
 
 
-@pytest.mark.parametrize("kind", [History, Talkative, Complete])
+@pytest.mark.parametrize("kind", [History, TextsSentHistory, AllSentHistory])
 @settings(max_examples=15, deadline=None)
 @given(sizes=sizes)
-def test_K12_after_every_epoch_a_mirror_is_what_the_query_makes_of_the_source(kind: type[History], sizes: Sizes) -> None:
+def test_K12_after_every_epoch_a_mirror_is_the_query_result_of_the_source(kind: type[History], sizes: Sizes) -> None:
     case = Case(PLAIN, QUERY.transform(), made_of)
-    source = talkative(sizes, kind)
+    source = source_of(sizes, kind)
     fitted = case.transform.fit(PLAIN)
     layout = layout_of(fitted.schema, Mode.MIRROR)
     rows = snapshot(PLAIN, source.states[source.fence])
@@ -71,10 +73,10 @@ def test_K12_after_every_epoch_a_mirror_is_what_the_query_makes_of_the_source(ki
         try:
             folded = fold(outcome.kept, layout, target.lookup)
         except TargetRewoundError:
-            assert kind is not Complete, "a row came into the filter without all of its values"
+            assert kind is not AllSentHistory, "a row entered the filter without all of its values"
             return
         if outcome.refused.num_rows:
-            assert kind is not Complete, "what is refused lacks a value"
+            assert kind is not AllSentHistory, "a rejected row lacks a value"
             return
         target.apply(folded)
         assert canonical(target.rows, layout) == canonical(wanted(case, source.states[epoch[-1].position]), layout)
@@ -86,7 +88,7 @@ def sized(row: Plain) -> int | None:
 
 @settings(max_examples=25, deadline=None)
 @given(sizes=sizes)
-def test_K12_what_is_made_of_one_column_alone_is_never_refused_for_what_did_not_travel(sizes: Sizes) -> None:
+def test_K12_a_result_of_one_column_is_never_refused_for_unchanged_toast_values(sizes: Sizes) -> None:
     query = PlainQuery({"id": "id", "size": Made("long", ("blob",), sized), "blob": "blob", "again": Made("long", ("blob",), sized)})
 
     def model(row: Row) -> Row:
@@ -95,7 +97,7 @@ def test_K12_what_is_made_of_one_column_alone_is_never_refused_for_what_did_not_
         return {"id": row["id"], "size": held, "blob": row["blob"], "again": held}
 
     case = Case(PLAIN, query.transform(), model)
-    source = talkative(sizes, History)
+    source = source_of(sizes, History)
     fitted = case.transform.fit(PLAIN)
     layout = layout_of(fitted.schema, Mode.MIRROR)
     target = PlainTarget(layout, wanted(case, source.states[source.fence]))
@@ -109,10 +111,10 @@ def test_K12_what_is_made_of_one_column_alone_is_never_refused_for_what_did_not_
 
 @settings(max_examples=15, deadline=None)
 @given(sizes=sizes)
-def test_a_condition_comes_to_the_same_whoever_works_it_out(sizes: Sizes) -> None:
+def test_a_condition_has_the_same_result_in_every_evaluator(sizes: Sizes) -> None:
     plain, query = CASES["where"].transform.fit(PLAIN), PlainQuery(where=QUERY.where)
     asked = query.condition().fit(PLAIN)
-    source = talkative(sizes, Talkative)
+    source = source_of(sizes, TextsSentHistory)
     for epoch in epochs(source.log, sizes.seed):
         changes = changes_table(PLAIN, epoch)
         one, other = transform_changes(plain, changes), transform_changes(asked, changes, query.ask(asked, changes))

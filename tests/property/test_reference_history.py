@@ -1,4 +1,4 @@
-"""`ReferenceHistory` against the obvious: a dictionary for every version."""
+"""`ReferenceHistory` against a model: a dictionary for every version."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Table = dict[int, Row]
 
 
 @dataclass
-class Chronicle:
+class SourceModel:
     """Transactions played against a dictionary: the batches that they make, and the table after each version."""
 
     rows: list[dict[str, object]]
@@ -30,9 +30,9 @@ class Chronicle:
 
 
 @st.composite
-def chronicles(draw: st.DrawFn) -> Chronicle:
+def chronicles(draw: st.DrawFn) -> SourceModel:
     table: Table = {key: (f"n{key}", f"l{key}") for key in draw(st.sets(st.integers(0, 4)))}
-    chronicle = Chronicle([], {FLOOR: dict(table)})
+    source_model = SourceModel([], {FLOOR: dict(table)})
     version = FLOOR
     for _ in range(draw(st.integers(0, 6))):
         version += draw(st.integers(1, 3))
@@ -40,9 +40,9 @@ def chronicles(draw: st.DrawFn) -> Chronicle:
         for _ in range(draw(st.integers(1, 4))):
             for change in draw_changes(draw, table):
                 ordinal += 1
-                chronicle.rows.append({COMMIT_VERSION: version, ORDINAL: ordinal, XID: 1, **change})
-        chronicle.states[version] = dict(table)
-    return chronicle
+                source_model.rows.append({COMMIT_VERSION: version, ORDINAL: ordinal, XID: 1, **change})
+        source_model.states[version] = dict(table)
+    return source_model
 
 
 def draw_changes(draw: st.DrawFn, table: Table) -> list[dict[str, object]]:
@@ -72,18 +72,18 @@ def batch_of(rows: list[dict[str, object]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(rows, SCHEMA)
 
 
-def history_of(chronicle: Chronicle, cuts: list[int]) -> ReferenceHistory:
+def history_of(source_model: SourceModel, cuts: list[int]) -> ReferenceHistory:
     history = ReferenceHistory(COLUMNS, ["id"], FLOOR)
-    first = [{"id": key, "note": note, "long": long} for key, (note, long) in chronicle.states[FLOOR].items()]
+    first = [{"id": key, "note": note, "long": long} for key, (note, long) in source_model.states[FLOOR].items()]
     history.load(pa.RecordBatch.from_pylist(first, row_schema(COLUMNS)))
-    places = sorted({0, len(chronicle.rows), *(cut for cut in cuts if cut < len(chronicle.rows))})
+    places = sorted({0, len(source_model.rows), *(cut for cut in cuts if cut < len(source_model.rows))})
     for start, end in pairwise(places):
-        history.apply(batch_of(chronicle.rows[start:end]))
+        history.apply(batch_of(source_model.rows[start:end]))
     return history
 
 
-def state_before(chronicle: Chronicle, version: int) -> Table:
-    return chronicle.states[max(known for known in chronicle.states if known <= version)]
+def state_before(source_model: SourceModel, version: int) -> Table:
+    return source_model.states[max(known for known in source_model.states if known <= version)]
 
 
 def as_table(rows: pa.Table) -> Table:
@@ -92,37 +92,37 @@ def as_table(rows: pa.Table) -> Table:
 
 @settings(max_examples=40)
 @given(chronicles(), st.lists(st.integers(0, 30), max_size=4))
-def test_every_version_is_found_as_it_was_however_the_changes_are_cut(chronicle: Chronicle, cuts: list[int]) -> None:
-    history = history_of(chronicle, cuts)
-    last = max(chronicle.states)
+def test_every_version_is_found_as_it_was_however_the_changes_are_cut(source_model: SourceModel, cuts: list[int]) -> None:
+    history = history_of(source_model, cuts)
+    last = max(source_model.states)
     for version in range(FLOOR, last + 2):
-        expected = state_before(chronicle, version)
+        expected = state_before(source_model, version)
         assert as_table(history.rows_at(version)) == expected
         keys = [*range(5), 99]
         found = history.take(history.find([(key,) for key in keys], [version] * len(keys))).to_pylist()
         assert {row["id"]: (row["note"], row["long"]) for row in found if row["id"] is not None} == expected
-        assert [row["id"] for row in found] == [key if key in expected else None for key in keys], "each beside what was asked for"
+        assert [row["id"] for row in found] == [key if key in expected else None for key in keys], "each at the place of its key"
 
 
 @settings(max_examples=40)
 @given(chronicles())
-def test_now_is_the_last_version(chronicle: Chronicle) -> None:
-    history = history_of(chronicle, [])
-    expected = chronicle.states[max(chronicle.states)]
+def test_now_is_the_last_version(source_model: SourceModel) -> None:
+    history = history_of(source_model, [])
+    expected = source_model.states[max(source_model.states)]
     places = history.find([(key,) for key in range(5)] + [None])
     assert [place is not None for place in places.to_pylist()] == [*(key in expected for key in range(5)), False]
 
 
 @settings(max_examples=40)
 @given(chronicles(), st.integers(0, 20))
-def test_table_that_was_folded_answers_as_before(chronicle: Chronicle, ahead: int) -> None:
-    """What the keeper does: a base of one version, and the changes after it."""
-    whole = history_of(chronicle, [])
+def test_table_that_was_folded_answers_as_before(source_model: SourceModel, ahead: int) -> None:
+    """As in the product: a base of one version, and the changes after it."""
+    whole = history_of(source_model, [])
     floor = FLOOR + ahead
     folded = ReferenceHistory(COLUMNS, ["id"], floor)
     for batch in whole.rows_at(floor).to_batches():
         folded.load(batch)
-    left = [row for row in chronicle.rows if int(str(row[COMMIT_VERSION])) > floor]
+    left = [row for row in source_model.rows if int(str(row[COMMIT_VERSION])) > floor]
     folded.apply(batch_of(left))
     for version in range(floor, floor + 25):
         assert as_table(folded.rows_at(version)) == as_table(whole.rows_at(version))

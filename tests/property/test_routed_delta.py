@@ -1,4 +1,6 @@
-"""Random histories of several tables that go into one Delta table: after every epoch it holds what each of them held."""
+"""Random histories of several tables routed into one Delta table: after every epoch it holds the rows of
+each.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 
 from penstock.schema import TableSchema
-from penstock.sinks.layout import Mode
-from tests.delta_tables import epoch
-from tests.integration.sinks.history import ODD, PLAIN
-from tests.property.chronicle import canonical
-from tests.property.routed import FENCE, Shards
-from tests.property.test_delta_epochs import MODES, lake
-from tests.property.test_fold import HEAP, Sizes, chronicle, heap_of, sizes
+from penstock.sinks.modes import Mode
+from tests.support.delta_tables import epoch
+from tests.support.property.delta_lake import MODES, lake
+from tests.support.property.histories import HEAP, Sizes, heap_of, sizes, source_model
+from tests.support.property.routed import FENCE, Shards
+from tests.support.property.source_model import canonical
+from tests.support.sinks.history import ODD, PLAIN
 
 
 def _assert_follows(shards: Shards, mode: Mode, seed: int, *, mapped: bool) -> None:
@@ -37,8 +39,8 @@ def _assert_follows(shards: Shards, mode: Mode, seed: int, *, mapped: bool) -> N
 @pytest.mark.parametrize("table", [PLAIN, ODD], ids=lambda table: table.name.name[:6])
 @settings(max_examples=3, deadline=None)
 @given(sizes=sizes)
-def test_K11_after_every_epoch_the_delta_table_has_what_each_table_has(table: TableSchema, mode: Mode, sizes: Sizes) -> None:
-    members = [chronicle(table, replace(sizes, seed=sizes.seed + at, truncates=0.5 * (at != 1))) for at in range(3)]
+def test_K11_after_every_epoch_the_delta_table_has_the_rows_of_each_member(table: TableSchema, mode: Mode, sizes: Sizes) -> None:
+    members = [source_model(table, replace(sizes, seed=sizes.seed + at, truncates=0.5 * (at != 1))) for at in range(3)]
     shards = Shards(table, [member.log for member in members], lambda at, position: members[at].expected(mode, position))
     _assert_follows(shards, mode, sizes.seed, mapped=table is ODD)
 

@@ -1,19 +1,21 @@
-"""A look by a column never goes past what a transaction that it did not see may still write."""
+"""A poll by a cursor column never passes a value that an open transaction may still write."""
 
 from __future__ import annotations
 
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.postgres.open_transactions import FirstOnes, OpenNow, SafeLooks
+from penstock.postgres.polled_tables import InitialTransactions, OpenTransactions, SafePolls
+from tests.support.rounds import rounds
 
 EVENTS = st.lists(st.tuples(st.sampled_from(["begin", "begin", "commit", "commit", "roll back", "prepare"]), st.integers(0, 5)), max_size=4)
 LOOKS = st.lists(st.tuples(EVENTS, EVENTS), min_size=2, max_size=7)
-"""For each look: what happens before it lists the open transactions, and between that and its snapshot."""
+"""For each poll: the events before it lists the open transactions, and those between that and its snapshot.
+"""
 
 
 class Source:
-    """Transactions that write one row each, whose value is as low as it may be: that of the moment at which they began."""
+    """Transactions that write one row each, with the lowest possible value: the time at which they began."""
 
     def __init__(self) -> None:
         self.clock = 0
@@ -29,8 +31,8 @@ class Source:
     def highest(self) -> int | None:
         return max(self.committed, default=None)
 
-    def now(self) -> OpenNow:
-        return OpenNow(frozenset(self.open), bool(self.prepared))
+    def now(self) -> OpenTransactions:
+        return OpenTransactions(frozenset(self.open), bool(self.prepared))
 
     def do_all(self, events: list[tuple[str, int]]) -> None:
         for operation, choice in events:
@@ -51,37 +53,37 @@ class Source:
                 self.prepared[name] = self.open.pop(name)
 
 
-# One begins between list and snapshot of a look, and a later one commits there.
+# One begins between the list and the snapshot of a poll, and a later one commits in between.
 @example([([], []), ([], [("begin", 0), ("begin", 0), ("commit", 1)]), ([], [])])
-@settings(max_examples=500)
+@settings(max_examples=rounds(100))
 @given(LOOKS)
 def test_nothing_below_the_next_looks_begin_appears_later(looks: list[tuple[list[tuple[str, int]], list[tuple[str, int]]]]) -> None:
-    source, safe = Source(), SafeLooks()
+    source, safe = Source(), SafePolls()
     highest: dict[int, int | None] = {0: None}
     for before, between in looks:
         source.do_all(before)
-        low = highest[safe.look(source.now())]
+        low = highest[safe.next_poll(source.now())]
         source.do_all(between)
-        highest[safe.looks] = source.highest
+        highest[safe.polls] = source.highest
         assert low is None or all(value >= low for value in source.unseen), f"{source.unseen} may still appear, below {low}"
 
 
 def test_quiet_source_is_followed_and_a_long_transaction_holds_it() -> None:
-    safe = SafeLooks()
-    assert [safe.look(OpenNow()) for _ in range(3)] == [0, 1, 2]
-    assert [safe.look(OpenNow(frozenset({"3/7"}))) for _ in range(3)] == [2, 2, 2]
-    assert [safe.look(OpenNow(is_prepared=True)) for _ in range(2)] == [2, 2]
-    assert safe.look(OpenNow()) == 8
+    safe = SafePolls()
+    assert [safe.next_poll(OpenTransactions()) for _ in range(3)] == [0, 1, 2]
+    assert [safe.next_poll(OpenTransactions(frozenset({"3/7"}))) for _ in range(3)] == [2, 2, 2]
+    assert [safe.next_poll(OpenTransactions(is_prepared=True)) for _ in range(2)] == [2, 2]
+    assert safe.next_poll(OpenTransactions()) == 8
 
 
-@settings(max_examples=500)
+@settings(max_examples=rounds(100))
 @given(LOOKS)
 def test_first_ones_are_gone_only_when_all_have_ended(looks: list[tuple[list[tuple[str, int]], list[tuple[str, int]]]]) -> None:
-    source, first = Source(), FirstOnes()
+    source, first = Source(), InitialTransactions()
     left: set[int] | None = None
     for before, between in looks:
         source.do_all(before)
         left = set(source.unseen) if left is None else left
-        if first.look(source.now()):
+        if first.have_ended(source.now()):
             assert not left & set(source.unseen)
         source.do_all(between)

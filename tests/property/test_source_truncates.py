@@ -1,5 +1,6 @@
-"""Random histories of several tables that go into one: after every epoch the target holds each table's rows under its name, whatever of
-them was truncated when."""
+"""Random histories of several tables routed into one target, with truncates: it holds each table's rows after
+every epoch.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +15,17 @@ from hypothesis import given, settings
 
 from penstock.change import CHANGE_TYPE, ORDINAL, ChangeType
 from penstock.schema import Column, TableSchema
-from penstock.sinks.fold import fold
-from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.source_truncates import spelled_by_source
-from tests.integration.sinks.history import PLAIN
-from tests.integration.sinks.source import Transaction
-from tests.property.chronicle import Chronicle, PlainTarget, Record, canonical, changes_table
-from tests.property.test_fold import HEAP, KEYED, TABLES, Sizes, chronicle, heap_of, sizes
+from penstock.sinks.fold import expand_source_truncates, fold
+from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Mode
+from tests.support.property.histories import HEAP, KEYED, TABLES, Sizes, heap_of, sizes, source_model
+from tests.support.property.source_model import PlainTarget, Record, SourceModel, canonical, changes_table
+from tests.support.sinks.history import PLAIN
+from tests.support.sinks.source import Transaction
 
 SOURCE = "_source"
 _LATER = 10_000
-"""Where a transaction writes to several tables, one after the other."""
+"""One transaction writes to several tables, one after the other."""
 
 
 def routed(table: TableSchema) -> TableSchema:
@@ -38,7 +39,7 @@ def layout_of(table: TableSchema, mode: Mode) -> Layout:
 
 
 def changes_of(table: TableSchema, logs: Mapping[str, Sequence[Transaction]], low: int, high: int, layout: Layout) -> pa.Table:
-    """What all members did in `(low, high]`, one member behind the other, as their files are read."""
+    """The changes of all members in `(low, high]`, one member after the other, as their files are read."""
     tables = []
     for at, (name, log) in enumerate(logs.items()):
         found = changes_table(table, [each for each in log if low < each.position <= high])
@@ -69,7 +70,7 @@ def assert_follows(
     fence = 100
     target = PlainTarget(layout, [{**row, SOURCE: name} for name in logs for row in expected(name, fence)])
     for low, high in pairwise([fence, *ends_of(logs, seed)]):
-        changes = spelled_by_source(changes_of(table, logs, low, high, layout), layout, SOURCE, target.lookup)
+        changes = expand_source_truncates(changes_of(table, logs, low, high, layout), layout, SOURCE, target.lookup)
         assert ChangeType.TRUNCATE.value not in changes.column(CHANGE_TYPE).to_pylist()
         target.apply(fold(changes, layout, target.lookup))
         wanted = [{**row, SOURCE: name} for name in logs for row in expected(name, high)]
@@ -80,8 +81,10 @@ def assert_follows(
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table.name.name[:6])
 @settings(max_examples=12, deadline=None)
 @given(sizes=sizes)
-def test_K11_after_every_epoch_each_table_has_its_rows_whatever_the_others_did(table: TableSchema, mode: Mode, sizes: Sizes) -> None:
-    members = {f"s{at}": chronicle(table, replace(sizes, seed=sizes.seed + at, truncates=0.4 * (at != 1))) for at in range(3)}
+def test_K11_after_every_epoch_each_member_has_its_rows_whatever_happened_to_the_others(
+    table: TableSchema, mode: Mode, sizes: Sizes
+) -> None:
+    members = {f"s{at}": source_model(table, replace(sizes, seed=sizes.seed + at, truncates=0.4 * (at != 1))) for at in range(3)}
 
     def expected(name: str, position: int) -> list[Record]:
         member = members[name]
@@ -92,7 +95,7 @@ def test_K11_after_every_epoch_each_table_has_its_rows_whatever_the_others_did(t
 
 @settings(max_examples=40, deadline=None)
 @given(sizes=sizes)
-def test_K11_tables_without_a_key_have_as_many_equal_rows_as_each_source_had(sizes: Sizes) -> None:
+def test_K11_members_without_a_key_have_as_many_equal_rows_as_each_source_had(sizes: Sizes) -> None:
     members = {f"s{at}": heap_of(sizes.seed + at, sizes.transactions, sizes.statements, 0.6) for at in range(2)}
 
     def expected(name: str, position: int) -> list[Record]:
@@ -102,19 +105,19 @@ def test_K11_tables_without_a_key_have_as_many_equal_rows_as_each_source_had(siz
 
 
 def test_a_log_keeps_the_truncates_of_each_table() -> None:
-    member = Chronicle(PLAIN)
+    member = SourceModel(PLAIN)
     member.truncate()
     member.commit()
     layout = layout_of(PLAIN, Mode.APPEND)
     changes = changes_of(PLAIN, {"a": member.log}, 100, member.position, layout)
-    kept = spelled_by_source(changes, layout, SOURCE, PlainTarget(layout, []).lookup)
+    kept = expand_source_truncates(changes, layout, SOURCE, PlainTarget(layout, []).lookup)
     assert [(row[CHANGE_TYPE], row[SOURCE]) for row in kept.to_pylist()] == [("truncate", "a")]
 
 
-def test_a_table_by_itself_is_truncated_as_ever() -> None:
-    member = Chronicle(PLAIN)
+def test_a_table_without_routing_is_truncated_as_usual() -> None:
+    member = SourceModel(PLAIN)
     member.truncate()
     member.commit()
     changes = changes_table(PLAIN, member.log)
     layout = Layout(pa.schema([pa.field(column.name, column.arrow_type) for column in PLAIN.columns]), PLAIN.key, Mode.MIRROR)
-    assert spelled_by_source(changes, layout, None, PlainTarget(layout, []).lookup) is changes
+    assert expand_source_truncates(changes, layout, None, PlainTarget(layout, []).lookup) is changes

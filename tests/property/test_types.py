@@ -1,4 +1,4 @@
-"""Types over random values: Python's own renderings and parsers are the oracle."""
+"""Types over random values: Python's own formatting and parsing is the oracle."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ProtocolError
-from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.types.column import TypePolicy
 from penstock.postgres.types.registry import decode_column, text_type
 from penstock.schema import Column
-from tests.typed_text import decode_text
+from tests.support.rounds import rounds
+from tests.support.typed_text import decode_text
 
 digits = st.text("0123456789", max_size=60)
 
@@ -31,7 +32,7 @@ def fits(text: str, precision: int, scale: int) -> bool:
 
 
 @given(st.lists(numerals() | st.none(), max_size=20), st.integers(1, 38), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 def test_numeric_is_exact_or_marked(texts: list[str | None], precision: int, data: st.DataObject) -> None:
     scale = data.draw(st.integers(0, precision))
     decoded = decode_text(pa.array(texts, pa.string()), 1700, (precision << 16 | scale) + 4)
@@ -98,7 +99,7 @@ awkward = st.text('ab{}[]",\\ \n=>NULnul🙂é', max_size=8)
 
 
 @given(st.lists(st.lists(awkward | st.none(), max_size=6) | st.none(), max_size=12), st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 def test_arrays_of_text_read_back(values: list[list[str | None] | None], data: st.DataObject) -> None:
     low = data.draw(st.integers(0, len(values)))
     texts = pa.array([None if value is None else _array_text(value) for value in values], pa.string())
@@ -109,9 +110,9 @@ def test_arrays_of_text_read_back(values: list[list[str | None] | None], data: s
 
 
 @given(st.lists(st.lists(st.lists(st.integers(-9, 9) | st.none(), min_size=1, max_size=3), max_size=2), max_size=8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 def test_arrays_of_numbers_are_lists_or_marked(values: list[list[list[int | None]]]) -> None:
-    """A list with two lists in it stands for an array of two dimensions, any other for its elements."""
+    """A list with two lists in it represents an array of two dimensions, any other its elements."""
 
     def text(value: list[list[int | None]]) -> str:
         rows = ["{" + ",".join("NULL" if each is None else str(each) for each in row) + "}" for row in value]
@@ -125,7 +126,7 @@ def test_arrays_of_numbers_are_lists_or_marked(values: list[list[list[int | None
 
 
 @given(st.lists(st.dictionaries(awkward, awkward | st.none(), max_size=4) | st.none(), max_size=12))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 def test_hstore_reads_back(values: list[dict[str, str | None] | None]) -> None:
     def quoted(text: str) -> str:
         escaped = text.replace("\\", "\\\\").replace('"', '\\"')
@@ -144,9 +145,9 @@ def test_hstore_reads_back(values: list[dict[str, str | None] | None]) -> None:
 @given(
     st.sampled_from(["int4[]", "text[]", "bytea[]", "hstore", "vector", "sparsevec", "geometry", "hstore[]"]), st.lists(awkward, max_size=6)
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=rounds(100), deadline=None)
 def test_any_text_is_read_or_refused(reader: str, texts: list[str]) -> None:
-    """Whatever comes, no other error and nothing that Arrow calls invalid."""
+    """No input causes another error or an invalid Arrow array."""
     column = _column(reader, text_type(reader).arrow_type(-1, TypePolicy.DEFAULT))
     try:
         decoded = decode_column(pa.array(texts, pa.string()), column)

@@ -1,6 +1,6 @@
-"""However changes are learned of: copied, followed, killed with SIGKILL again and again under load, and at the end equal to the source.
+"""Every capture method, killed with SIGKILL repeatedly under load: its consumer ends equal to the source.
 
-`test_captures.py` does the same with whole pipelines. A way of capturing is one line in `CAPTURES`.
+`test_captures.py` does the same with whole pipelines. A capture method is one line in `CAPTURES`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import pytest
 from typing_extensions import override
 
 from penstock.testing.capture_conformance import CaptureHarness
-from tests.contract.polling_harness import CursorHarness, PollingHarness
-from tests.contract.trigger_harness import TriggerHarness
-from tests.contract.wal_harness import WalHarness
-from tests.fix_postgres import Database
-from tests.recovery.follower import open_store, place
-from tests.recovery.writing import Writing
-from tests.waiting import wait_for
+from tests.support.contract.polling_harness import CursorHarness, PollingHarness
+from tests.support.contract.trigger_harness import TriggerHarness
+from tests.support.contract.wal_harness import WalHarness
+from tests.support.fix_postgres import Database
+from tests.support.recovery.follower import open_store, place
+from tests.support.recovery.writing import Writing
+from tests.support.waiting import wait_for
 
 CAPTURES: dict[str, type[WalHarness] | type[PollingHarness] | type[TriggerHarness]] = {
     "wal": WalHarness,
@@ -39,7 +39,7 @@ KEYS = 300
 
 
 class Mixing(Writing):
-    """Rows come, change, change their keys and go, in small transactions."""
+    """Inserts, updates, key changes and deletes, in small transactions."""
 
     pause_seconds = 0.005
 
@@ -86,14 +86,14 @@ def test_follower_equals_the_source_after_kills_under_load(database: Database, t
     source = sorted((str(key), note) for key, note in database.query(f"SELECT id, note FROM {table}"))
     assert ("-1", "late") in source
     with living(tmp_path):
-        wait_for(lambda: followed(tmp_path) == source, "what the source has", lambda: set(followed(tmp_path)) ^ set(source))
+        wait_for(lambda: followed(tmp_path) == source, "the rows of the source", lambda: set(followed(tmp_path)) ^ set(source))
 
 
 @contextmanager
 def living(directory: Path) -> Iterator[None]:
     log = directory / "follower.log"
     with log.open("ab") as output:
-        process = subprocess.Popen([sys.executable, "-m", "tests.recovery.follower", str(directory)], stdout=output, stderr=output)
+        process = subprocess.Popen([sys.executable, "-m", "tests.support.recovery.follower", str(directory)], stdout=output, stderr=output)
     try:
         yield
         assert process.poll() is None, log.read_text()[-3000:]

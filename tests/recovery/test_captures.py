@@ -1,7 +1,8 @@
-"""However changes are learned of: copied, changed under way, killed with SIGKILL, gone on with, and at the end equal to the source.
+"""Every capture method in a whole pipeline, killed with SIGKILL once and resumed: the targets end equal to
+the source.
 
-One scenario for all, of one kill; `test_kill.py` has more of them, at random moments, and only with the log. A way of capturing is one line
-in `CAPTURES`.
+`test_kill.py` kills at random moments, more often, with `capture: wal` only. A capture method is one line in
+`CAPTURES`.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import pytest
 
 from penstock.spark.session import SHORT_LIVED
 from penstock.testing.shop import ShopWorkload, create_shop
-from tests.fix_pipeline import Mirror, MirrorFactory
-from tests.fix_postgres import Database
-from tests.recovery.lives import kill, started, wait_for_word
-from tests.waiting import wait_for
+from tests.support.fix_pipeline import Mirror, MirrorFactory
+from tests.support.fix_postgres import Database
+from tests.support.recovery.killable_run import kill, started, wait_for_word
+from tests.support.waiting import wait_for
 
 CAPTURES: dict[str, dict[str, Any]] = {
     "wal": {},
@@ -52,13 +53,13 @@ def test_tables_equal_the_source_after_a_kill_under_load(database: Database, mir
             kill(process, everything=True)
         late.commit()
         at = workload.transactions
-        wait_for(lambda: workload.transactions > at + 20, "some that nobody sees", lambda: workload.transactions)
+        wait_for(lambda: workload.transactions > at + 20, "some between two polls", lambda: workload.transactions)
     shop.run_once()
     assert_same(database, shop)
 
 
 def keep_changed_at(database: Database) -> None:
-    """A column that goes up with every change of an order, as the server has the time."""
+    """A column with the time of the last change of each order, set by the server."""
     database.execute(
         """
         ALTER TABLE shop.orders ADD changed_at timestamptz NOT NULL DEFAULT now();
@@ -70,7 +71,7 @@ def keep_changed_at(database: Database) -> None:
 
 
 def assert_same(database: Database, shop: Mirror) -> None:
-    """While nobody writes to the source."""
+    """Call it while no session writes to the source."""
     for table, columns in COLUMNS.items():
         expected = database.query(f"SELECT {columns.format(text='text', bytes='bytea')} FROM {table}")
         found = [tuple(row) for row in shop.rows(table, columns.format(text="string", bytes="binary"))]

@@ -1,6 +1,7 @@
-"""Killing `penstock run` with SIGKILL, again and again, under load; at the end the tables must equal their source, row by row.
+"""`penstock run` killed with SIGKILL repeatedly, under load: the tables end equal to their source, row by
+row.
 
-PENSTOCK_TEST_KILLS says how often, in tens; `make test-kills` does it 20 times.
+PENSTOCK_TEST_KILLS sets how often, in tens; `make test-kills` does it 20 times.
 """
 
 from __future__ import annotations
@@ -15,23 +16,24 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.epoch_log import EpochLog
 from penstock.spark.session import SHORT_LIVED
 from penstock.testing.shop import ShopWorkload, create_shop
-from tests.fix_pipeline import MirrorFactory
-from tests.fix_postgres import Database
-from tests.recovery.lives import COMMAND, kill, started, wait_for_word
+from tests.support.fix_pipeline import MirrorFactory
+from tests.support.fix_postgres import Database
+from tests.support.recovery.killable_run import COMMAND, kill, started, wait_for_word
 
 Phase = tuple[str, float]
 SHOP = ("shop.customers", "shop.orders", "shop.order_items")
 
-# What a life must have printed before it is killed, and how long after that it may go on at most. A random moment alone would mostly fall
-# into the start of the JVM; these fall into everything: start-up, snapshot, capture, MERGE, the time between commit and record.
+# The output to wait for before a process is killed, and the longest delay after it. Purely random moments
+# would mostly hit the start of the JVM; these cover start-up, snapshot, capture, MERGE, and the time between
+# commit and record.
 FEW = [("Snapshot", 3.0), ("Streaming", 8.0), ("epoch", 4.0), ("epoch", 4.0)]
 MORE = [("", 8.0), *FEW, ("Streaming", 8.0)]
 MANY = [("", 8.0)] + [("Snapshot", 3.0)] * 2 + [("Streaming", 8.0)] * 3 + [("epoch", 4.0)] * 4
 TENS = int(os.environ.get("PENSTOCK_TEST_KILLS", "0")) // 10
-# What is not the sink's own is tried with one of them.
+# Cases that do not depend on the sink are tried with one of them.
 PHASES = {"delta": MANY * TENS or MORE, "iceberg": MANY * TENS or FEW}
 
 
@@ -40,7 +42,9 @@ PHASES = {"delta": MANY * TENS or MORE, "iceberg": MANY * TENS or FEW}
 def test_L01_K01_tables_equal_the_source_after_kills_under_load(
     database: Database, mirror_into: MirrorFactory, tmp_path: Path, kind: str, phases: Sequence[Phase]
 ) -> None:
-    """L01. Half of the kills take only the driver, and leave its JVM and the capture to notice; the other half take all at once."""
+    """L01. Half of the kills hit the driver only, so that its JVM and the capture must notice; the other half
+    hit all processes.
+    """
     seed = int(os.environ.get("PENSTOCK_TEST_KILL_SEED", random.SystemRandom().randrange(1 << 30)))
     print(f"PENSTOCK_TEST_KILL_SEED={seed}")  # shown when the test fails
     choices = random.Random(seed)
@@ -73,7 +77,7 @@ def test_L01_K01_tables_equal_the_source_after_kills_under_load(
 
 
 def _shuffled(choices: random.Random, phases: Sequence[Phase]) -> list[Phase]:
-    """Any order, but the lives that may not get past the snapshot come first: later ones have none to take."""
+    """Random order, but runs that must be killed during the snapshot come first: later ones have none."""
     early = [phase for phase in phases if phase[0] in ("", "Snapshot")]
     late = [phase for phase in phases if phase not in early]
     choices.shuffle(early)

@@ -1,6 +1,6 @@
-"""Killing whatever takes part in a snapshot, again and again, under writes: it ends equal, and no finished chunk is read again.
+"""Processes of a snapshot killed repeatedly, under writes: it ends equal, and reads no finished chunk again.
 
-PENSTOCK_TEST_KILLS says how often; from 20 on the table has two million rows. `make test-kills` does that.
+PENSTOCK_TEST_KILLS sets how often; from 20 on the table has two million rows. `make test-kills` does that.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ import psycopg
 import pytest
 
 from penstock.spark.session import SHORT_LIVED
-from tests.fix_pipeline import Mirror, MirrorFactory
-from tests.fix_postgres import Database
+from tests.support.fix_pipeline import Mirror, MirrorFactory
+from tests.support.fix_postgres import Database
 
 KILLS = int(os.environ.get("PENSTOCK_TEST_KILLS", "3"))
 ROWS, CHUNK_BYTES = (2_000_000, 524_288) if KILLS >= 20 else (60_000, 65_536)
 LIFE_SECONDS = 300.0
+END_SECONDS = 60.0
 
-_RUNNER = Path(__file__).with_name("logged_run.py")
+_RUNNER = Path(__file__).parents[1] / "support" / "recovery" / "logged_run.py"
 _EXPORTERS = "SELECT pg_terminate_backend(pid) FROM pg_stat_replication WHERE application_name = 'penstock snapshot'"
 _CAPTURES = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %s AND active"
 
@@ -51,8 +52,8 @@ def test_N03_a_snapshot_survives_the_death_of_anybody_and_reads_no_finished_chun
     with _writing(database, choices.randrange(1 << 30)) as writes:
         while kinds:
             _live(victim, database, log, kinds, choices)
-    assert writes.is_set(), "nobody wrote anything"
-    assert "snapshot finished" not in [each["message"] for each in _lines(log)], "the kills came too late to try anything"
+    assert writes.is_set(), "no session wrote anything"
+    assert "snapshot finished" not in [each["message"] for each in _lines(log)], "the kills were too late to hit anything"
     done = _penstock(victim, log, "--once", timeout=LIFE_SECONDS * 4)
     assert done.returncode == 0, done.stdout[-3000:]
     mirror().assert_equal("public.victim")  # the same pipeline; chunks for the comparison are as large as usual
@@ -60,9 +61,9 @@ def test_N03_a_snapshot_survives_the_death_of_anybody_and_reads_no_finished_chun
 
 
 def _live(victim: Mirror, database: Database, log: Path, kinds: list[str], choices: random.Random) -> None:
-    """One run, until one of the kills ends it. Those that it survives are only seen to be survived by further chunks.
+    """One run, until a kill ends it. Survived kills are recognised by further chunks.
 
-    Without its reader a run goes on copying until Spark finds out that the stream has ended.
+    Without its reader a run continues to copy until Spark notices that the stream has ended.
     """
     with _started(victim, log) as process:
         while kinds:
@@ -75,8 +76,21 @@ def _live(victim: Mirror, database: Database, log: Path, kinds: list[str], choic
                 assert time.monotonic() < deadline, f"there is no {kind} to kill:\n{_output(log)}"
                 time.sleep(0.05)
             kinds.pop()
+            if kind == "driver":
+                _assert_ended_without_spark(process, log)
             if kind in ("driver", "session") or not _goes_on(process, log) or kind == "reader":
                 return
+
+
+def _assert_ended_without_spark(process: subprocess.Popen[bytes], log: Path) -> None:
+    """A run whose JVM was killed does not retry: it ends with the cause, the remedy and the exit code of the environment."""
+    try:
+        code = process.wait(END_SECONDS)
+    except subprocess.TimeoutExpired:
+        pytest.fail(f"the run goes on {END_SECONDS} s after its JVM was killed:\n{_output(log)}")
+    printed = _output(log)
+    assert code == 3, printed
+    assert "PEN-1003: the Spark session has ended" in printed[-500:]
 
 
 def _kill_driver(process: subprocess.Popen[bytes], *_: object) -> bool:
@@ -168,7 +182,7 @@ def _await_chunks(log: Path, process: subprocess.Popen[bytes], count: int) -> No
 
 
 def _goes_on(process: subprocess.Popen[bytes], log: Path) -> bool:
-    """Whether the run survives: it reads a further chunk. If not, it must end by itself."""
+    """Whether the run survives: it reads a further chunk. If not, it must exit."""
     wanted = len(_chunks(log)) + 1
     _await(lambda: len(_chunks(log)) >= wanted or process.poll() is not None, "there are neither further chunks nor an end", log)
     return process.poll() is None
@@ -186,7 +200,7 @@ def _output(log: Path) -> str:
 
 
 def _lines(log: Path) -> list[dict[str, Any]]:
-    """A line that was being written when its writer was killed is none."""
+    """The complete lines. A line that was cut off by SIGKILL is ignored."""
     found = []
     for line in log.read_text(encoding="utf-8").splitlines() if log.exists() else ():
         with suppress(ValueError):
@@ -200,11 +214,11 @@ def _chunks(log: Path) -> list[dict[str, Any]]:
 
 def _assert_read_once(lines: list[dict[str, Any]]) -> None:
     planned = [each for each in lines if each["message"] == "snapshot planned"]
-    resumed = [each for each in lines if each["message"] == "chunks are there already"]
+    resumed = [each for each in lines if each["message"] == "snapshot resumed"]
     read = Counter((each["plan"], each["chunk"]) for each in lines if each["message"] == "chunk read")
     print(f"{planned[-1]['chunks']} chunks, taken up {len(resumed)} times, {len(planned)} plans, {sum(read.values())} reads logged")
     assert max(read.values()) == 1, "a finished chunk was read again"
-    # A plan is made anew only where nothing had been read of the one before.
+    # A new plan is made only if nothing had been read under the previous one.
     assert {plan for plan, _ in read} == {planned[-1]["plan"]}
     done = [each["done"] for each in resumed]
     assert done == sorted(done)
@@ -213,7 +227,7 @@ def _assert_read_once(lines: list[dict[str, Any]]) -> None:
 
 @contextmanager
 def _writing(database: Database, seed: int) -> Iterator[threading.Event]:
-    """Somebody changes rows all over the table."""
+    """A thread that changes rows all over the table."""
     stopping, wrote = threading.Event(), threading.Event()
 
     def write() -> None:

@@ -1,4 +1,6 @@
-"""Invariant 2, the target owns the position: losing checkpoint or spool, or getting old ones back, loses no row and doubles none."""
+"""Invariant 2, the target owns the position: a lost or restored checkpoint or spool loses no row and repeats
+none.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.config.model import PipelineConfig
 from penstock.errors import SlotLostError
-from penstock.pipeline.config import PipelineConfig
 from penstock.testing.shop import ShopWorkload, create_shop
-from tests.fix_pipeline import Mirror, MirrorFactory
-from tests.fix_postgres import Database
+from tests.support.fix_pipeline import Mirror, MirrorFactory
+from tests.support.fix_postgres import Database
 
 SHOP = ("shop.customers", "shop.orders", "shop.order_items")
 
@@ -39,7 +41,7 @@ def test_no_row_is_lost_or_doubled_when_something_is_deleted_between_runs(databa
 def test_no_row_is_lost_or_doubled_when_something_is_put_back_as_it_was_runs_ago(
     database: Database, mirror: MirrorFactory, tmp_path: Path
 ) -> None:
-    """As by a restored backup: what it says of the log is long past, and the slot does not go back there."""
+    """As from a restored backup: its WAL position is long past, and the slot does not go back."""
     create_shop(database.dsn, customers=50, orders=100)
     shop = mirror(tables=["shop.*"])
     shop.run_once()
@@ -59,7 +61,7 @@ def test_no_row_is_lost_or_doubled_when_something_is_put_back_as_it_was_runs_ago
 def test_a_batch_that_was_planned_but_not_applied_survives_the_loss_of_the_spool(
     database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The checkpoint then knows an end that the spool has to be captured up to again, and nothing new may ever come."""
+    """The checkpoint then has an end that the spool must reach again, even if nothing new is written."""
     create_shop(database.dsn, customers=50, orders=100)
     shop = mirror(tables=["shop.*"])
     shop.run_once()
@@ -83,7 +85,7 @@ def test_tables_that_were_applied_are_not_applied_again_after_a_crash_before_the
         raise _CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr("penstock.pipeline.epochs.EpochLog.record", crash)
+        patch.setattr("penstock.pipeline.epoch_log.EpochLog.record", crash)
         with pytest.raises(Exception, match="_CrashError"):
             items.run_once()
     assert len(items.rows("public.t")) == 1001

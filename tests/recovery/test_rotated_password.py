@@ -1,4 +1,4 @@
-"""C03: a password that is replaced while the capture runs, as tokens of cloud providers are every few minutes."""
+"""C03: the password is replaced while the capture runs, as cloud providers do with tokens every few minutes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 
 from penstock import WalCapture
 from penstock.capture.settings import CaptureSettings
+from penstock.config.model import load_config
 from penstock.errors import AuthenticationError, ConfigError, SecretError
-from penstock.pipeline.config import load_config
 from penstock.postgres.connection import connect
 from penstock.secret import FileSecret, Secret
 from penstock.testing.embedded import EmbeddedPostgres
 from penstock.testing.streams import take
-from tests.fix_postgres import server_directory
+from tests.support.fix_postgres import server_directory
 
 DEADLINE_SECONDS = 60.0
 
@@ -57,7 +57,7 @@ sink: {{parquet: {{path: lake}}}}
     return CaptureSettings.from_options(options)
 
 
-def test_C03_a_password_file_that_is_replaced_is_read_anew_when_the_connection_is_lost(server: EmbeddedPostgres, tmp_path: Path) -> None:
+def test_C03_a_replaced_password_file_is_read_again_when_the_connection_is_lost(server: EmbeddedPostgres, tmp_path: Path) -> None:
     settings = configured(server, tmp_path)
     with psycopg.connect(server.dsn(), autocommit=True) as admin, closing(WalCapture(settings).live()) as stream:
         admin.execute("INSERT INTO t VALUES (1)")
@@ -74,7 +74,7 @@ def test_C03_a_password_file_that_is_replaced_is_read_anew_when_the_connection_i
         pass
 
 
-def test_C03_tasks_elsewhere_are_given_the_password_of_the_moment_and_nobody_the_text(tmp_path: Path) -> None:
+def test_C03_remote_tasks_get_the_current_password_and_its_text_stays_private(tmp_path: Path) -> None:
     path = tmp_path / "token"
     secret = FileSecret.at(path)
     with pytest.raises(SecretError, match="token"):

@@ -1,4 +1,6 @@
-"""Two pipelines behind one capture: whoever is killed, and in whatever order they come back, both end equal to the source."""
+"""Two pipelines behind one capture: in whatever order processes are killed and restarted, both end equal to
+the source.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +19,15 @@ import psycopg
 import pytest
 from typing_extensions import override
 
-from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.epoch_log import EpochLog
 from penstock.pipeline.observer import PipelineObserver
 from penstock.position import Position
 from penstock.spark.session import SHORT_LIVED
-from penstock.spool.consumers import inspect_consumers
-from tests.fix_pipeline import Mirror
-from tests.fix_postgres import Database
-from tests.integration.capturing.process import SharedSlot
-from tests.recovery.writing import Writing
+from penstock.spool.retention import inspect_consumers
+from tests.support.capture.process import SharedSlot
+from tests.support.fix_pipeline import Mirror
+from tests.support.fix_postgres import Database
+from tests.support.recovery.writing import Writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,7 +46,7 @@ def shared(database: Database, tmp_path: Path) -> Iterator[SharedSlot]:
 
 
 class Inserting(Writing):
-    """Rows are inserted into three tables, a transaction at a time. They are appended: none may come twice."""
+    """Inserts into three tables, one transaction at a time. They are appended: none may be repeated."""
 
     @override
     def transact(self, connection: psycopg.Connection) -> None:
@@ -60,13 +62,17 @@ class Waiting(PipelineObserver):
         self.reasons: list[str] = []
         self.has_waited = threading.Event()
 
+    def announced(self, message: str) -> None:
+        self.reasons.append(message)
+        self.has_waited.set()
+
     def interrupted(self, reason: str, pause_seconds: float) -> None:
         self.reasons.append(reason)
         self.has_waited.set()
 
 
 @pytest.mark.timeout(1200)
-def test_two_pipelines_on_one_slot_equal_the_source_whoever_is_killed(shared: SharedSlot, database: Database, spark: SparkSession) -> None:
+def test_two_pipelines_on_one_slot_equal_the_source_after_any_kills(shared: SharedSlot, database: Database, spark: SparkSession) -> None:
     for table in ("a", "b", "c"):
         database.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
         database.execute(f"INSERT INTO {table} SELECT -g, 'old' FROM generate_series(1, 200) g")
@@ -81,7 +87,7 @@ def test_two_pipelines_on_one_slot_equal_the_source_whoever_is_killed(shared: Sh
         away = shared.position
         capture = shared.start(two.path)
         _wait_beyond(two, away)
-        assert shared.confirmed <= _position(one) < away, "what the one that is away has not applied is kept for it"
+        assert shared.confirmed <= _position(one) < away, "changes that the stopped pipeline has not applied are kept"
         capture.kill()
         _kill(second)
     assert writing.transactions > 20

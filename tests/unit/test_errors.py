@@ -35,7 +35,7 @@ def test_every_error_declares_its_own_code(kind: type[PenstockError]) -> None:
 
 
 @every_error
-def test_every_error_is_documented_by_itself(kind: type[PenstockError]) -> None:
+def test_every_error_has_its_own_documentation(kind: type[PenstockError]) -> None:
     assert kind.__doc__
     assert kind.__doc__.endswith(".") or "\n" in kind.__doc__
 

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from penstock.cli.main import app
 from penstock.errors import ConfigError
 from penstock.logs import LogFormat, LogLevel, StderrHandler, configure_from_environment, configure_logging, is_json, worker_environment
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.states import TableStatus
+from penstock.pipeline.table_states import TableStatus
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
 from penstock.secret import Secret
@@ -66,7 +67,7 @@ def test_a_json_line_is_one_object_with_time_level_logger_message_and_facts(caps
 @pytest.mark.parametrize("form", LogFormat)
 def test_a_fact_cannot_forge_a_line_or_control_a_terminal(capsys: pytest.CaptureFixture[str], form: LogFormat) -> None:
     configure_logging(LogLevel.WARNING, form)
-    _log.warning("table failed", extra={"table": 'public."a\nERROR forged"', "reason": ["\x1b[2J", "\x9b"]})
+    _log.warning("table failed", extra={"table": 'public."a\nERROR forged"', "slot": "a\nERROR", "reason": ["\x1b[2J", "\x9b"]})
     written = capsys.readouterr().err
     assert written.count("\n") == 1
     assert written.removesuffix("\n").isprintable()
@@ -87,7 +88,7 @@ def test_secrets_and_the_texts_of_foreign_exceptions_are_not_logged(capsys: pyte
     assert "test_logs.py:" in written
 
 
-def test_an_error_of_ours_is_logged_with_its_code(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_of_our_errors_is_logged_with_its_code(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(LogLevel.WARNING, LogFormat.JSON)
     try:
         raise ConfigError("no such key", hint="remove it")
@@ -115,18 +116,40 @@ def test_an_observer_logs_what_a_display_would_show(caplog: pytest.LogCaptureFix
     observer.table_failed(TableName("public", "a"), TableStatus.failed(ConfigError("no", hint="do"), None))
     observer.warned(ConfigError("soon", hint="act"))
     observer.interrupted("the server is away", 2.0)
+    observer.announced("public.a is resynced: its key changed")
     found = [(record.levelname, record.getMessage(), vars(record)["reason"]) for record in caplog.records]
-    assert [each[:2] for each in found] == [("ERROR", "table failed"), ("WARNING", "operator needed"), ("WARNING", "pipeline interrupted")]
+    assert [each[:2] for each in found] == [
+        ("ERROR", "table failed"),
+        ("WARNING", "operator needed"),
+        ("WARNING", "pipeline interrupted"),
+        ("WARNING", "pipeline announcement"),
+    ]
     assert all(reason for *_, reason in found)
 
 
-def test_the_library_prints_nothing_by_itself() -> None:
+def test_the_library_prints_nothing() -> None:
     program = "import logging, penstock; logging.getLogger('penstock.capture').warning('capture interrupted')"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert (result.stdout, result.stderr) == ("", "")
 
 
-def test_with_json_the_error_of_a_command_is_a_json_line_wherever_the_option_stands(tmp_path: Path) -> None:
+def test_a_record_that_py4j_logs_at_the_root_prints_nothing_and_no_later_line_twice() -> None:
+    """As it does when the JVM dies. Python gives a root logger without handlers one that prints."""
+    program = """
+import contextlib, logging, sys
+from penstock.cli.main import main
+sys.argv = ["penstock", "run", "none.yaml"]
+with contextlib.suppress(SystemExit):
+    main()
+logging.error("Exception while sending command.")
+logging.getLogger("penstock.capture").warning("shown")
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "Exception while" not in result.stderr
+    assert result.stderr.count("shown") == 1
+
+
+def test_with_json_the_error_of_a_command_is_a_json_line_wherever_the_option_is_given(tmp_path: Path) -> None:
     path = str(tmp_path / "none.yaml")
     for arguments in (
         ["--log-format", "json", "run", path],
@@ -145,3 +168,14 @@ def test_an_unknown_level_is_refused(tmp_path: Path) -> None:
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 2
     assert "'loud' is not one of" in result.stderr
+
+
+@pytest.mark.parametrize(("given", "shown"), [([], ["warned"]), (["--log-level=info"], ["told", "warned"]), (["--log-level", "ERROR"], [])])
+def test_the_level_given_to_a_command_decides_what_it_logs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str], shown: list[str]
+) -> None:
+    with pytest.raises(ConfigError):
+        app([*given, "status", str(tmp_path / "none.yaml")], standalone_mode=False)
+    _log.info("told")
+    _log.warning("warned")
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == shown

@@ -21,13 +21,13 @@ lsns = st.integers(min_value=0, max_value=2**64 - 1).map(Lsn)
         ("FFFFFFFF/FFFFFFFF", 2**64 - 1),
     ],
 )
-def test_lsn_reads_what_postgres_prints(text: str, value: int) -> None:
+def test_lsn_parses_the_text_of_postgres(text: str, value: int) -> None:
     assert Lsn.parse(text).value == value
     assert str(Lsn(value)) == text.upper()
 
 
 @pytest.mark.parametrize("text", ["", "0", "/", "0/", "/0", "0/G", "-1/0", "0/123456789", "0/0\n", " 0/0", "0/0/0", "0x1/0", "٣/0"])
-def test_lsn_refuses_what_is_none(text: str) -> None:
+def test_lsn_refuses_invalid_text(text: str) -> None:
     with pytest.raises(ValueError, match="not an LSN"):
         Lsn.parse(text)
 

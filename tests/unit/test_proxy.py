@@ -1,4 +1,4 @@
-"""The proxy that recovery tests trust."""
+"""The TCP proxy that recovery tests use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fix_proxy import ProxyFactory, TcpProxy
-from tests.waiting import wait_for
+from tests.support.fix_proxy import ProxyFactory, TcpProxy
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
 def echo() -> Iterator[tuple[str, int]]:
-    """A server that sends back whatever it gets."""
+    """An echo server."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=_serve, args=(listener,), daemon=True)
         thread.start()

@@ -1,4 +1,4 @@
-"""What the README shows must be so."""
+"""Links, names and examples of the documentation are correct."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.pipeline.config import load_config
+from penstock.config.model import load_config
 from penstock.schema import TableName
 from penstock.spark.datasource import FORMAT
-from penstock.spark.packages import DELTA_VERSION
+from penstock.spark.java import DELTA_VERSION
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 
 def _blocks(language: str) -> list[str]:
@@ -64,7 +66,7 @@ def test_the_format_shown_is_the_one_that_is_registered() -> None:
     assert f'format("{FORMAT}")' in block
 
 
-def test_what_the_guide_to_clusters_shows_is_valid(tmp_path: Path) -> None:
+def test_examples_of_the_cluster_guide_are_valid(tmp_path: Path) -> None:
     """Its program and its command are run by the test of a cluster."""
     guide = (ROOT / "docs" / "guides" / "running-on-a-cluster.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
@@ -73,14 +75,31 @@ def test_what_the_guide_to_clusters_shows_is_valid(tmp_path: Path) -> None:
     assert f"--packages io.delta:delta-spark_4.1_2.13:{DELTA_VERSION} " in guide
 
 
-def test_every_link_leads_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "ARCHITECTURE.md", *(ROOT / "docs").rglob("*.md")):
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def _anchors(page: Path) -> set[str]:
+    """The anchors that a Markdown viewer gives to the headings of a page."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
 
 
-def test_every_file_that_the_architecture_names_exists() -> None:
-    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_heading(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+        linked = page.parent / target if target else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in _anchors(linked), f"{page.name} links to {target}#{anchor}"
+
+
+def test_index_of_the_documentation_lists_every_page() -> None:
+    docs = ROOT / "docs"
+    linked = set(re.findall(r"\]\(([^)#:]+)", (docs / "README.md").read_text(encoding="utf-8")))
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md") if page.parent.name != "decisions"}
+    assert pages - {"README.md"} <= linked
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"])
+def test_every_file_and_test_that_a_page_names_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
     for name in set(re.findall(r"`((?:[a-z_]+/)*[a-z_]+\.py)", text)):
         places = [ROOT / name, *(ROOT / "src" / "penstock").rglob(name)]
         assert any(path.exists() for path in places), name
@@ -92,10 +111,29 @@ def test_every_file_that_the_architecture_names_exists() -> None:
         assert any(f"def {name}(" in text for text in tests), name
 
 
-def test_configuration_in_the_guide_to_captures_is_valid(tmp_path: Path) -> None:
+def test_configurations_in_the_guide_to_captures_are_valid(tmp_path: Path) -> None:
     guide = (ROOT / "docs" / "guides" / "captures.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
-    (tmp_path / "shop.yaml").write_text(block, encoding="utf-8")
+    _, polling, shared = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    (tmp_path / "shop.yaml").write_text(polling, encoding="utf-8")
     rules = load_config(tmp_path / "shop.yaml").polling_rules
     assert rules is not None
     assert [rules.cursor_of(TableName("public", name)) for name in ("orders", "countries")] == ["updated_at", "xmin"]
+    (tmp_path / "shop_iceberg.yaml").write_text(shared, encoding="utf-8")
+    assert load_config(tmp_path / "shop_iceberg.yaml").source.process == "separate"
+
+
+def test_examples_of_the_quickstart_are_valid(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    (tmp_path / "shop.yaml").write_text(block, encoding="utf-8")
+    config = load_config(tmp_path / "shop.yaml")
+    assert config.selects(TableName("public", "orders"))
+    assert config.sink.delta is not None
+    assert f'"io.delta:delta-spark_4.1_2.13:{DELTA_VERSION}"' in page
+    programs = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    for program in programs:
+        compile(program, "quickstart.md", "exec")
+    commands = set(re.findall(r"^\$ penstock ([a-z][\w-]*)", page, re.MULTILINE))
+    assert commands == {"check", "run", "status", "verify", "drop"}
+    for command in commands:
+        assert CliRunner().invoke(app, [command, "--help"]).exit_code == 0

@@ -33,7 +33,7 @@ def test_table_name_is_read_as_the_catalog_has_it(text: str, schema: str, name: 
     "text",
     ["", ".", "orders", "public.", ".orders", "a.b.c", "a.b.", '"a.b', '""."b"', 'a."b"c', 'a"b.c', "a. b", "a.b ", "a.b c", "a.b\n"],
 )
-def test_table_name_refuses_what_is_none(text: str) -> None:
+def test_table_name_refuses_invalid_text(text: str) -> None:
     with pytest.raises(ValueError, match=r"schema\.table"):
         TableName.parse(text)
 

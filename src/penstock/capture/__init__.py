@@ -1,1 +1,3 @@
-"""What produces changes. `SpoolCapture` follows a replication slot into a spool."""
+"""Capture: reads changes from the source, by replication slot, polling or triggers, and writes them to a
+spool.
+"""

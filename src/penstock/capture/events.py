@@ -1,9 +1,10 @@
-"""From typed rows, spooled or of a snapshot, to the events of the contract. Here, and only here, a change becomes a Python object."""
+"""Convert typed rows, from the spool or from a snapshot, to the events of the capture contract."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import repeat
@@ -12,8 +13,12 @@ from operator import attrgetter
 import pyarrow as pa
 
 from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, ORDINAL, UNCHANGED, ChangeType
-from penstock.contracts.capture import Delete, Event, Truncate, Upsert
-from penstock.schema import TableSchema
+from penstock.contracts.capture import UNTRACKED, Change, Commit, Delete, Event, Truncate, Upsert
+from penstock.postgres.chunked_table import chunk_named_tables
+from penstock.postgres.connection import SourceAddress
+from penstock.postgres.snapshot_export import ExportedSnapshot
+from penstock.postgres.types.column import TypePolicy
+from penstock.schema import TableName, TableSchema
 from penstock.spool.reader import FileSlice, SpoolRange, TableRange
 from penstock.spool.rows import ExactEntries, metadata_column, read_rows
 
@@ -23,18 +28,20 @@ _BATCH_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PlacedEvent:
-    """An event and its place in the log."""
+    """An event and its position and ordinal."""
 
     version: int
     ordinal: int
     time: datetime | None
     event: Event
     is_moved: bool = False
-    """The second half of a key change that left values behind: only such an insert has unchanged values."""
+    """Whether this is the insert of a key change with unchanged TOAST values: only such an insert has
+    unchanged values.
+    """
 
 
 def spooled_events(spooled: SpoolRange) -> Iterator[PlacedEvent]:
-    """All changes of a range, in the order of the log. One batch of each table is in memory at a time."""
+    """All changes of a range in log order. One batch of each table is in memory at a time."""
     tables = [_inserted_before_deleted(_table_events(table)) for table in spooled.tables.values()]
     return tables[0] if len(tables) == 1 else heapq.merge(*tables, key=attrgetter("version", "ordinal"))
 
@@ -50,13 +57,13 @@ def snapshot_events(batch: pa.RecordBatch, schema: TableSchema) -> Iterator[Upse
 
 
 class EventBuilder:
-    """Makes the events of one table under one version of its schema."""
+    """Builds the events of one table under one version of its schema."""
 
     def __init__(self, schema: TableSchema) -> None:
         self._table = schema.name
         self._names = schema.column_names
         self._key = [(name, self._names.index(name)) for name in schema.key]
-        # Nothing tells the rows apart: then it is the whole row that goes.
+        # Without a key, the whole row identifies itself.
         self._old = self._key or [(name, place) for place, name in enumerate(self._names)]
 
     def rows(self, batch: pa.RecordBatch) -> Iterable[tuple[object, ...]]:
@@ -99,9 +106,9 @@ def _batch_events(builder: EventBuilder, batch: pa.RecordBatch, slice: FileSlice
 
 
 def _inserted_before_deleted(events: Iterator[PlacedEvent]) -> Iterator[PlacedEvent]:
-    """Turn round the two halves of a key change that left values behind, so that who applies one after the other still finds them.
-
-    The other half is the delete with the ordinal before it. The two exchange their ordinals, so that places still go up.
+    """Reverse delete and insert of a key change with unchanged TOAST values, so that a consumer that applies
+    them in order can still read those values from the old row. The delete has the previous ordinal; the two
+    exchange their ordinals, so that ordinals still ascend.
     """
     held: PlacedEvent | None = None
     for placed in events:
@@ -115,3 +122,25 @@ def _inserted_before_deleted(events: Iterator[PlacedEvent]) -> Iterator[PlacedEv
         held = placed
     if held is not None:
         yield held
+
+
+def snapshot_changes(
+    address: SourceAddress,
+    tables: Sequence[TableName],
+    exporting: AbstractContextManager[ExportedSnapshot],
+    types: TypePolicy,
+    publication: str | None = None,
+) -> Generator[Change]:
+    """An upsert for every row, under one exported snapshot. If a table is rewritten during the copy, it ends
+    with `TableRewrittenError`. Columns and rows are those of the stream: what `publication` publishes, or all
+    but generated columns.
+    """
+    if not tables:
+        return
+    with exporting as exported:
+        commit = Commit(exported.fence)
+        for table in chunk_named_tables(address, tables, types, publication):
+            with closing(table.read(address, exported.name, reject_inexact=types.rejects_inexact)) as batches:
+                for batch in batches:
+                    for event in snapshot_events(batch, table.schema):
+                        yield Change(event, UNTRACKED, commit)

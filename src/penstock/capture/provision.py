@@ -1,26 +1,341 @@
-"""Publication, then slot: what must be there before the first change can be captured.
+"""Provision publication and slot, and report what prevents a table's changes from being captured. Each
+obstacle is a `Blocker` with the SQL statements that remove it.
 
-`inspect_coverage` and `ensure_coverage` are the two acts of `penstock.contracts.provisioning`, for Postgres. `ensure_capture` is what a run
-does at its start: it ensures the coverage, refuses what blocks it, and only then makes the slot.
+Functions named `…_blockers` are pure. They report, in this order: omissions of the publication, relations
+that cannot be captured, and missing rights of the role. Rights matter only if something must be created.
+
+`inspect_coverage` and `ensure_coverage` implement `penstock.contracts.provisioning` for Postgres. A run
+starts with `ensure_capture`: it ensures the coverage, raises the blockers, and only then creates the slot.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.capture.blockers import ownership_blockers, partition_blockers, publication_blockers, relation_blockers, role_blockers
-from penstock.contracts.provisioning import Blocker, CoverageReport
-from penstock.errors import LockWaitError, PenstockError, SourceError, find_error
+from penstock.contracts.provisioning import Blocker, CaptureProvisioning, CoverageReport
+from penstock.errors import (
+    LockWaitError,
+    NoTablesError,
+    PartitionIdentityError,
+    PenstockError,
+    PrivilegeError,
+    PublicationError,
+    ReplicaIdentityError,
+    ServerUnfitError,
+    SourceError,
+    StandbyError,
+    UnsupportedTableError,
+    UntrustedObjectError,
+    find_error,
+)
 from penstock.postgres.connection import Connection, SourceAddress, connect
-from penstock.postgres.health import log_wait
-from penstock.postgres.ownership import Trust
-from penstock.postgres.partition_identity import inspect_partition_identities
-from penstock.postgres.privileges import inspect_role
-from penstock.postgres.publication import Addition, inspect_publication, inspect_publisher, inspect_relations
+from penstock.postgres.membership import PartitionMismatch, describe_mismatches, inspect_partition_identities
+from penstock.postgres.ownership import Trust, remedy
+from penstock.postgres.publication import (
+    OPERATIONS,
+    Addition,
+    HeapIdentity,
+    Listing,
+    Publication,
+    Relation,
+    inspect_publication,
+    inspect_publisher,
+    inspect_relations,
+)
+from penstock.postgres.queries import identifier
+from penstock.postgres.server import Role, Unreadable, inspect_role, log_wait
 from penstock.postgres.slot import OnWait, Slot, check_server, check_slot, ensure_slot, inspect_server
 from penstock.schema import TableName
+
+_KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table", "S": "a sequence", "c": "a composite type", "i": "an index"}
+
+
+def outside_kind(kind: str | None, persistence: str | None) -> str | None:
+    """The kind of a relation whose changes never enter the log; None for a table that can be captured."""
+    if kind not in ("r", "p"):
+        return _KINDS.get(kind or "", "no table")
+    return {"u": "unlogged", "t": "temporary"}.get(persistence or "")
+
+
+def publication_blockers(name: str, publication: Publication | None, relations: Sequence[Relation]) -> Iterator[Blocker]:
+    """Operations, columns and rows that an existing publication omits."""
+    if publication is None:
+        return
+    own = identifier(name)
+    if publication.omitted:
+        yield Blocker(
+            PublicationError.code,
+            f"publication {name} leaves out {' and '.join(publication.omitted)}",
+            f"ALTER PUBLICATION {own} SET (publish = '{', '.join(OPERATIONS)}');",
+        )
+    partitioned = _names(relation for relation in relations if relation.kind == "p")
+    if partitioned and not publication.via_root:
+        yield Blocker(
+            PublicationError.code,
+            f"publication {name} sends changes of partitioned tables under the names of their partitions",
+            f"ALTER PUBLICATION {own} SET (publish_via_partition_root = true);",
+            partitioned,
+        )
+    for relation in relations:
+        if relation.listing is not None:
+            yield from _listing_blockers(name, publication, relation, relation.listing)
+
+
+def ownership_blockers(publication: Publication | None, relations: Sequence[Relation], trust: Trust) -> Iterator[Blocker]:
+    """A publication whose owner is not trusted, and could omit changes of tables of other owners."""
+    if publication is None or trust.covers_or_owns_database(publication.owner):
+        return
+    if all(relation.owner == publication.owner for relation in relations if relation.oid is not None):
+        return  # the owner of a table controls its rows anyway
+    own = identifier(publication.name)
+    yield Blocker(
+        UntrustedObjectError.code,
+        f"publication {publication.name} belongs to role {publication.owner}, which does not own all the tables and could leave out rows",
+        f"ALTER PUBLICATION {own} OWNER TO {identifier(trust.role)}; or {remedy(publication.owner)}",
+    )
+
+
+def _listing_blockers(name: str, publication: Publication, relation: Relation, listing: Listing) -> Iterator[Blocker]:
+    """Problems with a column list."""
+    who = f"publication {name} lists columns of table {relation.name}"
+    if listing.lacks_key:
+        columns = f" ({', '.join(map(identifier, listing.columns))})"
+        yield Blocker(
+            PublicationError.code, f"{who}, and its key is not among them", _listing_sql(name, relation, listing, columns), (relation.name,)
+        )
+    heaps = relation.listed_full
+    if heaps and (publication.update or publication.delete):
+        whose = ", which" if heaps[0].name == relation.name else f", and its partition {', '.join(str(heap.name) for heap in heaps)}"
+        fix = " ".join(f"ALTER TABLE {table_sql(heap.name)} REPLICA IDENTITY DEFAULT;" for heap in heaps)
+        whole = _listing_sql(name, relation, listing)
+        yield Blocker(
+            PublicationError.code,
+            f"{who}{whose} has REPLICA IDENTITY FULL: UPDATE and DELETE on it fail",
+            fix if all(heap.is_immediate for heap in heaps) else f"to publish all its columns: {whole}",
+            (relation.name,),
+        )
+
+
+def _listing_sql(name: str, relation: Relation, listing: Listing, columns: str = "") -> str:
+    """The statements that change the column list, or remove it, and keep the row filter."""
+    own, table = identifier(name), table_sql(relation.name)
+    where = f" WHERE ({listing.row_filter})" if listing.row_filter is not None else ""
+    drop, add = (f"ALTER PUBLICATION {own} {verb} TABLE ONLY {table}" for verb in ("DROP", "ADD"))
+    return f"BEGIN; {drop}; {add}{columns}{where}; COMMIT;"
+
+
+def relation_blockers(publication: Publication | None, relations: Iterable[Relation]) -> Iterator[Blocker]:
+    """Why a relation cannot be captured, or what publishing it would break."""
+    for relation in relations:
+        yield from _relation_blockers(publication, relation)
+
+
+def _relation_blockers(publication: Publication | None, relation: Relation) -> Iterator[Blocker]:
+    name, table = relation.name, table_sql(relation.name)
+    if relation.oid is None:
+        yield Blocker(NoTablesError.code, f"there is no table {name} in the source", "check the name; case counts", (name,))
+        return
+    kind = outside_kind(relation.kind, relation.persistence)
+    if kind is not None:
+        remedy = f"ALTER TABLE {table} SET LOGGED;" if kind == "unlogged" else "capture the tables that its rows come from"
+        yield Blocker(UnsupportedTableError.code, f"{name} is {kind}: its changes do not enter the log", remedy, (name,))
+        return
+    if relation.root is not None and not relation.is_published and (publication is None or publication.via_root):
+        yield Blocker(
+            UnsupportedTableError.code,
+            f"{name} is a partition of {relation.root}, and its changes arrive under that name",
+            f"ask for {relation.root} instead",
+            (name,),
+        )
+    for partition in relation.apart:
+        yield Blocker(
+            UnsupportedTableError.code,
+            f"partition {partition} of table {name} is unlogged or foreign: its changes do not enter the log",
+            f"ALTER TABLE {partition} SET LOGGED; or, if it is foreign: ALTER TABLE {table} DETACH PARTITION {partition};",
+            (name,),
+        )
+    if publication is None or publication.update or publication.delete:
+        yield from _hidden_blockers(publication, relation)
+        if not relation.is_published:
+            yield from _identity_blockers(relation)
+
+
+def _hidden_blockers(publication: Publication | None, relation: Relation) -> Iterator[Blocker]:
+    """Replica identities with an unpublished generated column. They are errors for published tables too."""
+    for heap in (heap for heap in relation.unidentified if heap.hidden):
+        own = table_sql(heap.name)
+        kind, fix = "virtual", f"ALTER TABLE {own} REPLICA IDENTITY USING INDEX …; with a unique index that is not deferrable;"
+        if heap.hidden == "s" and publication is not None:
+            kind, fix = "stored", f"ALTER PUBLICATION {identifier(publication.name)} SET (publish_generated_columns = stored);"
+        elif heap.is_immediate:
+            fix = f"ALTER TABLE {own} REPLICA IDENTITY DEFAULT;"
+        whole = "REPLICA IDENTITY FULL and" if heap.identity == "f" else "in its replica identity"
+        fails = "UPDATE and DELETE on it fail" if relation.is_published else "once published, UPDATE and DELETE on it would fail"
+        what = f"table {heap.name} has {whole} a {kind} generated column, which is not published: {fails}"
+        yield Blocker(ReplicaIdentityError.code, what, fix, (relation.name,))
+
+
+def _identity_blockers(relation: Relation) -> Iterator[Blocker]:
+    """One blocker for each kind of fault, with the partitions that have it."""
+    faults: dict[str, list[HeapIdentity]] = defaultdict(list)
+    for heap in (heap for heap in relation.unidentified if not heap.hidden):
+        faults[_identity_fault(heap)].append(heap)
+    for fault, heaps in faults.items():
+        who = f"table {relation.name}"
+        if heaps[0].name != relation.name:
+            who = f"partition {', '.join(str(heap.name) for heap in heaps)} of {who}"
+        fixes = " ".join(dict.fromkeys(_identity_fix(heap, relation.name) for heap in heaps))
+        full = " ".join(f"ALTER TABLE {table_sql(heap.name)} REPLICA IDENTITY FULL;" for heap in heaps)
+        yield Blocker(
+            ReplicaIdentityError.code,
+            f"{who} has {fault}: once published, UPDATE and DELETE on it would fail",
+            f"{fixes} or else: {full}" if fixes else full,
+            (relation.name,),
+        )
+
+
+def partition_blockers(mismatches: Iterable[PartitionMismatch]) -> Iterator[Blocker]:
+    """One blocker for each table, with its partitions whose replica identity differs from the one that the
+    root announces.
+    """
+    of_table: dict[TableName, list[PartitionMismatch]] = defaultdict(list)
+    for mismatch in mismatches:
+        of_table[mismatch.root].append(mismatch)
+    for table, found in of_table.items():
+        what, fix = describe_mismatches(found), " ".join(each.fix for each in found)
+        yield Blocker(PartitionIdentityError.code, what, fix, (table,))
+
+
+def _identity_fault(heap: HeapIdentity) -> str:
+    if heap.identity == "n":
+        return "REPLICA IDENTITY NOTHING"
+    if heap.identity == "i":
+        return "an index as replica identity that is gone or not valid"
+    return (
+        "a deferrable primary key, which is no replica identity"
+        if heap.has_primary
+        else "neither a primary key nor another replica identity"
+    )
+
+
+def _identity_fix(heap: HeapIdentity, table: TableName) -> str:
+    """A better remedy than REPLICA IDENTITY FULL, which always works; empty if there is none."""
+    own = table_sql(heap.name)
+    if heap.is_immediate:
+        return f"ALTER TABLE {own} REPLICA IDENTITY DEFAULT;"
+    if heap.has_primary:
+        return f"ALTER TABLE {own} REPLICA IDENTITY USING INDEX …; with another unique index, which is not deferrable;"
+    return "" if heap.identity != "d" else f"ALTER TABLE {table_sql(table)} ADD PRIMARY KEY (…);"
+
+
+def reading_blockers(unreadable: Sequence[Unreadable], role: Role) -> Iterator[Blocker]:
+    """Why the role cannot read tables completely; each schema is named once for all of its tables."""
+    yield from _schema_rights((each.table for each in unreadable if not each.has_usage), role)
+    for each in unreadable:
+        if each.refused_columns:
+            what = f"role {role.name} may not read table {each.table} (columns {', '.join(each.refused_columns)})"
+            yield Blocker(PrivilegeError.code, what, f"GRANT SELECT ON {table_sql(each.table)} TO {role.identifier};", (each.table,))
+        if each.row_security:
+            what = f"policies hide rows of table {each.table} from role {role.name}"
+            yield Blocker(PrivilegeError.code, what, f"ALTER ROLE {role.identifier} BYPASSRLS;", (each.table,))
+
+
+def _schema_rights(tables: Iterable[TableName], role: Role) -> Iterator[Blocker]:
+    schemas: dict[str, list[TableName]] = defaultdict(list)
+    for table in tables:
+        schemas[table.schema].append(table)
+    for schema, names in sorted(schemas.items()):
+        grant = f"GRANT USAGE ON SCHEMA {identifier(schema)} TO {role.identifier};"
+        yield Blocker(PrivilegeError.code, f"role {role.name} may not use schema {schema}", grant, tuple(names))
+
+
+def role_blockers(
+    name: str, publication: Publication | None, missing: Sequence[Relation], role: Role, *, statement: str, publisher: str | None
+) -> Iterator[Blocker]:
+    """The rights that the role lacks for closing the gap. `statement` closes it, and `publisher` may run it;
+    None: a superuser.
+    """
+    if role.is_on_standby:
+        yield from write_blockers(role, statement)
+        return
+    if publication is not None and publication.all_tables:
+        names = _names(missing)
+        what = f"publication {name} is FOR ALL TABLES, and does not hold {', '.join(map(str, names))}"
+        yield Blocker(PublicationError.code, what, "use another publication", names)
+        return
+    yield from write_blockers(role, statement)
+    if publication is None and not role.may_create:
+        what = f"role {role.name} may not create publications in database {role.database}"
+        yield Blocker(PrivilegeError.code, what, role.creation_grant())
+    yield from _schema_rights((relation.name for relation in missing if not relation.is_reachable), role)
+    yield from _ownership(name, publication, missing, f"{f'as {publisher}' if publisher else 'as a superuser'}: {statement}")
+
+
+def _ownership(name: str, publication: Publication | None, missing: Sequence[Relation], remedy: str) -> Iterator[Blocker]:
+    """One blocker, since one statement removes it. It does not suggest granting the owner's role, which would
+    grant far more than needed.
+    """
+    foreign: dict[str, list[TableName]] = defaultdict(list)
+    for relation in missing:
+        if not relation.is_ours and relation.owner is not None:
+            foreign[relation.owner].append(relation.name)
+    reasons = [
+        f"only {owner}, who owns {', '.join(map(str, names))}, may publish {'them' if len(names) > 1 else 'it'}"
+        for owner, names in foreign.items()
+    ]
+    tables = tuple(sorted(table for names in foreign.values() for table in names))
+    if publication is not None and not publication.is_ours:
+        reasons.insert(0, f"publication {name} belongs to {publication.owner}, and only its owner may add tables to it")
+        tables = ()
+    if reasons:
+        yield Blocker(PrivilegeError.code, "; ".join(reasons), remedy, tables)
+
+
+def gap_text(report: CoverageReport) -> str:
+    """The statements to run, followed by the blockers as SQL comments, so that the whole text can be pasted."""
+    statements = " ".join(report.remediation)
+    reasons = [_reason(blocker, statements) for blocker in report.blockers]
+    if not statements:
+        return f"blocked by: {'; '.join(reasons)}"
+    return "\n".join([f"run: {statements}", *(f"-- blocked by: {reason}" for reason in reasons)])
+
+
+def ensure_or_warn(capture: CaptureProvisioning, required: Collection[TableName], manage: bool, extra: Mapping[str, object]) -> None:
+    """Ensure the coverage of a capture, and log a warning with the SQL to run if tables stay uncovered."""
+    report = capture.ensure_coverage(frozenset(required), manage)
+    if report.satisfied or (manage and report.manageable):
+        return
+    facts = {**extra, "missing": sorted(map(str, report.missing))}
+    _log.warning("not every required table is captured; %s", gap_text(report), extra=facts)
+
+
+def write_blockers(role: Role, statements: str) -> Iterator[Blocker]:
+    """Why the role cannot create anything on this server."""
+    if role.is_on_standby:
+        yield Blocker(StandbyError.code, "the server is a standby, on which nothing can be created", f"on the primary: {statements}")
+    elif role.is_read_only:
+        yield Blocker(
+            ServerUnfitError.code,
+            f"transactions of role {role.name} are read-only",
+            f"ALTER ROLE {role.identifier} SET default_transaction_read_only = off; or, as another role: {statements}",
+        )
+
+
+def _reason(blocker: Blocker, statements: str) -> str:
+    remedy = blocker.remedy.replace(statements, "run that") if statements else blocker.remedy
+    return " ".join(f"{blocker.what} ({remedy})".split())
+
+
+def table_sql(table: TableName) -> str:
+    return identifier(table.schema, table.name)
+
+
+def _names(relations: Iterable[Relation]) -> tuple[TableName, ...]:
+    return tuple(relation.name for relation in relations)
+
 
 _log = logging.getLogger(__name__)
 
@@ -28,26 +343,40 @@ _ATTEMPTS = 5
 
 
 def inspect_coverage(
-    address: SourceAddress, publication: str, required: Collection[TableName], *, old_rows: bool = False
+    address: SourceAddress,
+    publication: str,
+    required: Collection[TableName],
+    *,
+    old_rows: bool = False,
+    unkeyed: Collection[TableName] = (),
 ) -> CoverageReport:
-    """Compare `required` with what the publication holds, and with `old_rows` whether whole old rows travel. Changes nothing."""
+    """Compare `required` with the tables that the publication contains, and with `old_rows` whether whole old
+    rows are logged. Read only. `unkeyed` are tables whose changes are only recorded, so that they need no
+    key.
+    """
     with connect(address) as connection:
-        return plan_coverage(connection, publication, required, old_rows=old_rows).report
+        return plan_coverage(connection, publication, required, old_rows=old_rows, unkeyed=unkeyed).report
 
 
 def ensure_coverage(
-    address: SourceAddress, publication: str, required: Collection[TableName], manage: bool, *, old_rows: bool = False
+    address: SourceAddress,
+    publication: str,
+    required: Collection[TableName],
+    manage: bool,
+    *,
+    old_rows: bool = False,
+    unkeyed: Collection[TableName] = (),
 ) -> CoverageReport:
-    """Close the gap if `manage` is set and this role may; gives back what was observed before acting."""
+    """Add the missing tables if `manage` is set and this role may. Returns the state before the change."""
     with connect(address) as connection:
-        first = plan = plan_coverage(connection, publication, required, old_rows=old_rows)
+        first = plan = plan_coverage(connection, publication, required, old_rows=old_rows, unkeyed=unkeyed)
         for _ in range(_ATTEMPTS):
             if not manage or not plan.report.manageable or plan.run(connection):
                 break
-            # Somebody else made the publication, or added a table, just now: perhaps nothing is left to do, or something is in the way.
-            plan = plan_coverage(connection, publication, required, old_rows=old_rows)
+            # Another session has just changed the publication: the gap may be closed, or there may be new blockers.
+            plan = plan_coverage(connection, publication, required, old_rows=old_rows, unkeyed=unkeyed)
         else:
-            raise LockWaitError(f"publication {publication} is being changed by somebody else, again and again")
+            raise LockWaitError(f"publication {publication} is being changed repeatedly by another session")
         return plan.report if plan.report.blockers else first.report
 
 
@@ -59,17 +388,17 @@ def ensure_capture(
     *,
     failover: bool = False,
     old_rows: bool = False,
+    unkeyed: Collection[TableName] = (),
     on_wait: OnWait = log_wait,
 ) -> tuple[Slot, list[TableName]]:
-    """Create what is missing, in the one order that is safe; gives back the slot, and the tables that were not being published.
-
-    Changes that such a table had so far are in no log of ours. Does nothing when all is there. Raises if something is in the way.
-    Creating a slot waits for open transactions; `on_wait` is told once a second for which.
+    """Create the missing publication and slot, in the only safe order. Returns the slot, and the tables that
+    were not published before, whose earlier changes are not in the log. Raises if there are blockers.
+    Creating a slot waits for open transactions; `on_wait` is called once a second with them.
     """
     with connect(address) as connection:
         server = inspect_server(connection)
         check_server(server)
-        report = ensure_coverage(address, publication, tables, manage=True, old_rows=old_rows)
+        report = ensure_coverage(address, publication, tables, manage=True, old_rows=old_rows, unkeyed=unkeyed)
         check_coverage(report)
         found = ensure_slot(address, connection, slot, failover, on_wait)
         check_slot(found, server.database)
@@ -77,13 +406,13 @@ def ensure_capture(
 
 
 def check_coverage(report: CoverageReport) -> None:
-    """Raise what blocks, all of it at once; the class of the error is that of the first reason."""
+    """Raise all blockers as one error; its class is that of the first one."""
     if report.blockers:
         raise blocked(report.blockers)
 
 
 def blocked(blockers: Sequence[Blocker]) -> PenstockError:
-    """The reasons as one error."""
+    """All blockers as one error."""
     error = find_error(blockers[0].code) or SourceError
     what = "; ".join(dict.fromkeys(blocker.what for blocker in blockers))
     return error(what, hint=" ".join(dict.fromkeys(blocker.remedy for blocker in blockers)))
@@ -91,14 +420,14 @@ def blocked(blockers: Sequence[Blocker]) -> PenstockError:
 
 @dataclass(frozen=True, slots=True)
 class CoveragePlan:
-    """What was observed, and what would close the gap."""
+    """The observed state, and the statement that would close the gap."""
 
     publication: str
     report: CoverageReport
     addition: Addition | None
 
     def run(self, connection: Connection) -> bool:
-        """Gives back whether it was done, as `Addition.run` does."""
+        """Returns whether it was done, as `Addition.run` does."""
         if self.addition is None:
             return True
         if not self.addition.run(connection):
@@ -107,17 +436,19 @@ class CoveragePlan:
         return True
 
 
-def plan_coverage(connection: Connection, name: str, required: Collection[TableName], *, old_rows: bool = False) -> CoveragePlan:
-    """Look at the publication, the relations and the role; a few statements, however many tables there are."""
+def plan_coverage(
+    connection: Connection, name: str, required: Collection[TableName], *, old_rows: bool = False, unkeyed: Collection[TableName] = ()
+) -> CoveragePlan:
+    """Inspect the publication, the relations and the role, with a fixed number of statements."""
     publication = inspect_publication(connection, name)
     relations = inspect_relations(connection, name, required)
     missing = [relation for relation in relations if not relation.is_published]
     unfit = list(relation_blockers(publication, relations))
     partitioned = [relation.name for relation in relations if relation.kind == "p"]
-    unfit += partition_blockers(inspect_partition_identities(connection, partitioned, old_rows=old_rows))
-    # What cannot be published, or must not be, has been named: it is in no statement of ours, and who owns it is of no interest.
-    hopeless = {table for blocker in unfit for table in blocker.tables}
-    wanting = [relation for relation in missing if relation.name not in hopeless]
+    unfit += partition_blockers(inspect_partition_identities(connection, partitioned, name, old_rows=old_rows, unkeyed=unkeyed))
+    # Tables with blockers are reported already. They are left out of the statement, and their owners do not matter.
+    blocked_tables = {table for blocker in unfit for table in blocker.tables}
+    wanting = [relation for relation in missing if relation.name not in blocked_tables]
     addition = Addition.plan(connection, name, wanting, exists=publication is not None) if wanting else None
     blockers = [
         *ownership_blockers(publication, relations, Trust.load(connection)),

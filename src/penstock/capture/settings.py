@@ -1,48 +1,223 @@
-"""What a capture needs to know, declared once.
+"""Settings of a capture: options, limits, polling rules, and the confirm mode. They have a text form, since
+they are passed as options of the Spark source.
 
-The same settings travel as the options of the Spark source, so they have a plain string form.
+Confirm mode `applied` (the default) confirms what every consumer of the spool has released. `spooled`
+confirms what is sealed, and so on disk: the server can remove WAL sooner, and until the targets have the
+changes, only the spool does. With a limit on the WAL that the slot may retain, `applied` switches to
+`spooled` above it, and back when the targets have caught up well below it. It switches only while the targets
+are behind the sealed position: WAL that a long transaction retains does not depend on the confirm mode.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from penstock.capture.confirming import Confirm
-from penstock.capture.polling_rules import PollingRules
 from penstock.errors import ConfigError
 from penstock.location import absolute_path
+from penstock.options import (
+    BOOLEAN,
+    SECONDS,
+    SIZE,
+    TEXT,
+    TEXTS,
+    Kind,
+    Option,
+    OptionTable,
+    choice,
+    declared_options,
+    read_fields,
+    switch,
+    write_fields,
+)
+from penstock.position import Lsn, Position
 from penstock.postgres.connection import SourceAddress
 from penstock.postgres.publication import ONE_PUBLICATION, names_several
 from penstock.postgres.slot import check_slot_name
-from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.types.column import TypePolicy
 from penstock.schema import TableName
 from penstock.secret import FileSecret, Secret
+
+RESUME_AT = 0.8
+"""The fraction of the limit below which `applied` resumes, so that the mode does not oscillate at the limit.
+"""
+
+
+BEHIND_AT = 0.2
+"""The fraction of the limit by which consumers must be behind the sealed position to be the reason for
+retained WAL.
+"""
+
+
+class CaptureMethod(StrEnum):
+    """How changes are found. The values are stored in the identity of a spool."""
+
+    WAL = "wal"
+    POLLING = "polling"
+    TRIGGER = "trigger"
+
+    @property
+    def uses_publication(self) -> bool:
+        """Whether a publication chooses tables, columns and rows, and a slot retains WAL."""
+        return self is CaptureMethod.WAL
+
+
+class Confirm(StrEnum):
+    APPLIED = "applied"
+    SPOOLED = "spooled"
+
+
+class ConfirmPolicy:
+    """Decides what is confirmed. One object for the lifetime of a capture. Its callers pass only durable
+    positions.
+    """
+
+    def __init__(self, configured: Confirm, max_retained_bytes: int | None) -> None:
+        self._configured = configured
+        self._max_retained_bytes = max_retained_bytes
+        self._mode = configured
+
+    @property
+    def mode(self) -> Confirm:
+        return self._mode
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether the limit has switched the mode."""
+        return self._mode is not self._configured
+
+    def update(self, server: Position, restart: Lsn | None, released: Position | None, sealed: Position | None) -> bool:
+        """Process a sample of the server; returns whether the mode changed. The retained WAL counts from the
+        slot's restart point or from the released position, whichever is earlier: what `applied` retains or
+        would retain. So the mode stays `spooled` while the consumers are behind, although the slot itself has
+        advanced.
+        """
+        if self._max_retained_bytes is None or self._configured is Confirm.SPOOLED:
+            return False
+        kept = [position for position in (restart, released.lsn if released is not None else None) if position is not None]
+        if not kept:
+            return False
+        retained_bytes = server.lsn - min(kept)
+        gained_bytes = (sealed or Position.ZERO).lsn - (released or Position.ZERO).lsn
+        limit = self._max_retained_bytes * (RESUME_AT if self.gives_way else 1)
+        margin = self._max_retained_bytes * BEHIND_AT * (RESUME_AT if self.gives_way else 1)
+        mode = Confirm.SPOOLED if retained_bytes > limit and gained_bytes > margin else Confirm.APPLIED
+        changed, self._mode = mode is not self._mode, mode
+        return changed
+
+    def confirmable(self, released: Position | None, sealed: Position | None) -> Position | None:
+        """The position to confirm; None if the server must keep everything. Both arguments are durable, or
+        None.
+        """
+        position = sealed if self._mode is Confirm.SPOOLED else released
+        return position if position is not None and position > Position.ZERO else None
+
+
+XMIN = "xmin"
+"""Used instead of a column name: poll rows by the transaction that wrote them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PollingRules:
+    """How tables are polled."""
+
+    interval_seconds: float = 1.0
+    """The pause between two polls."""
+    cursor: str = XMIN
+    """The cursor column of all tables, or `xmin`."""
+    cursors: tuple[tuple[TableName, str], ...] = ()
+    """Cursor columns of single tables."""
+    deletes: bool = False
+    """Whether deleted rows are detected, by comparing all keys in every poll."""
+    resume: Path | None = None
+    """The directory that stores where to resume; None: the table `penstock.polling` of the source."""
+
+    DEFAULT: ClassVar[PollingRules]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.interval_seconds < math.inf:
+            raise ConfigError(f"the time between two polls is {self.interval_seconds} s", hint="give a number of seconds, 0 or more")
+        if self.resume is not None:
+            object.__setattr__(self, "resume", absolute_path(self.resume, "resume"))
+
+    def cursor_of(self, table: TableName) -> str:
+        return dict(self.cursors).get(table, self.cursor)
+
+    def to_text(self) -> str:
+        return json.dumps(
+            {
+                "interval_seconds": self.interval_seconds,
+                "cursor": self.cursor,
+                "cursors": {str(table): column for table, column in self.cursors},
+                "deletes": self.deletes,
+                "resume": None if self.resume is None else str(self.resume),
+            }
+        )
+
+    @classmethod
+    def parse(cls, text: str) -> PollingRules:
+        document = json.loads(text)
+        return cls(
+            interval_seconds=document["interval_seconds"],
+            cursor=document["cursor"],
+            cursors=tuple((TableName.parse(table), column) for table, column in document["cursors"].items()),
+            deletes=document["deletes"],
+            resume=None if document["resume"] is None else Path(document["resume"]),
+        )
+
+
+PollingRules.DEFAULT = PollingRules()
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureLimits:
-    """How much a capture may hold, and how long it may wait. All bounds, no targets."""
+    """Limits on the size and age of what a capture holds, and its intervals."""
 
-    segment_rows: int = 100_000
-    segment_bytes: int = 64 << 20
-    segment_seconds: float = 0.5
-    seal_seconds: float = 0.02
-    """The least time between two seals; it grows by itself while readers are behind."""
-    quiet_seconds: float = 5.0
-    """How often, at most, an idle or filtered database moves the position forward."""
-    buffer_bytes: int = 128 << 20
-    spool_bytes: int = 20 << 30
-    silence_seconds: float = 60.0
-    """How long the server may say nothing before the connection counts as lost, unless its wal_sender_timeout is longer still."""
-    watch_seconds: float = 5.0
-    """How often the server is asked how its log, the slot and long transactions stand."""
-    long_transaction_seconds: float = 60.0
-    """From what age on an open transaction is named."""
+    segment_rows: Annotated[int, Option("Rows at which a segment of the spool is sealed.", SIZE)] = 100_000
+    segment_bytes: Annotated[int, Option("Bytes at which a segment of the spool is sealed.", SIZE)] = 64 << 20
+    segment_seconds: Annotated[float, Option("Age of the oldest change at which a segment is sealed.", SECONDS)] = 0.5
+    seal_seconds: Annotated[float, Option("Minimum time between two segments, unless one is full.", SECONDS)] = 0.02
+    """Grows automatically while consumers lag."""
+    quiet_seconds: Annotated[
+        float, Option("Minimum time between two advances of the position while no captured table changes.", SECONDS)
+    ] = 5.0
+    buffer_bytes: Annotated[int, Option("Maximum bytes of received changes in memory.", SIZE)] = 128 << 20
+    spool_bytes: Annotated[int, Option("At this spool size the capture pauses until the consumers catch up.", SIZE)] = 20 << 30
+    silence_seconds: Annotated[
+        float,
+        Option(
+            "Time without a message from the server after which the connection counts as lost; at least its `wal_sender_timeout`.", SECONDS
+        ),
+    ] = 60.0
+    watch_seconds: Annotated[float, Option("Interval of the health checks of slot and server.", SECONDS)] = 5.0
+    long_transaction_seconds: Annotated[float, Option("Age from which an open transaction is reported.", SECONDS)] = 60.0
+
+
+def _tables(text: str) -> tuple[TableName, ...]:
+    return tuple(TableName.parse(name) for name in json.loads(text))
+
+
+def tables_option(tables: Iterable[TableName]) -> str:
+    """Text of the option `tables`, which users do not write themselves. JSON, since a table name may contain any character."""
+    return json.dumps([str(table) for table in tables])
+
+
+_TABLES = Kind("list", _tables, "a JSON list of tables", tables_option)
+_DIRECTORY = Kind("directory", Path)
+_POLLING = Kind("JSON", PollingRules.parse, "polling rules in JSON", PollingRules.to_text)
+
+DSN = Option("Connection string: libpq URI or key=value, without the password.", name="dsn", is_required=True)
+PASSWORD = Option("Password of the role.", name="password")
+PASSWORD_FILE = Option(
+    "File with the password, instead of `password`. It is read for every connection, so that a token in it can be rotated.",
+    TEXT.named("file"),
+    name="passwordFile",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,106 +225,115 @@ class CaptureSettings:
     """One slot, one publication, one spool."""
 
     address: SourceAddress
-    slot: str
-    publication: str
-    spool: Path
-    tables: tuple[TableName, ...] = ()
-    """What the publication must hold when the capture itself has to create it; empty if it must not create anything."""
+    slot: Annotated[str, Option("Name of the replication slot.", TEXT.named("name"), is_required=True)]
+    publication: Annotated[str, Option("Publication. Default: the name of the slot.", TEXT.named("name"))]
+    spool: Annotated[Path, Option("Spool directory.", _DIRECTORY, is_required=True)]
+    tables: Annotated[tuple[TableName, ...], Option("", _TABLES, is_internal=True)] = ()
+    """Tables that the publication must contain, if the capture itself has to create it; empty if it must not create anything."""
     limits: CaptureLimits = CaptureLimits()
     types: TypePolicy = TypePolicy.DEFAULT
-    failover: bool = False
-    """Whether the slot is marked to be copied to standbys; Postgres 17 and later."""
-    confirm: Confirm = Confirm.APPLIED
-    max_retained_bytes: int | None = None
-    """How much WAL the slot may retain before `applied` gives way to `spooled`; None: never."""
-    message_prefixes: tuple[str, ...] = ()
-    """Of the logical messages that are kept in the spool; all others are passed over."""
-    is_separate: bool = False
-    """Whether a process of its own captures into the spool, so that readers only follow it."""
-    polling: PollingRules | None = None
-    """How tables are asked, where there is no slot to follow: `slot` is then only a name, and `publication` nothing."""
-    by_triggers: bool = False
-    """Whether triggers write changes down, where there is no slot to follow: `slot` is then the name of the change table."""
-    old_rows: bool = False
-    """Whether rows as they were before an update or a delete are kept too, where the log has them."""
+    failover: Annotated[
+        bool, Option("Synchronise the slot to standbys, so that it survives a failover. Postgres 17 and later.", BOOLEAN)
+    ] = False
+    confirm: Annotated[
+        Confirm,
+        Option(
+            "When WAL is confirmed, so that the server may remove it: when all consumers have `applied` it, or when it is "
+            "`spooled` to disk.",
+            choice(*Confirm, of=Confirm),
+        ),
+    ] = Confirm.APPLIED
+    max_retained_bytes: Annotated[
+        int | None,
+        Option(
+            "With `confirm: applied`: while the slot retains more than this number of bytes of WAL because consumers are behind, "
+            "confirm as with `spooled`.",
+            SIZE,
+            name="maxRetainedWal",
+        ),
+    ] = None
+    message_prefixes: Annotated[tuple[str, ...], Option("", TEXTS, is_internal=True)] = ()
+    """Prefixes of the logical messages that are kept in the spool; the capture ignores all others."""
+    is_separate: Annotated[
+        bool,
+        Option(
+            "Where the capture runs: in the process of the pipeline or query (`embedded`), or in `penstock capture`, which "
+            "several of them can share (`separate`).",
+            switch("embedded", "separate"),
+            name="process",
+        ),
+    ] = False
+    polling: Annotated[PollingRules | None, Option("", _POLLING, is_internal=True)] = None
+    """Rules of capture by polling. There is no publication then, and `slot` is only a name."""
+    by_triggers: Annotated[bool, Option("", BOOLEAN, is_internal=True)] = False
+    """Capture by triggers. `slot` is then the schema of the change table."""
+    old_rows: Annotated[
+        bool,
+        Option("Also return the row as it was before each update and delete; the tables need REPLICA IDENTITY FULL.", BOOLEAN),
+    ] = False
 
-    OPTION_NAMES: ClassVar[frozenset[str]]
-    """What `from_options` reads, in lower case."""
+    @property
+    def method(self) -> CaptureMethod:
+        if self.by_triggers:
+            return CaptureMethod.TRIGGER
+        return CaptureMethod.WAL if self.polling is None else CaptureMethod.POLLING
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "spool", absolute_path(self.spool, "spool"))
 
     def to_options(self) -> dict[str, str]:
-        """As options of the Spark source. Spark hides the option called `password` wherever it shows options.
+        """The settings as options of the Spark source. Spark redacts the option named `password` wherever it shows options.
 
-        A file is read where the options are, which is where the capture runs; tasks are given what it said.
+        A password file is passed as its path: it is read on the machine where the capture runs, and tasks get its content.
         """
-        options = {
-            "dsn": self.address.dsn,
-            "slot": self.slot,
-            "publication": self.publication,
-            "spool": str(self.spool),
-            "tables": tables_option(self.tables),
-            "failover": str(self.failover).lower(),
-            "confirm": self.confirm.value,
-            "maxRetainedWal": "" if self.max_retained_bytes is None else str(self.max_retained_bytes),
-            "messagePrefixes": json.dumps(self.message_prefixes),
-            "process": "separate" if self.is_separate else "embedded",
-            "polling": "" if self.polling is None else self.polling.to_text(),
-            "byTriggers": str(self.by_triggers).lower(),
-            "oldRows": str(self.old_rows).lower(),
-        }
+        options = {"dsn": self.address.dsn, **write_fields(self), **write_fields(self.limits), **write_fields(self.types)}
         if isinstance(self.address.password, FileSecret):
             options["passwordFile"] = str(self.address.password.path)
         elif self.address.password is not None:
             options["password"] = self.address.password.reveal()
-        for field in fields(CaptureLimits):
-            options[_camel(field.name)] = str(getattr(self.limits, field.name))
-        return options | {_camel(field.name): getattr(self.types, field.name) for field in fields(TypePolicy)}
+        return options
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> CaptureSettings:
-        """Read the options back. Spark folds their names to lower case."""
-        folded = {name.lower(): value for name, value in options.items()}
-        for required in ("dsn", "slot", "spool"):
-            if not folded.get(required):
-                raise ConfigError(f"the option {required!r} is missing", hint=f'add .option("{required}", …)')
-        check_slot_name(folded["slot"])
-        if names_several(folded.get("publication") or ""):
-            raise ConfigError(f"the option 'publication' lists several: {folded['publication']}", hint=ONE_PUBLICATION)
+        """Parse the options; names are case-insensitive. Options of other interfaces are ignored."""
+        given = {name.lower(): value for name, value in options.items()}
+        CAPTURE_OPTIONS.check_required(given)
+        values = read_fields(cls, given)
+        check_slot_name(values["slot"])
+        if names_several(values["publication"] or ""):
+            raise ConfigError(f"the option 'publication' lists several: {values['publication']}", hint=ONE_PUBLICATION)
         return cls(
-            _address(folded),
-            folded["slot"],
-            folded.get("publication") or folded["slot"],
-            Path(folded["spool"]),
-            tuple(TableName.parse(name) for name in json.loads(folded.get("tables") or "[]")),
-            _limits(folded),
-            _types(folded),
-            _choice("failover", folded.get("failover") or "false", ("false", "true")) == "true",
-            Confirm(_choice("confirm", folded.get("confirm") or Confirm.APPLIED, [each.value for each in Confirm])),
-            int(_number("maxRetainedWal", folded["maxretainedwal"], 0)) if folded.get("maxretainedwal") else None,
-            tuple(json.loads(folded.get("messageprefixes") or "[]")),
-            _choice("process", folded.get("process") or "embedded", ("embedded", "separate")) == "separate",
-            PollingRules.parse(folded["polling"]) if folded.get("polling") else None,
-            _choice("byTriggers", folded.get("bytriggers") or "false", ("false", "true")) == "true",
-            _choice("oldRows", folded.get("oldrows") or "false", ("false", "true")) == "true",
+            **values | {"publication": values["publication"] or values["slot"]},
+            address=_address(given),
+            limits=CaptureLimits(**read_fields(CaptureLimits, given)),
+            types=_types(given),
         )
 
 
-def tables_option(tables: Iterable[TableName]) -> str:
-    """The option `tables`, which users do not write themselves. JSON, since a table's name may hold any character."""
-    return json.dumps([str(table) for table in tables])
+CAPTURE_OPTIONS = OptionTable(
+    (
+        DSN,
+        PASSWORD,
+        PASSWORD_FILE,
+        *declared_options(CaptureSettings),
+        *declared_options(TypePolicy),
+        *declared_options(CaptureLimits),
+    ),
+    page="docs/reference/source-options.md",
+    example='.option("{name}", …)',
+)
+"""Options of every interface that runs a capture: the Spark source, the connectors, the record source."""
 
 
-def _address(folded: Mapping[str, str]) -> SourceAddress:
-    password = folded.get("password")
-    address = SourceAddress.parse(folded["dsn"])
+def _address(given: Mapping[str, str]) -> SourceAddress:
+    password = given.get("password")
+    address = SourceAddress.parse(given["dsn"])
     if address.password is not None:
         raise ConfigError(
-            "the option 'dsn' holds a password, and Spark shows that option wherever it prints a plan",
-            hint='take it out of the dsn and add .option("password", …), which Spark hides',
+            "the option 'dsn' contains a password, and Spark shows that option wherever it prints a plan",
+            hint='remove it from the dsn and add .option("password", …), which Spark hides',
         )
-    file = folded.get("passwordfile")
+    file = given.get("passwordfile")
     if password and file:
         raise ConfigError("the options 'password' and 'passwordFile' are both given", hint="leave one of them out")
     if file:
@@ -157,46 +341,8 @@ def _address(folded: Mapping[str, str]) -> SourceAddress:
     return SourceAddress(address.dsn, Secret(password)) if password else address
 
 
-def _limits(folded: Mapping[str, str]) -> CaptureLimits:
-    defaults = CaptureLimits()
-    values: dict[str, int | float] = {}
-    for field in fields(CaptureLimits):
-        default = getattr(defaults, field.name)
-        text = folded.get(_camel(field.name).lower())
-        values[field.name] = default if text is None else _number(_camel(field.name), text, default)
-    return CaptureLimits(**values)  # type: ignore[arg-type]
-
-
-def _types(folded: Mapping[str, str]) -> TypePolicy:
-    given = {field.name: folded.get(_camel(field.name).lower()) for field in fields(TypePolicy)}
+def _types(given: Mapping[str, str]) -> TypePolicy:
     try:
-        return TypePolicy(**{name: text for name, text in given.items() if text is not None})
+        return TypePolicy(**read_fields(TypePolicy, given))
     except ValueError as error:
         raise ConfigError(f"an option about types is wrong: {error}", hint="see docs/reference/types.md") from error
-
-
-def _choice(option: str, text: str, choices: Sequence[str]) -> str:
-    if text.lower() not in choices:
-        raise ConfigError(f"the option {option!r} is {text!r}", hint=f"use one of: {', '.join(choices)}")
-    return text.lower()
-
-
-def _number(option: str, text: str, default: float) -> float:
-    """Of the type that the default has. Not a number, infinite or negative: none of them is a bound."""
-    try:
-        value = type(default)(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < math.inf:
-        raise ConfigError(f"the option {option!r} is not a number of 0 or more: {text!r}", hint=f"the default is {default}")
-    return value
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
-
-CaptureSettings.OPTION_NAMES = frozenset(
-    {"password", "passwordfile"} | {name.lower() for name in CaptureSettings(SourceAddress(""), "", "", Path()).to_options()}
-)

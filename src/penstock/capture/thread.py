@@ -1,10 +1,9 @@
-"""The thread that fills a spool, whatever it fills it from.
+"""The thread that fills a spool. `CaptureThread` implements what every capture method shares: the lock that
+makes it the spool's only writer, retries, stopping, and status reports. A subclass implements `_capture`,
+which runs until the capture is stopped, and raises on interruptions.
 
-`CaptureThread` has what every capture shares: the lock that makes it the spool's only writer, trying again, ending, and telling others how
-it stands. A subclass says what capturing is, in `_capture`, which runs until the capture is stopped, and raises what interrupts it.
-
-Errors that time can mend are tried again here, with growing pauses, from where the spool ends. All others end the capture; `wait_beyond`
-raises them to the reader, and the spool's status file shows them to everybody else.
+Temporary errors are retried with growing pauses, from the end of the spool. All other errors end the capture;
+`wait_beyond` raises them in the reader, and the spool's status file shows them to other processes.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from penstock.foreign import describe
 from penstock.lag import OpenTransaction
 from penstock.position import Position
 from penstock.retry import Backoff
-from penstock.spool.lock import SpoolLock
 from penstock.spool.manifest import Manifest
+from penstock.spool.ownership import SpoolLock
 from penstock.spool.reader import SpoolReader
+from penstock.spool.retention import SegmentUsage
 from penstock.spool.status import CaptureFailure, CaptureStatus, write_status
-from penstock.spool.stock import SpoolStock
 
 _log = logging.getLogger(__name__)
 
@@ -40,14 +39,14 @@ _END_SECONDS = 10.0
 
 
 class StoppedError(Exception):
-    """Raised through something that waits, to end it: the capture is being stopped."""
+    """Raised inside a wait to end it when the capture is stopped."""
 
 
 class CaptureThread(ABC):
-    """Captures into one spool, in the background between `start` and `stop`."""
+    """Captures into one spool in the background, between `start` and `stop`."""
 
     def __init__(self, spool: Path, writes: str) -> None:
-        """`writes` is what tells this spool's values from those of another policy about types."""
+        """`writes` identifies the value format of the type policy."""
         self._spool = spool
         self._writes = writes
         self._thread = threading.Thread(target=self._run, name="penstock-capture", daemon=True)
@@ -58,7 +57,7 @@ class CaptureThread(ABC):
         self._end: Position | None = None
         self._trouble: BaseException | None = None
         self._reader = SpoolReader(spool)
-        self._stock = SpoolStock(self._reader)
+        self._usage = SegmentUsage(self._reader)
         self._received = Position.ZERO
         self._confirmed = Position.ZERO
         self._commit_time: datetime | None = None
@@ -71,11 +70,13 @@ class CaptureThread(ABC):
         self._thread.start()
 
     def stop(self) -> None:
-        """End the capture and release what it holds. Nothing pending is lost: the source still has it."""
+        """End the capture and release its resources. Nothing is lost: the source still has all pending
+        changes.
+        """
         self._stopping.set()
         with self._changed:
             self._changed.notify_all()
-        # Not by joining: in Python 3.11, a join that a signal breaks off takes the thread for ended, and the next returns at once.
+        # Not by `join`: in Python 3.11, after a join that a signal interrupted, the next one returns at once.
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._ended.wait(_END_SECONDS)
 
@@ -86,15 +87,21 @@ class CaptureThread(ABC):
 
     @property
     def trouble(self) -> BaseException | None:
-        """Why nothing comes now; None while all is well. The only word of a capture that waits for the spool's lock."""
+        """Why no changes arrive; None if there is no problem. The only report of a capture that waits for the
+        spool's lock.
+        """
         return self._trouble
 
     def wait_beyond(self, position: Position, timeout_seconds: float) -> bool:
-        """Wait, at most so long, until the spool reaches past `position`. Raises what ended the capture."""
+        """Wait up to `timeout_seconds` until the spool extends past `position`. Raises the error that ended
+        the capture.
+        """
         return self._wait(lambda end: end > position, timeout_seconds)
 
     def wait_until(self, position: Position, timeout_seconds: float) -> bool:
-        """Wait, at most so long, until the spool holds everything up to `position`. Raises what ended the capture."""
+        """Wait up to `timeout_seconds` until the spool contains everything up to `position`. Raises the error
+        that ended the capture.
+        """
         return self._wait(lambda end: end >= position, timeout_seconds)
 
     def _wait(self, reached: Callable[[Position], bool], timeout_seconds: float) -> bool:
@@ -107,14 +114,16 @@ class CaptureThread(ABC):
                 raise self._failure
             return self._end is not None and reached(self._end)
 
-    # --- what a capture says ---------------------------------------------------------------------------------------------
+    # --- for subclasses ---------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _capture(self) -> None:
-        """Capture from where the spool ends until `_stopping` is set. Called again after an error that passes, with the lock held."""
+        """Capture from the end of the spool until `_stopping` is set. Called again after a temporary error,
+        with the lock held.
+        """
 
     def _facts(self, status: CaptureStatus) -> CaptureStatus:
-        """A heartbeat with what only this capture knows."""
+        """Add facts of one capture method to a status report; `_report` has those of all methods."""
         return status
 
     # --- the capture thread ----------------------------------------------------------------------------------------------
@@ -133,13 +142,15 @@ class CaptureThread(ABC):
             self._ended.set()
 
     def _acquire(self, lock: SpoolLock) -> bool:
-        """Wait until no other capture writes to the spool; False if there is no need any more. The status file is the other one's."""
+        """Wait until no other capture writes to the spool; False if the capture is stopped first. The status
+        file belongs to the lock holder.
+        """
         while not self._stopping.is_set():
             try:
                 lock.acquire()
             except SpoolLockedError as error:
                 if self._trouble is None:
-                    _log.warning("capture waits for another one", extra={"code": error.code, "reason": error.message})
+                    _log.warning("capture waits for the spool lock", extra={"code": error.code, "reason": error.message})
                 self._trouble = error
                 self._stopping.wait(_LOCK_PAUSE_SECONDS)
             else:
@@ -166,18 +177,18 @@ class CaptureThread(ABC):
                 pause = backoff.fail()
                 self._report("waiting", error)
                 _log.warning("capture interrupted", extra={"code": error.code, "reason": error.message, "pause_seconds": pause})
-                # What is taken by a capture that was killed is free in a moment; then what was released is confirmed after all.
+                # The slot of a killed capture becomes free soon; then the released position can still be confirmed.
                 has_more_to_try = isinstance(error, SlotBusyError) and not self._stopping.is_set()
                 self._stopping.wait(pause)
             except BaseException as error:  # noqa: BLE001 - handed to the reader, which raises it
                 self._fail(error)
                 return self._report("failed", error)
             else:
-                break  # as it was told to
+                break  # stopped
         return self._report("stopped", None)
 
     def _fail(self, error: BaseException) -> None:
-        # At INFO: the caller of `wait_until` gets the error itself.
+        # INFO only: the caller of `wait_until` raises the error.
         _log.info("capture failed", extra={"error": describe(error)})
         with self._changed:
             self._failure = self._trouble = error
@@ -185,7 +196,7 @@ class CaptureThread(ABC):
 
     def _sealed(self, manifest: Manifest) -> None:
         self._rows_total += manifest.rows
-        self._stock.add(manifest)
+        self._usage.add(manifest)
         self._last_seal = time.monotonic()
         self._commit_time = manifest.commit_time or self._commit_time
         self._advance(manifest.end)
@@ -200,7 +211,7 @@ class CaptureThread(ABC):
         return time.monotonic() >= self._status_due
 
     def _report(self, state: str, trouble: BaseException | None, waits_for: tuple[OpenTransaction, ...] = ()) -> None:
-        """Only for the holder of the lock."""
+        """Write the status file. Only for the holder of the lock."""
         self._status_due = time.monotonic() + _STATUS_SECONDS
         self._trouble = trouble
         status = CaptureStatus(
@@ -219,7 +230,7 @@ class CaptureThread(ABC):
         try:
             write_status(self._spool, status)
         except OSError as error:
-            # The capture goes on without it; if the disk is full or gone, the next segment says so.
+            # Capture continues without it; if the disk is full or missing, writing the next segment fails.
             _log.warning("capture status not written", extra={"error": str(error)})
 
 

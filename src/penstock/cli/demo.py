@@ -1,12 +1,11 @@
-"""`penstock demo`: the whole of it on one machine, in about a minute and a half.
+"""`penstock demo`: a complete pipeline on one machine, in about a minute and a half.
 
-An embedded Postgres with a small shop, a snapshot of its three tables into Delta, a live workload of inserts, updates and deletes, and
-then the proof: source and target compared row by row.
+It starts an embedded Postgres with three tables of a small shop, copies them to Delta, streams a live workload of inserts, updates and
+deletes, and then compares source and target row by row.
 """
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -14,14 +13,14 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from penstock.cli.live import LiveDisplay
-from penstock.cli.run import start_session
+from penstock import storage
+from penstock.cli.run import LiveDisplay, start_session
 from penstock.cli.verify import print_report
+from penstock.config.model import PipelineConfig, load_config
 from penstock.errors import ConfigError, StillDifferentError
 from penstock.location import absolute_path
-from penstock.pipeline.config import PipelineConfig, load_config
 from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.verification.verify import verify_tables
+from penstock.pipeline.verify.verify import verify_tables
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.postgres.slot import current_position
 from penstock.spark.session import SHORT_LIVED
@@ -35,7 +34,7 @@ _CATCH_UP_SECONDS = 300.0
 
 
 def run_demo(directory: Path, seconds: float, console: Console) -> int:
-    """Run the demo from nothing; gives back the exit code. What it leaves in `directory` stays for looking at."""
+    """Run the demo from an empty directory. Returns the exit code. The files stay in `directory` for inspection."""
     directory = absolute_path(directory, "--directory")
     _clear(directory)
     console.print("[bold]Penstock demo[/]: Postgres → Spark → Delta, with no Kafka", highlight=False)
@@ -51,13 +50,13 @@ def run_demo(directory: Path, seconds: float, console: Console) -> int:
         report = verify_tables(spark, config)
     print_report(report, console)
     if not report.equal:
-        raise StillDifferentError("source and target are not equal", hint="keep the demo directory and report what it printed")
+        raise StillDifferentError("source and target are not equal", hint="keep the demo directory, and report this with the output")
     _print_farewell(directory, config, console)
     return 0
 
 
 def _mirror(pipeline: Pipeline, display: LiveDisplay, dsn: str, seconds: float) -> None:
-    """Run the pipeline here, and the workload beside it, until all of it has arrived."""
+    """Run the pipeline in this thread and the workload in another, until all changes are applied."""
     driver = threading.Thread(target=_drive, args=(pipeline, display, dsn, seconds), name="demo-driver", daemon=True)
     driver.start()
     pipeline.run()
@@ -76,20 +75,20 @@ def _drive(pipeline: Pipeline, display: LiveDisplay, dsn: str, seconds: float) -
             goal = current_position(connection)
         deadline = time.monotonic() + _CATCH_UP_SECONDS
         while pipeline.position < goal and time.monotonic() < deadline:
-            display.tick(f"workload {workload.changes:,} changes made, now at rest")
+            display.tick(f"workload {workload.changes:,} changes made, stopped")
             time.sleep(0.5)
     finally:
         pipeline.stop()
 
 
 def _clear(directory: Path) -> None:
-    """Begin anew, but remove only what an earlier demo made."""
-    if directory.exists() and any(directory.iterdir()):
-        if not (directory / _MARK).exists():
-            raise ConfigError(f"{directory} is not empty and was not made by the demo", hint="choose another --directory")
-        shutil.rmtree(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / _MARK).touch()
+    """Empty the directory. Raises an error for a directory that was not created by an earlier demo."""
+    if storage.exists(directory) and any(storage.list_paths(directory)):
+        if not storage.exists(directory / _MARK):
+            raise ConfigError(f"{directory} is not empty and was not created by the demo", hint="choose another --directory")
+        storage.delete_tree(directory)
+    storage.ensure_directory(directory, shared=True)
+    storage.ensure_touched(directory / _MARK)
 
 
 def _write_config(directory: Path, dsn: str) -> PipelineConfig:
@@ -102,19 +101,19 @@ def _write_config(directory: Path, dsn: str) -> PipelineConfig:
         "state": "state",
         "spark": {"master": "local[2]", "conf": SHORT_LIVED},
     }
-    path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    storage.write(path, yaml.safe_dump(document, sort_keys=False).encode(), durable=False, shared=True)
     return load_config(path)
 
 
 def _print_farewell(directory: Path, config: PipelineConfig, console: Console) -> None:
     orders = config.sink.root / "shop" / "orders"
     shown = orders.relative_to(Path.cwd()) if orders.is_relative_to(Path.cwd()) else orders
-    console.print(f"\nThe lake stays in {directory}/lake. To query it:\n", highlight=False)
+    console.print(f"\nThe tables stay in {directory}/lake. To query them:\n", highlight=False)
     console.print(
         "  .venv/bin/python - <<'EOF'\n"
-        "  from penstock.spark.packages import delta_package\n"
+        "  from penstock.spark.java import delta_package\n"
         "  from penstock.spark.session import build_session\n"
-        "  spark = build_session('look', packages=[delta_package()])\n"
+        "  spark = build_session('demo', packages=[delta_package()])\n"
         f"  spark.read.format('delta').load('{shown}').groupBy('status').count().show()\n"
         "  EOF",
         markup=False,

@@ -1,7 +1,7 @@
-"""`penstock`: check, run, capture, status, tables, dead-letters, verify, drop, demo.
+"""The `penstock` command: check, run, capture, status, tables, dead-letters, verify, drop, demo.
 
-Exit codes: 0 ok, 1 runtime, 2 configuration, 3 source or machine, 4 source and target differ, 5 they differ by dead letters alone, 130
-interrupted.
+Exit codes: 0 success, 1 other errors, 2 configuration, 3 source or machine, 4 source and target differ, 5 they differ only in rows of the
+dead-letter queue, 6 comparison incomplete, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from penstock import __version__
-from penstock.cli.dead_letters import app as letters_app
-from penstock.cli.tables import app as tables_app
+from penstock.cli.command_groups import dead_letters_app as letters_app
+from penstock.cli.command_groups import tables_app
 from penstock.errors import EnvironmentUnfitError, PenstockError
 from penstock.logs import FORMAT_VARIABLE, LEVEL_VARIABLE, LogFormat, LogLevel, configure_logging, is_json
 
@@ -37,15 +37,15 @@ def _print_version(is_asked: bool) -> None:
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    pretty_exceptions_enable=False,  # it would print local variables, secrets among them
-    help="Mirror Postgres tables into a lakehouse, on Spark.",
+    pretty_exceptions_enable=False,  # it would print local variables, including secrets
+    help="Change data capture from Postgres to Delta, Iceberg, Postgres or Parquet, on Spark.",
 )
 
 
 @app.callback()
 def options(
     log_level: Annotated[
-        LogLevel, typer.Option("--log-level", envvar=LEVEL_VARIABLE, case_sensitive=False, help="the least level that is logged")
+        LogLevel, typer.Option("--log-level", envvar=LEVEL_VARIABLE, case_sensitive=False, help="Minimum level of log messages.")
     ] = LogLevel.WARNING,
     log_format: Annotated[
         LogFormat,
@@ -53,10 +53,12 @@ def options(
             "--log-format",
             envvar=FORMAT_VARIABLE,
             case_sensitive=False,
-            help="`json`: one JSON object a line, and nothing else on standard error",
+            help="`json`: standard error has one JSON object per line, and nothing else.",
         ),
     ] = LogFormat.TEXT,
-    _version: Annotated[bool, typer.Option("--version", is_eager=True, callback=_print_version, help="print the version and exit")] = False,
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
 ) -> None:
     """Options of every command."""
     configure_logging(log_level, log_format)
@@ -65,15 +67,15 @@ def options(
 app.add_typer(tables_app, name="tables")
 app.add_typer(letters_app, name="dead-letters")
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="the pipeline's YAML file", show_default=False)]
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration file of the pipeline (YAML).", show_default=False)]
 
 
 @app.command()
 def run(
     config: ConfigPath,
-    once: Annotated[bool, typer.Option("--once", help="catch up to what was there at the start, then exit")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Apply all changes committed before the start, then exit.")] = False,
 ) -> None:
-    """Copy the tables, then follow the log until stopped."""
+    """Copy the tables, then apply changes until stopped."""
     from penstock.cli.run import run_pipeline
 
     raise typer.Exit(run_pipeline(config, once=once, console=_stderr()))
@@ -83,10 +85,11 @@ def run(
 def capture(
     config: ConfigPath,
     forget: Annotated[
-        str | None, typer.Option(metavar="CONSUMER", help="let go of what this pipeline has not released, and exit; it will not read again")
+        str | None,
+        typer.Option(metavar="CONSUMER", help="Remove this reader of the spool and exit. Its unread changes are no longer kept."),
     ] = None,
 ) -> None:
-    """Read the slot into the spool, for the pipelines that name it with source.process: separate, until stopped."""
+    """Read the slot into the spool until stopped, for pipelines with source.process: separate."""
     from penstock.cli.capture import run_capture, run_forget
 
     console = _stderr()
@@ -94,9 +97,12 @@ def capture(
 
 
 @app.command()
-def check(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False) -> None:
-    """Try what a run needs before its first row, leave nothing behind, and list all problems with their fixes. Exit 0 ready, 2 or 3 not."""
-    from penstock.cli.check import print_check
+def check(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Check everything that a run needs, and list all problems with their fixes.
+
+    Changes nothing. Exit code 0: ready to run, 2 or 3: not.
+    """
+    from penstock.cli.status import print_check
     from penstock.pipeline.checks.check import check_pipeline
 
     report = check_pipeline(config)
@@ -110,12 +116,12 @@ def check(config: ConfigPath, as_json: Annotated[bool, typer.Option("--json", he
 @app.command()
 def status(
     config: ConfigPath,
-    show_all: Annotated[bool, typer.Option("--all", help="list every table that is streaming, not some of them")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    show_all: Annotated[bool, typer.Option("--all", help="List every streaming table, not only the first 20.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show slot, spool, lag and tables, those that failed first. Needs no Spark, and works while the pipeline runs."""
+    """Show slot, spool, lag and tables, failed tables first. Needs no Spark, and works while the pipeline runs."""
     from penstock.cli.status import print_status
-    from penstock.pipeline.config import load_config
+    from penstock.config.model import load_config
     from penstock.pipeline.status import inspect_status
 
     found = inspect_status(load_config(config))
@@ -128,13 +134,13 @@ def status(
 @app.command()
 def verify(
     config: ConfigPath,
-    table: Annotated[
-        list[str] | None, typer.Option("--table", metavar="TABLE", help="only this table; may be given more than once")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="for programs")] = False,
+    table: Annotated[list[str] | None, typer.Option("--table", metavar="TABLE", help="Only this table; can be repeated.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare source and target row by row at one position, while the pipeline runs or not. Exit 0 equal, 4 different or not compared, 5
-    equal but for rows in dead letters, 6 incomplete because of an error."""
+    """Compare source and target row by row at one position, while the pipeline runs or not.
+
+    Exit code 0: equal, 4: different or not compared, 5: equal except for rows in the dead-letter queue, 6: incomplete because of an error.
+    """
     from penstock.cli.verify import run_verify
 
     code = run_verify(config, table or [], as_json=as_json, console=Console(), progress=_stderr())
@@ -142,38 +148,42 @@ def verify(
 
 
 @app.command()
-def drop(config: ConfigPath, yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False) -> None:
-    """Drop what the pipeline has at its source: slot, publication, event trigger, change table. The tables stay, and follow nothing
-    any more."""
-    from penstock.cli.drop import drop_pipeline
+def drop(config: ConfigPath, yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False) -> None:
+    """Drop the pipeline's objects at its source: slot, publication, event trigger, change table.
+
+    The target tables stay but are no longer updated.
+    """
+    from penstock.cli.capture import drop_pipeline
 
     raise typer.Exit(drop_pipeline(config, is_sure=yes))
 
 
 @app.command()
 def demo(
-    directory: Annotated[Path, typer.Option(help="where the demo's database, state and lake go")] = Path("demo"),
-    seconds: Annotated[float, typer.Option(help="how long the live workload lasts")] = 30.0,
+    directory: Annotated[Path, typer.Option(help="Directory for the database, the state and the tables of the demo.")] = Path("demo"),
+    seconds: Annotated[float, typer.Option(help="Duration of the live workload.")] = 30.0,
 ) -> None:
-    """Mirror a small shop from an embedded Postgres, under load, and compare it row by row."""
+    """Replicate a small shop from an embedded Postgres under load, and compare it row by row."""
     from penstock.cli.demo import run_demo
 
     raise typer.Exit(run_demo(directory, seconds, Console()))
 
 
 def _stderr() -> Console:
-    """For progress and notices; silent where the standard error is for programs."""
+    """Console for progress and notices. Silent with `--log-format json`."""
     return Console(stderr=True, quiet=is_json())
 
 
 def _closed(error: PermissionError) -> PenstockError:
-    hint = "run the command as the user who runs the pipeline, whose files are for that user alone"
-    return EnvironmentUnfitError(f"{error.filename} is closed to this user", hint=hint)
+    hint = "run the command as the user who runs the pipeline: its files are private to that user"
+    return EnvironmentUnfitError(f"permission denied: {error.filename}", hint=hint)
 
 
 def main() -> None:
-    """The console script: errors become one message and an exit code, never a traceback."""
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints every exception that our own code raises inside a batch
+    """Entry point of the console script. An error becomes a message and an exit code, never a traceback."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)  # it prints every exception that is raised inside a batch
+    # Without a handler at the root, py4j adds one that prints: a traceback when the JVM dies, and later records twice.
+    logging.getLogger().addHandler(logging.NullHandler())
     try:
         app(args=_logging_first(sys.argv[1:]), standalone_mode=True)
     except (PenstockError, PermissionError) as caught:
@@ -188,7 +198,7 @@ def main() -> None:
 
 
 def _logging_first(arguments: Sequence[str]) -> list[str]:
-    """Options of logging belong to every command; they may be given behind one too."""
+    """Move the logging options to the front, so that they can also follow the command name."""
     first: list[str] = []
     rest: list[str] = []
     waiting = iter(arguments)

@@ -1,4 +1,4 @@
-"""`penstock status`, for people."""
+"""Human-readable output of `penstock status` and `penstock check`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from datetime import timedelta
 
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
-from penstock.pipeline.snapshots.progress import SnapshotProgress
-from penstock.pipeline.states import TableState, TableStatus
+from penstock.pipeline.checks.findings import CheckReport, Finding, StepState
+from penstock.pipeline.snapshots.state import SnapshotProgress
 from penstock.pipeline.status import PipelineStatus
+from penstock.pipeline.table_states import TableState, TableStatus
 from penstock.schema import TableName
 
 _ORDINARY = 20
-"""How many tables are listed that are as they should be, unless all are asked for."""
+"""Number of streaming tables to list without `--all`."""
 _WIDEST = 60
 _ORDER = (
     TableState.FAILED,
@@ -31,13 +33,15 @@ _COLOURS = {TableState.FAILED: "red", TableState.STREAMING: "green"}
 
 
 def print_status(status: PipelineStatus, console: Console, *, show_all: bool = False) -> None:
-    """Tables that failed or are not streaming come first; of the others only some are listed, without `show_all`."""
+    """Print the status, tables that are not streaming first. Without `show_all`, only some streaming tables are listed."""
     most = None if show_all else _ORDINARY
     console.print(f"[bold]{status.pipeline}[/]", highlight=False)
     for name, value in _facts(status):
         _say(console, f"  {name:<10} {escape(value)}")
     _print_most(console, "copying", {str(name): _progress(each) for name, each in status.snapshots.items()}, most)
-    _print_most(console, "letters", {str(name): f"{count:,} rows could not be applied" for name, count in status.letters.items()}, most)
+    _print_most(
+        console, "rejected", {str(name): f"{count:,} rows in the dead-letter queue" for name, count in status.letters.items()}, most
+    )
     if status.epoch is None:
         console.print("  no epoch has been recorded yet", highlight=False)
         return
@@ -66,7 +70,7 @@ def _print_tables(console: Console, tables: Mapping[TableName, TableStatus], mos
 
 
 def name_width(names: Iterable[str]) -> int:
-    """Of a column of names. A longer one moves the rest of its own line."""
+    """Width of a column of names. A longer name moves the rest of its line to the right."""
     return min(max(map(len, names), default=0), _WIDEST)
 
 
@@ -78,7 +82,7 @@ def _print_most(console: Console, heading: str, lines: Mapping[str, str], most: 
 
 
 def _say(console: Console, text: str) -> None:
-    """One line, however narrow the terminal: a name that is broken cannot be searched for, or copied."""
+    """Print without wrapping, so that names can be searched for and copied."""
     console.print(text, highlight=False, soft_wrap=True)
 
 
@@ -95,14 +99,14 @@ def _facts(status: PipelineStatus) -> list[tuple[str, str]]:
         facts.append(("slot", f"{status.slot.name}, confirmed {status.slot.confirmed}, {reader}, WAL {status.slot.wal_status}"))
     if status.lag_bytes is not None:
         seconds = f", {status.lag_seconds:.1f} s" if status.lag_seconds is not None else ""
-        kept = f"; the server keeps {_bytes(status.retained_bytes)} of WAL" if status.retained_bytes is not None else ""
+        kept = f"; the slot retains {_bytes(status.retained_bytes)} of WAL" if status.retained_bytes is not None else ""
         safe_bytes = status.slot.safe_wal_bytes if status.slot is not None else None
-        room = f" and has room for {_bytes(max(0, safe_bytes))}" if safe_bytes is not None else ""
+        room = f", and may be lost after {_bytes(max(0, safe_bytes))} more" if safe_bytes is not None else ""
         facts.append(("lag", f"{_bytes(status.lag_bytes)}{seconds}{kept}{room}"))
     if status.capture is not None:
         capture = status.capture
         trouble = f" ({capture.failure.code}: {capture.failure.message})" if capture.failure else ""
-        rows = f"{capture.rows_total:,} rows, confirms what is {capture.confirms}"
+        rows = f"{capture.rows_total:,} rows, confirm: {capture.confirms}"
         facts.append(("capture", f"{status.capture_state}{trouble}, sealed {capture.sealed}, {rows}"))
         facts += [("fix", capture.failure.hint)] if capture.failure and capture.failure.hint else []
     facts.append(("spool", f"{_bytes(status.spool_bytes)} in {status.spool_segments} segments"))
@@ -127,3 +131,30 @@ def _bytes(count: int) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+_CHECK_COLOURS = {StepState.OK: "green", StepState.WARNING: "yellow", StepState.PROBLEM: "red", StepState.SKIPPED: "dim"}
+_WORDS = {StepState.OK: "ok", StepState.WARNING: "ok", StepState.PROBLEM: "problem", StepState.SKIPPED: "skipped"}
+
+
+def print_check(report: CheckReport, console: Console) -> None:
+    console.print(f"[bold]{escape(report.pipeline or 'no pipeline')}[/]", highlight=False)
+    table = Table(box=None, pad_edge=False, padding=(0, 2), show_header=False)
+    for _ in range(3):
+        table.add_column(overflow="fold")
+    for step in report.steps:
+        table.add_row(f"  {step.name}", f"[{_CHECK_COLOURS[step.state]}]{_WORDS[step.state]}[/]", escape(step.detail))
+    console.print(table)
+    _print_findings("problems", "red", report.problems, console)
+    _print_findings("warnings", "yellow", report.warnings, console)
+    if not report.problems:
+        console.print("\n[green]ready to run[/]")
+
+
+def _print_findings(title: str, colour: str, findings: list[Finding], console: Console) -> None:
+    if findings:
+        console.print(f"\n[bold]{len(findings)} {title if len(findings) > 1 else title[:-1]}[/]")
+    for finding in findings:
+        console.print(f"  [{colour}]{finding.code}[/] {escape(finding.what)}", highlight=False, soft_wrap=True)
+        if finding.fix:
+            console.print(f"    fix: {escape(finding.fix)}", highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`penstock verify`: the comparison, for people."""
+"""`penstock verify`: run the comparison and print the report."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli.run import start_session
+from penstock.config.model import load_config
 from penstock.errors import ConfigError
-from penstock.pipeline.config import load_config
-from penstock.pipeline.verification.comparing import Comparison, RowDifference
-from penstock.pipeline.verification.verdicts import VerifyReport
-from penstock.pipeline.verification.verify import verify_tables
+from penstock.pipeline.verify.compare import Comparison, RowDifference
+from penstock.pipeline.verify.verify import VerifyReport, verify_tables
 from penstock.postgres.connection import connect
 from penstock.schema import TableName
 
@@ -25,10 +24,10 @@ _NULL = "[dim]null[/]"
 
 
 def run_verify(path: Path, tables: Sequence[str], *, as_json: bool, console: Console, progress: Console) -> int:
-    """Compare, and print on `console`; what happens meanwhile goes to `progress`. Gives back the exit code."""
+    """Compare, and print the report to `console`, progress to `progress`. Returns the exit code."""
     config = load_config(path)
     names = [_parsed(text) for text in tables]
-    with connect(config.source.address()):  # what keeps us from the source is found before Spark is started
+    with connect(config.source.address()):  # fails on connection problems before Spark starts
         pass
     with progress.status("starting Spark …") as status:
         report = verify_tables(start_session(config), config, names, lambda text: status.update(escape(f"{text} …")))
@@ -76,12 +75,12 @@ def print_comparisons(comparisons: Sequence[Comparison], console: Console) -> No
 
 def _verdict(comparison: Comparison) -> str:
     words = "[green]equal[/]" if comparison.equal_but_held else "[red]different[/]"
-    return f"{words}, but for {comparison.held:,} in dead letters" if comparison.held else words
+    return f"{words}, except {comparison.held:,} rows in the dead-letter queue" if comparison.held else words
 
 
 def _print_examples(comparison: Comparison, console: Console) -> None:
-    columns = ", ".join(f"{name} in {count:,}" for name, count in comparison.columns.items())
-    console.print(escape(f"\n{comparison.table}{': different in ' + columns if columns else ''}"), highlight=False)
+    columns = ", ".join(f"{name} ({count:,})" for name, count in comparison.columns.items())
+    console.print(escape(f"\n{comparison.table}{': different columns: ' + columns if columns else ''}"), highlight=False)
     table = Table(box=None, pad_edge=False, padding=(0, 1))
     for heading in ("  row", "key", "column", "source", "target"):
         table.add_column(heading, overflow="fold")
@@ -114,4 +113,4 @@ def _parsed(text: str) -> TableName:
     try:
         return TableName.parse(text)
     except ValueError as error:
-        raise ConfigError(f"--table: {error}", hint="write schema.table, with double quotes around what SQL would quote") from error
+        raise ConfigError(f"--table: {error}", hint="write schema.table, with double quotes where SQL needs them") from error

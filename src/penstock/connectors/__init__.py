@@ -1,1 +1,1 @@
-"""Source connectors: the contract of `penstock.contracts.connector`, over captures."""
+"""Source connectors: Arrow batches and checkpoints for programs that store their own position."""

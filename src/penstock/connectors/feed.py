@@ -1,8 +1,11 @@
-"""What stands behind `PostgresConnector.poll_batch`: a thread that reads, and a bounded queue of the steps that the consumer takes.
+"""The reader thread of a connector and its bounded queue: publication and slot, snapshot rows and spooled
+changes, as Arrow batches.
 
-The thread makes publication and slot, runs a `SpoolCapture`, copies the tables that are to be copied, and then follows the spool. So the
-consumer never waits for a server. Trouble that passes is waited out here; everything else is raised to the consumer once it has taken all
-that came before.
+Nothing is decoded here: the spool contains typed batches, and snapshots use the decoder of the stream.
+
+The thread creates publication and slot, runs a `SpoolCapture`, copies the tables that need a snapshot, and
+then reads the spool, so the consumer never waits for a server. The thread retries temporary errors. The
+consumer gets all others after it has taken all earlier rows.
 """
 
 from __future__ import annotations
@@ -11,28 +14,212 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from operator import attrgetter
+from typing import TypeAlias
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.capture.provision import check_coverage, ensure_capture, ensure_coverage
 from penstock.capture.settings import CaptureSettings
-from penstock.capture.spooling import SpoolCapture
+from penstock.capture.slot_capture import SpoolCapture
+from penstock.change import COMMIT_VERSION, METADATA_FIELDS, snapshot_batch, truncate_batch
 from penstock.connectors.progress import Offset, Progress
-from penstock.connectors.readiness import check_members, ensure_source
-from penstock.connectors.rows import Begun, Copied, Range, Reached, Rows, Step, copy_tables
-from penstock.errors import PenstockError, Recovery, SpoolError
+from penstock.errors import PenstockError, Recovery, SpoolError, TableGapError
 from penstock.lag import OpenTransaction
 from penstock.position import Position
-from penstock.postgres.health import log_wait
+from penstock.postgres.chunked_table import chunk_named_tables
+from penstock.postgres.connection import connect
+from penstock.postgres.membership import Membership, inspect_captured_tables
+from penstock.postgres.server import log_wait
+from penstock.postgres.slot import OnWait, check_server, ensure_slot, inspect_server
+from penstock.postgres.snapshot_export import export_snapshot
 from penstock.retry import Backoff
 from penstock.schema import TableName
-from penstock.spool.consumers import release, released
-from penstock.spool.reader import SpoolReader
+from penstock.spool.ownership import load_identity
+from penstock.spool.reader import FileSlice, SpoolRange, SpoolReader
+from penstock.spool.retention import release, released_positions
+from penstock.spool.rows import RejectedChange, first_rejected, read_rows
+
+
+def ensure_source(settings: CaptureSettings, on_wait: OnWait, *, is_known: bool) -> None:
+    """Create missing publication and slot, or raise an error with the statements that fix the problem.
+
+    A slot is created only if none can have existed before: not for a consumer that `is_known`, and not for a
+    spool filled from a slot. Creating it waits for the open transactions; `on_wait` gets them once a second.
+    """
+    address, tables = settings.address, settings.tables
+    if is_known or load_identity(settings.spool) is not None:
+        if tables:
+            check_coverage(ensure_coverage(address, settings.publication, tables, manage=True))
+    elif tables:
+        ensure_capture(address, settings.slot, settings.publication, tables, failover=settings.failover, on_wait=on_wait)
+    else:
+        with connect(address) as connection:
+            check_server(inspect_server(connection))
+            ensure_slot(address, connection, settings.slot, failover=settings.failover, on_wait=on_wait)
+
+
+def check_members(
+    settings: CaptureSettings, tables: Collection[TableName], before: Mapping[TableName, Membership]
+) -> Mapping[TableName, Membership]:
+    """The publication membership of `tables`. Raises if changes of a table that was a member `before` may be
+    missing.
+    """
+    found = inspect_captured_tables(settings.address, settings.publication, lambda table: table in tables)
+    for table, reason in found.interruptions(before, must_be_captured=bool(settings.tables)).items():
+        raise TableGapError(
+            f"table {table} {reason}, so changes of it may be missing", hint="start without a checkpoint, which copies the tables again"
+        )
+    return found.members
+
+
+BATCH_ROWS = 10_000
+BATCH_BYTES = 8 << 20
+
+_VERSION = [field.name for field in METADATA_FIELDS].index(COMMIT_VERSION) - len(METADATA_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The start of reading: the consumer has all changes up to `floor`."""
+
+    floor: Position
+    members: Mapping[TableName, Membership] = field(default_factory=dict)
+    """Current publication membership of the tables; valid for all later steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedRows:
+    """Rows of a snapshot, or the truncate that precedes a repeated snapshot."""
+
+    table: TableName
+    records: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The snapshot of a table was delivered completely."""
+
+    table: TableName
+    fence: Position
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedRows:
+    """Changes of one table, in order."""
+
+    table: TableName
+    records: pa.RecordBatch
+
+    @property
+    def last_commit(self) -> tuple[Position, int]:
+        """The last commit, and the number of rows that belong to it."""
+        versions = _versions(self.records)
+        return Position.of(versions[-1].as_py()), _count(versions, versions[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """All changes of all tables up to `floor` were delivered."""
+
+    floor: Position
+
+
+Rows: TypeAlias = CopiedRows | ChangedRows
+Step: TypeAlias = Begun | Rows | Copied | Reached
+
+
+# --- the stream ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The part of a spool range that a consumer needs: the files of each table with changes that the consumer
+    does not have.
+    """
+
+    tables: Mapping[TableName, tuple[FileSlice, ...]]
+    skip: Mapping[TableName, Offset]
+
+    @classmethod
+    def of(cls, spooled: SpoolRange, skip: Mapping[TableName, Offset], wants: Callable[[TableName], bool]) -> Range:
+        wanted = {table: _after(found.slices, skip.get(table)) for table, found in spooled.tables.items() if wants(table)}
+        return cls({table: wanted[table] for table in sorted(wanted) if wanted[table]}, skip)
+
+    def first_rejected(self, *, reject_inexact: bool) -> RejectedChange | None:
+        """The first value of any table that must not be delivered, and so ends the stream."""
+        found = (first_rejected(table, slices, reject_inexact=reject_inexact) for table, slices in self.tables.items())
+        return min(filter(None, found), key=attrgetter("version"), default=None)
+
+    def rows(self) -> Iterator[ChangedRows]:
+        """The rows, table by table, each in commit order."""
+        for table, slices in self.tables.items():
+            skip = self.skip.get(table, Offset(Position.ZERO))
+            known = skip.rows or 0
+            for each in slices:
+                for batch in read_rows(each, BATCH_ROWS, BATCH_BYTES):
+                    # They come first: `_after` left out all earlier commits.
+                    delivered = min(known, _count(_versions(batch), skip.position.value)) if known else 0
+                    known -= delivered
+                    if batch.num_rows > delivered:
+                        yield ChangedRows(table, batch.slice(delivered))
+
+
+def _after(slices: Sequence[FileSlice], offset: Offset | None) -> tuple[FileSlice, ...]:
+    """The files with commits after the offset. If the commit at the offset was delivered only in part, its
+    file is included.
+    """
+    if offset is None:
+        return tuple(slices)
+    after = offset.position if offset.rows is None else Position.of(offset.position.value - 1)
+    left = (each for each in slices if each.file.max_position > after)
+    return tuple(replace(each, after=max(each.after or after, after)) if each.file.min_position <= after else each for each in left)
+
+
+def _versions(batch: pa.RecordBatch) -> pa.Array:
+    """The commit versions of a batch. The column is found by index, because the table may have a column of
+    the same name.
+    """
+    return batch.column(batch.num_columns + _VERSION)
+
+
+def _count(versions: pa.Array, version: object) -> int:
+    return int(pc.sum(pc.equal(versions, version)).as_py() or 0)
+
+
+# --- the snapshot -------------------------------------------------------------------------------------------------------------
+
+
+def copy_tables(settings: CaptureSettings, tables: Sequence[TableName], on_wait: OnWait, *, again: bool) -> Iterator[Step]:
+    """The rows of `tables` under one exported snapshot, one table after the other.
+
+    With `again`, the consumer may have rows of an earlier snapshot that no longer exist in the source: each
+    table is truncated first.
+    """
+    if not tables:
+        return
+    with export_snapshot(settings.address, on_wait) as exported:
+        for table in chunk_named_tables(settings.address, tables, settings.types, settings.publication):
+            schema = table.schema
+            if again:
+                yield CopiedRows(schema.name, truncate_batch(schema, exported.fence))
+            ordinal = 1  # after the truncate
+            with closing(table.read(settings.address, exported.name, reject_inexact=settings.types.rejects_inexact)) as batches:
+                for batch in batches:
+                    yield CopiedRows(schema.name, snapshot_batch(batch, schema, exported.fence.value, ordinal))
+                    ordinal += batch.num_rows
+            yield Copied(schema.name, exported.fence)
+
 
 _log = logging.getLogger(__name__)
 
 CONSUMER = "connector"
-"""The name under which the connector releases what it does not need any more."""
+"""Name under which the connector releases positions of the spool."""
 
 _QUEUE_BYTES = 64 << 20
 _QUEUE_STEPS = 256
@@ -41,12 +228,14 @@ _WAIT_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _END_SECONDS = 15.0
-_WATCHES_PER_LOOK = 6
-"""How often it looks whether the tables are still what they were, beside the watch over log and slot."""
+_WATCHES_PER_CHECK = 6
+"""Number of health checks of slot and server after which the publication membership is checked once."""
 
 
 class StepQueue:
-    """Steps from one thread to another: as many as fit, and then the error that ended them. `ready` is set while there is something."""
+    """Bounded queue of steps between two threads, followed by the error that ended them. `ready` is set while
+    it has an item.
+    """
 
     def __init__(self, ready: threading.Event, max_bytes: int = _QUEUE_BYTES, max_steps: int = _QUEUE_STEPS) -> None:
         self._ready = ready
@@ -59,21 +248,25 @@ class StepQueue:
         self._is_closed = False
 
     def put(self, steps: Sequence[Step]) -> bool:
-        """Wait for room, then add all of them at once; False if nobody will take them. A queue that is empty takes anything."""
+        """Wait for room, then append all steps at once; False if the queue is closed. An empty queue accepts
+        steps of any size.
+        """
         size = sum(map(_size, steps))
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._has_room(size))
             if self._is_closed:
                 return False
             if self._steps and len(steps) == 1 and isinstance(steps[0], Reached) and isinstance(self._steps[-1], Reached):
-                self._steps.pop()  # quiet ground behind quiet ground is one stretch of it
+                self._steps.pop()  # of several steps without rows only the last is needed
             self._steps += steps
             self._bytes += size
             self._ready.set()
             return True
 
     def take(self, max_rows: int) -> Step | None:
-        """The next step, at most so many rows of it; None if there is none now. Raises what ended the steps, after the last of them."""
+        """The next step, with at most `max_rows` rows; None if there is none now. After the last step it
+        raises the error that ended the feed.
+        """
         with self._changed:
             if not self._steps:
                 if self._failure is not None:
@@ -90,7 +283,7 @@ class StepQueue:
             return step
 
     def take_mark(self) -> Step | None:
-        """The next step if it has no rows and has come already."""
+        """The next step if it is available and has no rows."""
         with self._changed:
             if not self._steps or isinstance(self._steps[0], Rows):
                 return None
@@ -112,7 +305,9 @@ class StepQueue:
 
 
 def grouped(steps: Iterable[Step]) -> Iterator[tuple[Step, ...]]:
-    """Rows together with what is reached by them, so that whoever takes the rows stands there, and not right before it."""
+    """Group rows with the progress steps that follow them, so that a consumer that takes the rows also takes
+    the progress.
+    """
     group: tuple[Step, ...] = ()
     for step in steps:
         if group and isinstance(step, Rows):
@@ -127,7 +322,7 @@ class Feed:
     """Reads from `progress` on, between `start` and `stop`."""
 
     def __init__(self, settings: CaptureSettings, progress: Progress, ready: threading.Event, *, takes_all: bool) -> None:
-        """With `takes_all`, tables that join the publication later come too."""
+        """With `takes_all`, also reads tables that join the publication later."""
         self.steps = StepQueue(ready)
         self._settings = settings
         self._tables = frozenset(progress.tables)
@@ -136,7 +331,7 @@ class Feed:
         self._followed = progress.followed
         self._begin = progress.floor
         self._to_copy = list(progress.to_copy)
-        # What was given out of a table before it was whole, nobody has noted.
+        # Checkpoints do not record a partly copied table.
         self._copies_again = progress.floor > Position.ZERO
         self._skip: dict[TableName, Offset] = dict(progress.ahead)
         self._capture = SpoolCapture(replace(settings, tables=()))
@@ -150,7 +345,7 @@ class Feed:
         self._thread.start()
 
     def stop(self) -> None:
-        """Let go of slot and spool. Nothing is acknowledged that was not before."""
+        """Close slot and spool. Acknowledges nothing."""
         self._stopping.set()
         self.steps.close()
         self._capture.stop()
@@ -159,12 +354,14 @@ class Feed:
 
     @property
     def trouble(self) -> BaseException | None:
-        """Why nothing comes now; None while all is well. What the capture says counts also while nobody takes what came before."""
+        """The error that blocks the feed now; None if there is none. An error of the capture counts even
+        while earlier steps wait in the queue.
+        """
         return self._trouble or self._capture.trouble
 
     @property
     def errors_total(self) -> int:
-        """How often something went wrong so far."""
+        """Number of errors so far."""
         return self._errors_total
 
     # --- the thread -----------------------------------------------------------------------------------------------------
@@ -179,37 +376,43 @@ class Feed:
             self._follow()
         except _StoppedError:
             pass
-        except BaseException as error:  # noqa: BLE001 - the thread's edge: the consumer raises it
+        except BaseException as error:  # noqa: BLE001 - edge of the thread: the consumer raises it
             self._note(error)
             self.steps.fail(error)
         finally:
             self._capture.stop()
 
     def _make_ready(self) -> None:
-        """Publication, then slot, then a look at which tables these are. A slot that is gone is a hole, and the capture says so."""
+        """Create publication and slot, then check the tables. A missing slot is a gap, which the capture
+        reports.
+        """
         settings = self._settings
-        ensure_source(settings, self._check_going, is_known=self._begin > Position.ZERO)
+        ensure_source(settings, self._check_running, is_known=self._begin > Position.ZERO)
         self._members = check_members(settings, self._tables, self._followed)
         try:
-            if CONSUMER not in released(settings.spool):
+            if CONSUMER not in released_positions(settings.spool):
                 release(settings.spool, CONSUMER, Position.ZERO)
         except OSError as error:
             raise SpoolError(f"the spool cannot be written: {error}") from error
 
     def _await_begin(self) -> Position:
-        """The spool is ours once it is open, and not before: another process may have been moving the position until then."""
+        """Wait until the capture has opened the spool, and return its position. Before that, another process
+        may move the position.
+        """
         while not self._capture.wait_until(Position.ZERO, _WAIT_SECONDS):
-            self._look()
+            self._check_capture()
         end = self._capture.end or Position.ZERO
         if self._begin > Position.ZERO:
             return self._begin
-        begun = released(self._settings.spool).get(CONSUMER, Position.ZERO)
+        begun = released_positions(self._settings.spool).get(CONSUMER, Position.ZERO)
         return begun if begun > Position.ZERO else self._reader.start or end
 
     def _copy(self) -> None:
-        """All that is left to copy. When it is interrupted, tables that are not whole begin anew, under another snapshot."""
+        """Copy the remaining tables. After an interruption, incomplete tables start again under another
+        snapshot.
+        """
         again, self._copies_again = self._copies_again, True
-        for group in grouped(copy_tables(self._settings, self._to_copy, self._check_going, again=again)):
+        for group in grouped(copy_tables(self._settings, self._to_copy, self._check_running, again=again)):
             self._put(group)
             for step in group:
                 if isinstance(step, Copied):
@@ -217,57 +420,61 @@ class Feed:
                     self._skip[step.table] = Offset(step.fence)
 
     def _follow(self) -> None:
-        look_seconds = self._settings.limits.watch_seconds * _WATCHES_PER_LOOK
-        at, look_at = self._begin, time.monotonic() + look_seconds
+        check_seconds = self._settings.limits.watch_seconds * _WATCHES_PER_CHECK
+        at, check_at = self._begin, time.monotonic() + check_seconds
         while True:
-            self._look()
-            if time.monotonic() >= look_at:
-                self._look_at_members()
-                look_at = time.monotonic() + look_seconds
+            self._check_capture()
+            if time.monotonic() >= check_at:
+                self._check_members()
+                check_at = time.monotonic() + check_seconds
             if not self._capture.wait_beyond(at, _WAIT_SECONDS):
                 continue
             upto = self._reader.limit(at, max_rows=_READ_ROWS)
-            # Nothing new although the capture says so: reading as far as it says tells what is missing.
+            # The capture reports more than the reader finds: reading up to its position raises the gap error.
             upto = upto if upto > at else self._capture.end or at
-            refused = self._give_out(at, upto)
-            if refused is not None:
-                raise refused
+            rejected = self._deliver(at, upto)
+            if rejected is not None:
+                raise rejected
             self._skip = {table: offset for table, offset in self._skip.items() if offset.position > upto}
             at = upto
 
-    def _look_at_members(self) -> None:
-        """A table that is renamed or taken out of the publication just falls silent. What this does not see, the next start does."""
+    def _check_members(self) -> None:
+        """Detect tables that were renamed or removed from the publication: the server sends no more changes
+        of them. Interruptions that this check misses are detected at the next start.
+        """
         try:
             check_members(self._settings, self._tables, self._members)
         except PenstockError as error:
             if error.recovery is not Recovery.RETRY:
                 raise
-            _log.info("tables not looked at", extra={"code": error.code})
+            _log.info("publication membership not checked", extra={"code": error.code})
 
-    def _give_out(self, at: Position, upto: Position) -> PenstockError | None:
-        """The changes in `(at, upto]`; or the whole transactions before the first value that ends the stream, and its error.
+    def _deliver(self, at: Position, upto: Position) -> PenstockError | None:
+        """Deliver the changes in `(at, upto]`. Before a value that ends the stream, deliver the whole
+        transactions before it and return its error.
 
-        In that case the floor stays where it is. No commit ends right before the refused one, and a position at which none ends must not
-        be confirmed: the server takes a transaction for known if its commit record *begins* before that.
+        In that case the floor does not move. No commit ends directly before the rejected one, and only
+        positions of commits may be confirmed: the server skips a transaction if its commit record *begins*
+        before the confirmed position.
         """
         found = Range.of(self._reader.read(at, upto), self._skip, self._wants)
-        refused = found.first_refused(refuse_inexact=self._settings.types.refuses_inexact)
-        if refused is not None:
-            found = Range.of(self._reader.read(at, Position.of(refused.version - 1)), self._skip, self._wants)
-        for group in grouped(chain(found.rows(), [] if refused is not None else [Reached(upto)])):
+        rejected = found.first_rejected(reject_inexact=self._settings.types.rejects_inexact)
+        if rejected is not None:
+            found = Range.of(self._reader.read(at, Position.of(rejected.version - 1)), self._skip, self._wants)
+        for group in grouped(chain(found.rows(), [] if rejected is not None else [Reached(upto)])):
             self._put(group)
-        return refused.error if refused is not None else None
+        return rejected.error if rejected is not None else None
 
     def _wants(self, table: TableName) -> bool:
         return self._takes_all or table in self._tables
 
-    # --- what can go wrong ----------------------------------------------------------------------------------------------
+    # --- errors ----------------------------------------------------------------------------------------------
 
     def _put(self, steps: Sequence[Step]) -> None:
         if not self.steps.put(steps):
             raise _StoppedError
 
-    def _look(self) -> None:
+    def _check_capture(self) -> None:
         if self._stopping.is_set():
             raise _StoppedError
         self._note(self._capture.trouble)
@@ -277,8 +484,8 @@ class Feed:
             self._errors_total += 1
         self._trouble = trouble
 
-    def _check_going(self, blockers: Sequence[OpenTransaction]) -> None:
-        """Called once a second while a slot or a snapshot waits for others."""
+    def _check_running(self, blockers: Sequence[OpenTransaction]) -> None:
+        """Called once a second while a slot or a snapshot waits for other transactions."""
         if self._stopping.is_set():
             raise _StoppedError
         log_wait(blockers)
@@ -302,7 +509,7 @@ class Feed:
 
 
 class _StoppedError(Exception):
-    """Raised through whatever the thread does to end it."""
+    """Raised in the thread to end it."""
 
 
 def _size(step: Step) -> int:

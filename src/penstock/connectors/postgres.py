@@ -1,11 +1,11 @@
-"""`PostgresConnector`: the contract of a source connector, for Postgres, over logical replication.
+"""`PostgresConnector`: the source connector for Postgres, over logical replication.
 
-A view of the one engine: a `SpoolCapture` fills the spool, a feed reads it, and the spool's consumer `connector` releases what has been
-acknowledged, which the capture then confirms to the server. Batches are change batches: the table's columns, then those of
-`penstock.change.METADATA_FIELDS`.
+A `SpoolCapture` fills the spool and a feed reads it. The spool's consumer `connector` releases acknowledged
+positions, which the capture confirms to the server. Batches are change batches: the table's columns, then
+those of `penstock.change.METADATA_FIELDS`.
 
-Three things hold: reading starts with the first `poll_batch`, never before `restore`; `checkpoint` only says where the consumer stands; and
-`notify_epoch_committed` is the only place from which a position is released.
+Invariants: reading starts with the first `poll_batch`, never before `restore`; `checkpoint` has no side
+effects; only `notify_epoch_committed` releases a position.
 """
 
 from __future__ import annotations
@@ -19,39 +19,38 @@ import pyarrow as pa
 from typing_extensions import override
 
 from penstock.change import METADATA_FIELDS, change_schema
-from penstock.connectors.epochs import EpochLedger
-from penstock.connectors.feed import CONSUMER, Feed
-from penstock.connectors.health import Vitals, assess
-from penstock.connectors.progress import Progress
-from penstock.connectors.registry import TablesInRegistry
-from penstock.connectors.rows import Begun, ChangedRows, Copied, CopiedRows, Reached, Rows, Step
-from penstock.connectors.schemas import CapturedSchemas
-from penstock.connectors.settings import ConnectorSettings
-from penstock.connectors.source import SourceView, discover, hold_place, inspect_view
+from penstock.connectors.feed import CONSUMER, Begun, ChangedRows, Copied, CopiedRows, Feed, Reached, Rows, Step
+from penstock.connectors.progress import EpochLedger, Progress
+from penstock.connectors.schema_registry import TablesInRegistry
+from penstock.connectors.settings import ConnectorSettings, Vitals, assess
+from penstock.connectors.source import CapturedSchemas, SourceView, discover, hold_position, inspect_view
 from penstock.contracts.connector import ConnectorConfig, ConnectorMetrics, HealthStatus, SourceBatch, SourceCheckpoint, SourceConnector
 from penstock.contracts.schemas import SchemaProvider, SchemaRegistryAware
 from penstock.errors import ConnectorError, ConnectorStateError, PenstockError, SpoolError
 from penstock.position import Position
-from penstock.spool.consumers import release
+from penstock.spool.retention import release
 from penstock.spool.status import CaptureStatus, load_status
 
 _log = logging.getLogger(__name__)
 
 
 class PostgresConnector(SourceConnector):
-    """Copies some tables, then follows them. `config` has the options of a capture and those of `connectors.settings.OPTIONS`.
+    """Copies tables, then streams their changes. `config` has the options in
+    `connectors.settings.CONNECTOR_OPTIONS`.
 
-    Of one range of the log, the changes come table by table, so order is kept within a table, and between tables only `_commit_version`
-    tells it. Wherever a checkpoint's offsets hold nothing but `stream`, all tables have been given out up to that one position.
+    Within one range of WAL the changes are delivered table by table. Order is kept within a table; between
+    tables only `_commit_version` defines it. If the offsets of a checkpoint contain only `stream`, all tables
+    were delivered up to that position.
 
-    A snapshot that was given out in part cannot be gone on with under another one: after a restart, tables that are not whole begin with a
-    `truncate`, and those that are whole are left alone. As long as it lasts, the server keeps dead rows: so read it through.
+    A partly delivered snapshot cannot continue under another one: after a restart, incomplete tables begin
+    with a `truncate`, and complete ones stay. During a snapshot the server keeps dead rows, so read it
+    without long pauses.
     """
 
     def __init__(self) -> None:
         self._ready = threading.Event()
-        self._wants_checkpoint = threading.Event()
-        # Guards what an acknowledgement from another thread looks at.
+        self._checkpoint_requested = threading.Event()
+        # Guards the fields that an acknowledgement from another thread reads.
         self._lock = threading.Lock()
         self._settings: ConnectorSettings | None = None
         self._view = SourceView()
@@ -61,9 +60,9 @@ class PostgresConnector(SourceConnector):
         self._progress = Progress()
         self._ledger = EpochLedger(0, Position.ZERO)
         self._acknowledged = Position.ZERO
-        self._asked_at = Position.ZERO
+        self._requested_at = Position.ZERO
         self._held: Step | None = None
-        self._shapes: dict[str, pa.Schema] = {}
+        self._batch_schemas: dict[str, pa.Schema] = {}
         self._records_total = 0
         self._bytes_total = 0
         self._errors_before = 0
@@ -72,15 +71,15 @@ class PostgresConnector(SourceConnector):
 
     @override
     def discover_schema(self, properties: ConnectorConfig) -> None:
-        """Within `discoverSeconds`, 5 by default."""
+        """Determine the schema, with the time limit `discoverSeconds` (default 5)."""
         if self._settings is None:
             self._view = discover(properties)
 
     @override
     def open(self, config: ConnectorConfig) -> None:
-        """Look at the server and at the tables. Publication and slot are made when reading starts, if they are not there."""
+        """Inspect the server and the tables. Missing publication and slot are created when reading starts."""
         if self._settings is not None or self._is_closed:
-            raise ConnectorStateError("the connector has been opened before", hint="make another one")
+            raise ConnectorStateError("the connector was already opened", hint="create another connector")
         settings = ConnectorSettings.from_options(config)
         self._view = inspect_view(settings)
         self._settings = settings
@@ -89,13 +88,15 @@ class PostgresConnector(SourceConnector):
     def restore(self, checkpoint: SourceCheckpoint) -> None:
         settings = self._opened()
         if self._feed is not None:
-            raise ConnectorStateError("reading has started, and a checkpoint comes too late", hint="restore before the first poll_batch")
+            raise ConnectorStateError(
+                "a checkpoint cannot be restored after reading has started", hint="restore before the first poll_batch"
+            )
         progress = Progress.from_checkpoint(checkpoint)
         if progress.floor > Position.ZERO:
-            self._acknowledged = hold_place(settings.capture, self._view, checkpoint, progress)
+            self._acknowledged = hold_position(settings.capture, self._view, checkpoint, progress)
         self._progress = progress
         self._ledger = EpochLedger(checkpoint.epoch, progress.floor)
-        self._asked_at = progress.floor
+        self._requested_at = progress.floor
 
     @override
     def close(self) -> None:
@@ -106,9 +107,11 @@ class PostgresConnector(SourceConnector):
 
     @override
     def poll_batch(self, max_records: int) -> SourceBatch | None:
-        """Before a batch of another shape than the last one of its table, it asks for a checkpoint and gives None, once."""
+        """The next batch. If a table's schema changed, the method requests a checkpoint and returns None
+        once, before the first batch with the new schema.
+        """
         if max_records < 1:
-            raise ConnectorError(f"a batch of {max_records} records was asked for", hint="ask for one or more")
+            raise ConnectorError(f"max_records is {max_records}", hint="pass max_records of 1 or more")
         settings = self._opened()
         feed = self._feed or self._start(settings)
         while True:
@@ -117,25 +120,25 @@ class PostgresConnector(SourceConnector):
                 return None
             if not isinstance(step, Rows):
                 self._take(step)
-                self._ask_if_idle(settings)
+                self._request_checkpoint_if_idle(settings)
                 continue
-            if self._is_reshaped(step):
+            if self._has_new_schema(step):
                 self._held = step
-                self._wants_checkpoint.set()
+                self._checkpoint_requested.set()
                 return None
             self._take(step)
             while (mark := feed.steps.take_mark()) is not None:
                 self._take(mark)
             self._records_total += step.records.num_rows
             self._bytes_total += step.records.nbytes
-            self._asked_at = self._progress.floor  # who gets rows knows when to take a checkpoint
+            self._requested_at = self._progress.floor  # a consumer with rows takes checkpoints itself
             return SourceBatch(step.records, str(step.table))
 
     def _start(self, settings: ConnectorSettings) -> Feed:
         self._progress = self._progress.covering(self._view.tables, copies=settings.takes_snapshot)
         takes_all = not (settings.tables or settings.takes_snapshot)
         feed = Feed(settings.capture, self._progress, self._ready, takes_all=takes_all)
-        # The feed does not know this object: when the last reference to it goes, the feed ends.
+        # The feed has no reference to this object, so it ends when the connector is garbage collected.
         self._end = weakref.finalize(self, feed.stop)
         feed.start()
         self._feed = feed
@@ -143,19 +146,19 @@ class PostgresConnector(SourceConnector):
 
     def _opened(self) -> ConnectorSettings:
         if self._is_closed:
-            raise ConnectorStateError("the connector has been closed", hint="make another one")
+            raise ConnectorStateError("the connector has been closed", hint="create another connector")
         if self._settings is None:
             raise ConnectorStateError("the connector has not been opened", hint="call open(config) first")
         return self._settings
 
     def _take(self, step: Step) -> None:
-        """The consumer's place moves, and with it the epoch."""
+        """Advance the consumer's progress, and the epoch with it."""
         progress = self._progress
         match step:
             case Begun():
                 progress = progress.begun(step.floor, step.members)
             case CopiedRows():
-                pass  # until the table is whole, a restart begins it anew
+                pass  # until the table is complete, a restart copies it again
             case Copied():
                 progress = progress.copied(step.table, step.fence)
             case ChangedRows():
@@ -170,24 +173,24 @@ class PostgresConnector(SourceConnector):
         if self._feed is not None:
             self._errors_before = self._feed.errors_total
         if isinstance(step, Copied) and not progress.to_copy:
-            self._wants_checkpoint.set()
+            self._checkpoint_requested.set()
 
-    def _is_reshaped(self, step: Rows) -> bool:
-        """Whether the table's rows had another shape before; asked once for each shape."""
-        before = self._shapes.get(str(step.table))
-        self._shapes[str(step.table)] = step.records.schema
+    def _has_new_schema(self, step: Rows) -> bool:
+        """Whether the table's rows had another schema before. Returns True once for each new schema."""
+        before = self._batch_schemas.get(str(step.table))
+        self._batch_schemas[str(step.table)] = step.records.schema
         return before is not None and before != step.records.schema
 
-    def _ask_if_idle(self, settings: ConnectorSettings) -> None:
-        """An acknowledgement is all that lets the slot go on; so one is asked for now and then, also where no batch gives reason to."""
+    def _request_checkpoint_if_idle(self, settings: ConnectorSettings) -> None:
+        """Request a checkpoint occasionally even without rows: only acknowledgements let the slot advance."""
         floor = self._progress.floor
-        if self._asked_at == Position.ZERO:
-            self._asked_at = floor
-        if floor - self._asked_at >= max(1, settings.idle_checkpoint_bytes):
-            self._asked_at = floor
-            self._wants_checkpoint.set()
+        if self._requested_at == Position.ZERO:
+            self._requested_at = floor
+        if floor - self._requested_at >= max(1, settings.idle_checkpoint_bytes):
+            self._requested_at = floor
+            self._checkpoint_requested.set()
 
-    # --- where it stands ------------------------------------------------------------------------------------------------
+    # --- checkpoints ------------------------------------------------------------------------------------------------
 
     @override
     def checkpoint(self) -> SourceCheckpoint:
@@ -197,12 +200,15 @@ class PostgresConnector(SourceConnector):
 
     @override
     def notify_epoch_committed(self, epoch: int) -> None:
-        """Written to the spool when this returns; the server knows it a moment later."""
+        """Release the floor of the epoch. The release is durable in the spool when this returns; the capture
+        confirms it to the server shortly afterwards.
+        """
         settings = self._opened()
         with self._lock:
             if epoch > self._ledger.last:
                 raise ConnectorError(
-                    f"epoch {epoch} has not been given out; the last one is {self._ledger.last}", hint="tell the epoch of a checkpoint"
+                    f"epoch {epoch} is unknown; the last one is {self._ledger.last}",
+                    hint="pass the epoch of a checkpoint of this connector",
                 )
             floor = self._ledger.floor_of(epoch)
             if floor is None or floor <= self._acknowledged:
@@ -216,31 +222,39 @@ class PostgresConnector(SourceConnector):
 
     @override
     def checkpoint_requested(self) -> threading.Event | None:
-        """Raised before a batch of another shape, at the end of the snapshot, and when much log without a change of ours has passed."""
-        return self._wants_checkpoint
+        """The event is set before a batch with a new schema, at the end of the snapshot, and after much WAL
+        without a captured change.
+        """
+        return self._checkpoint_requested
 
     @override
     def data_ready(self) -> threading.Event | None:
-        """Before the first `poll_batch` it is never set. Now and then it is set for log that holds nothing of ours."""
+        """The event is never set before the first `poll_batch`. It is occasionally set for WAL without a
+        captured change.
+        """
         return self._ready
 
     @override
     def supports_replay(self) -> bool:
-        """From any checkpoint at or after the last acknowledged epoch; from earlier ones as far as the spool still reaches."""
+        """True. Replay works from any checkpoint at or after the last acknowledged epoch, and from earlier
+        checkpoints as long as the spool contains their changes.
+        """
         return True
 
     # --- schemas --------------------------------------------------------------------------------------------------------
 
     @override
     def schema(self) -> pa.Schema:
-        """Of one table, its columns and the metadata, as of its last batch; of several, the metadata alone."""
+        """With one table: its columns and the metadata columns, as of its last batch. With several tables:
+        only the metadata columns.
+        """
         declared = self._view.schemas
         if not declared:
             return pa.schema([])
         if len(declared) > 1:
             return pa.schema(METADATA_FIELDS)
         ((table, schema),) = declared.items()
-        return self._shapes.get(str(table)) or change_schema(schema)
+        return self._batch_schemas.get(str(table)) or change_schema(schema)
 
     @override
     def as_schema_provider(self) -> SchemaProvider | None:
@@ -248,7 +262,7 @@ class PostgresConnector(SourceConnector):
 
     @override
     def as_schema_registry_aware(self) -> SchemaRegistryAware | None:
-        """If `registryUrl` is set."""
+        """The schema registry client; None unless `registryUrl` is set."""
         settings = self._settings
         if settings is None or settings.registry is None:
             return None
@@ -258,11 +272,11 @@ class PostgresConnector(SourceConnector):
         assert self._settings is not None
         return CapturedSchemas(self._settings.capture.spool, self._view.schemas, self._view.seen_at)
 
-    # --- how it is ------------------------------------------------------------------------------------------------------
+    # --- health -------------------------------------------------------------------------------------------------------
 
     @override
     def health_check(self) -> HealthStatus:
-        """Unknown until reading starts, and after `close`."""
+        """The health; unknown until reading starts, and after `close`."""
         settings, feed = self._settings, self._feed
         if settings is None or feed is None or self._is_closed:
             return HealthStatus.UNKNOWN
@@ -274,7 +288,9 @@ class PostgresConnector(SourceConnector):
 
     @override
     def metrics(self) -> ConnectorMetrics:
-        """`lag` is in bytes of the log, from what all tables have been given out of, to where the server was at the last look."""
+        """`lag` is in bytes of WAL, from the position that all tables were delivered to, up to the last known
+        position of the server.
+        """
         status, progress = self._status(), self._progress
         custom = {
             "epoch": float(self._ledger.last),
@@ -287,7 +303,7 @@ class PostgresConnector(SourceConnector):
         return ConnectorMetrics(self._records_total, self._bytes_total, errors, self._behind_bytes(status), custom)
 
     def _status(self) -> CaptureStatus | None:
-        """What the capture last said of itself."""
+        """The last status that the capture wrote."""
         if self._settings is None or self._feed is None:
             return None
         try:

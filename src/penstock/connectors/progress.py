@@ -1,12 +1,17 @@
-"""How far a consumer of the Postgres connector has come, and that as a checkpoint.
+"""Progress of a connector's consumer, its checkpoint format, and the position of each epoch.
 
-The stream is given out in ranges of whole transactions, table by table. So a consumer has everything up to one position, the floor, and of
-some tables more: up to a change inside the range, or up to the fence of their snapshot. Only the floor may ever be acknowledged.
+The stream is delivered in ranges of whole transactions, table by table. A consumer has all changes up to one
+position, the floor, and further changes of some tables: up to a change within the range, or up to the fence
+of their snapshot. Only the floor may be acknowledged.
 
-As a checkpoint, `offsets` has the floor under `stream`, and under a table's name where that is further: `0/16B3748` for all that commits up
-to there, `0/16B3748+17` if of that commit only the table's first 17 changes have been given out. They are counted, and not told by their
-ordinals: where a commit with a rollback to a savepoint is captured again, those may differ. No table is called `stream`: their names have
-a dot.
+In a checkpoint, `offsets` has the floor under `stream`, and an entry for each table that is further:
+`0/16B3748` for all commits up to there, `0/16B3748+17` if only the first 17 changes of that commit were
+delivered. Changes are counted instead of identified by ordinals, because ordinals may differ when a commit
+with a rollback to a savepoint is captured again. No table is called `stream`: table names contain a dot.
+
+An epoch counts how often the progress moved. Each move records the new epoch and its floor; an acknowledged
+epoch releases the floor of the last move at or before it. Memory is bounded: with too many entries, every
+other one is dropped, and a dropped epoch releases the floor of the epoch before it.
 """
 
 from __future__ import annotations
@@ -16,22 +21,23 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from penstock.capture.watermark import CumulativeAcks
 from penstock.contracts.connector import SourceCheckpoint
 from penstock.errors import CheckpointError
 from penstock.position import Position
-from penstock.postgres.membership import Member
-from penstock.postgres.timeline import SystemIdentity
+from penstock.postgres.membership import Membership
+from penstock.postgres.server import SystemIdentity
 from penstock.schema import TableName
 
 STREAM = "stream"
 
 _OFFSET = re.compile(r"([0-9A-F]+/[0-9A-F]+)(?:\+(\d+))?")
-_ANEW = "restore a checkpoint of this connector, or start without one, which copies the tables anew"
+_RESTART_HINT = "restore a checkpoint of this connector, or start without one, which copies the tables again"
 
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """How far a table has been given out: all that commits up to `position`, or of that commit only the table's first `rows` changes."""
+    """Progress in a table: all commits up to `position`, or only the first `rows` changes of that commit."""
 
     position: Position
     rows: int | None = None
@@ -49,21 +55,23 @@ class Offset:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A value: every step gives another one."""
+    """Immutable progress; every step creates a new object."""
 
     floor: Position = Position.ZERO
-    """Every table has all that commits up to here, those aside that are still to be copied. Zero: nothing has been read yet."""
+    """All tables are complete up to here, except those still to be copied. Zero: nothing has been read."""
     ahead: Mapping[TableName, Offset] = field(default_factory=dict)
-    """Tables that have more than that."""
+    """Progress of the tables that are further."""
     tables: tuple[TableName, ...] = ()
-    """All that are captured; none while nobody has said which."""
+    """All captured tables; empty until they are known."""
     to_copy: tuple[TableName, ...] = ()
-    """Those of them whose snapshot has not been given out whole, in order."""
-    members: Mapping[TableName, Member] = field(default_factory=dict)
-    """Which tables they are, and which act put each into the publication, so that a break can be told."""
+    """The tables whose snapshot is not complete, in order."""
+    members: Mapping[TableName, Membership] = field(default_factory=dict)
+    """Publication membership of each table. It includes the transaction that added the table, to detect
+    interruptions.
+    """
 
     def covering(self, tables: Sequence[TableName], *, copies: bool) -> Progress:
-        """Of these tables, and no others. Of one that was not among them before nothing is known, so it is to be copied."""
+        """Progress of exactly these tables. New tables have to be copied."""
         new = [table for table in tables if table not in self.tables and copies]
         return replace(
             self,
@@ -73,29 +81,31 @@ class Progress:
             members={table: member for table, member in self.members.items() if table in tables},
         )
 
-    def begun(self, floor: Position, members: Mapping[TableName, Member]) -> Progress:
-        """Reading starts, behind `floor`."""
+    def begun(self, floor: Position, members: Mapping[TableName, Membership]) -> Progress:
+        """Reading starts after `floor`."""
         return replace(self.reached(floor), members=dict(members))
 
     @property
-    def followed(self) -> Mapping[TableName, Member]:
-        """Those of the members whose changes must not be missed: all but what will be copied anyway."""
+    def followed(self) -> Mapping[TableName, Membership]:
+        """The members whose changes must not be missed: all except tables that will be copied."""
         return {table: member for table, member in self.members.items() if table not in self.to_copy}
 
     def copied(self, table: TableName, fence: Position) -> Progress:
-        """Its snapshot has been given out whole: it has all that commits up to `fence`."""
+        """The snapshot of the table is complete: it has all commits up to `fence`."""
         left = tuple(each for each in self.to_copy if each != table)
         return replace(self, to_copy=left, ahead={**self.ahead, table: Offset(fence)})
 
     def changed(self, table: TableName, position: Position, rows: int) -> Progress:
-        """Further changes of it have been given out; the last `rows` of them are of the commit at `position`."""
+        """More changes of the table were delivered; the last `rows` of them belong to the commit at
+        `position`.
+        """
         before = self.ahead.get(table)
         if before is not None and before.position == position:
             rows += before.rows or 0
         return replace(self, ahead={**self.ahead, table: Offset(position, rows)})
 
     def reached(self, floor: Position) -> Progress:
-        """Everything that commits up to `floor` has been given out."""
+        """All changes up to `floor` were delivered."""
         ahead = {table: offset for table, offset in self.ahead.items() if offset.position > floor}
         return replace(self, floor=max(self.floor, floor), ahead=ahead)
 
@@ -116,7 +126,9 @@ class Progress:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: SourceCheckpoint) -> Progress:
-        """What `to_checkpoint` wrote; an empty checkpoint is the beginning. `CheckpointError` for what it did not write."""
+        """Parse the result of `to_checkpoint`; an empty checkpoint is the beginning. Raises `CheckpointError`
+        for any other.
+        """
         offsets, metadata = dict(checkpoint.offsets), checkpoint.metadata
         if not offsets:
             return cls()
@@ -125,23 +137,63 @@ class Progress:
             ahead = {TableName.parse(table): Offset.parse(text) for table, text in offsets.items()}
             tables, to_copy = (tuple(map(TableName.parse, json.loads(metadata.get(name, "[]")))) for name in ("tables", "to_copy"))
             found = json.loads(metadata.get("members", "{}")).items()
-            members = {TableName.parse(table): Member(int(oid), str(act)) for table, (oid, act) in found}
+            members = {TableName.parse(table): Membership(int(oid), str(act)) for table, (oid, act) in found}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError("the checkpoint is not one of a Postgres connector", hint=_ANEW) from error
+            raise CheckpointError("the checkpoint is not one of a Postgres connector", hint=_RESTART_HINT) from error
         return cls(floor, ahead, tables, to_copy, members)
 
 
 def checkpoint_system(checkpoint: SourceCheckpoint) -> SystemIdentity | None:
-    """The database system that a checkpoint is of; None if it does not say."""
+    """The database system of a checkpoint; None if it has none."""
     text = checkpoint.metadata.get("system")
     try:
         return None if text is None else SystemIdentity.parse(text)
     except ValueError as error:
-        raise CheckpointError("the checkpoint names a database system that cannot be one", hint=_ANEW) from error
+        raise CheckpointError("the checkpoint has an invalid system identifier", hint=_RESTART_HINT) from error
 
 
 def check_slot_of(checkpoint: SourceCheckpoint, slot: str) -> None:
-    """Positions of one server are the same for all slots, but what a slot lets through is not."""
+    """Raise an error if the checkpoint belongs to another slot. Positions could be compared, but the other
+    slot may have another publication.
+    """
     written = checkpoint.metadata.get("slot", slot)
     if written != slot:
-        raise CheckpointError(f"the checkpoint is of slot {written}, and the connector reads slot {slot}", hint=_ANEW)
+        raise CheckpointError(f"the checkpoint is of slot {written}, and the connector reads slot {slot}", hint=_RESTART_HINT)
+
+
+_MOST = 4096
+
+
+class EpochLedger:
+    """The floor of each epoch, for consumers that acknowledge epochs. Used by one thread at a time."""
+
+    def __init__(self, epoch: int, floor: Position, most: int = _MOST) -> None:
+        self._floors: CumulativeAcks[int, Position] = CumulativeAcks(most)
+        self._floors.append(epoch, floor)
+        self._last_floor = floor
+        self._last = epoch
+
+    @property
+    def last(self) -> int:
+        """The current epoch."""
+        return self._last
+
+    def move(self, floor: Position) -> None:
+        """Begin the next epoch: all changes up to `floor` have been delivered."""
+        self._last += 1
+        if floor != self._last_floor:  # otherwise this epoch releases the same floor as the one before it
+            self._floors.append(self._last, floor)
+            self._last_floor = floor
+
+    def floor_of(self, epoch: int) -> Position | None:
+        """The position up to which all changes are durable when `epoch` is acknowledged. None if an equal or
+        later floor was acknowledged before.
+        """
+        return self._floors.reached_by(epoch)
+
+    def forget_before(self, epoch: int) -> None:
+        """Drop the floors of epochs that will not be requested again."""
+        self._floors.forget_before(epoch)
+
+    def __len__(self) -> int:
+        return len(self._floors)

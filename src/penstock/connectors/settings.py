@@ -1,176 +1,194 @@
-"""What a `PostgresConnector` can be told: the options of a capture, and a few of its own, declared once."""
+"""Options and health thresholds of a `PostgresConnector`."""
 
 from __future__ import annotations
 
-import difflib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from penstock.capture.settings import CaptureSettings
-from penstock.connectors.health import HealthThresholds
-from penstock.errors import ConfigError
+from penstock.capture.settings import CAPTURE_OPTIONS, CaptureSettings
+from penstock.contracts.connector import HealthStatus
+from penstock.errors import ConfigError, PenstockError, Recovery
+from penstock.lag import CaptureLag
+from penstock.options import SECONDS, TEXT, WHOLE, Kind, Option, OptionTable, declared_options, read_fields, switch
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
 from penstock.secret import Secret
 
+_SECRET = Kind("text", Secret, format=Secret.reveal)
+
 
 @dataclass(frozen=True, slots=True)
-class ConnectorOption:
-    """One option beside those of a capture. An empty `default` means that there is none."""
+class HealthThresholds:
+    """The limits above which a connector is degraded or unhealthy. A single error without progress makes it degraded."""
 
-    name: str
-    default: str
-    help: str
+    degraded_lag_bytes: Annotated[int, Option("Lag above which the connector is degraded.", WHOLE)] = 256 << 20
+    unhealthy_lag_bytes: Annotated[int, Option("Lag above which the connector is unhealthy.", WHOLE)] = 4 << 30
+    unhealthy_errors: Annotated[int, Option("Errors without progress after which the connector is unhealthy.", WHOLE)] = 5
 
 
-_THRESHOLDS = HealthThresholds()
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """State of a connector at one moment."""
 
-OPTIONS: tuple[ConnectorOption, ...] = (
-    ConnectorOption("snapshot", "initial", "`initial` copies the tables before it follows them; `never` follows them alone"),
-    ConnectorOption("discoverSeconds", "5", "how long `discover_schema` may take"),
-    ConnectorOption(
-        "idleCheckpointBytes", str(16 << 20), "how much log without any change of ours may pass before a checkpoint is asked for"
-    ),
-    ConnectorOption("degradedLagBytes", str(_THRESHOLDS.degraded_lag_bytes), "how far behind the source it may be and count as healthy"),
-    ConnectorOption("unhealthyLagBytes", str(_THRESHOLDS.unhealthy_lag_bytes), "how far behind the source it may be and count as degraded"),
-    ConnectorOption("unhealthyErrors", str(_THRESHOLDS.unhealthy_errors), "after how many errors without progress it counts as unhealthy"),
-    ConnectorOption("registryUrl", "", "a schema registry with Confluent's API, such as `https://registry.example/apis/ccompat/v7`"),
-    ConnectorOption("registryUser", "", "the name to log in to it with"),
-    ConnectorOption("registryPassword", "", "the password that belongs to it"),
-    ConnectorOption("registryPrefix", "", "what stands before a table's name in the names of subjects, such as `shop.`"),
-    ConnectorOption("registrySeconds", "10", "how long one question to the registry may take"),
-)
+    trouble: BaseException | None = None
+    """The error that stops the feed at this moment."""
+    errors: int = 0
+    """Number of errors since the last progress."""
+    behind_bytes: int | None = None
+    """Lag of the position that was handed to the consumer."""
+    lag: CaptureLag | None = None
+    """The last sample of slot and server."""
 
-_DEFAULTS = {option.name.lower(): option.default for option in OPTIONS}
-_NAMES = {option.name.lower(): option.name for option in OPTIONS}
+
+def assess(vitals: Vitals, thresholds: HealthThresholds) -> HealthStatus:
+    """The most severe status that applies, with the first reason for it."""
+    unhealthy = _unhealthy(vitals, thresholds)
+    if unhealthy is not None:
+        return HealthStatus.unhealthy(unhealthy)
+    degraded = _degraded(vitals, thresholds)
+    return HealthStatus.HEALTHY if degraded is None else HealthStatus.degraded(degraded)
+
+
+def _unhealthy(vitals: Vitals, thresholds: HealthThresholds) -> str | None:
+    trouble, lag = vitals.trouble, vitals.lag
+    if trouble is not None and not _is_temporary(trouble):
+        return _error_text(trouble)
+    if trouble is not None and vitals.errors >= thresholds.unhealthy_errors:
+        return f"{vitals.errors} errors without progress, the last one {_error_text(trouble)}"
+    if lag is not None and lag.wal_status == "lost":
+        return "the slot has been invalidated"
+    if vitals.behind_bytes is not None and vitals.behind_bytes > thresholds.unhealthy_lag_bytes:
+        return f"{vitals.behind_bytes} bytes behind the source, more than {thresholds.unhealthy_lag_bytes}"
+    return None
+
+
+def _degraded(vitals: Vitals, thresholds: HealthThresholds) -> str | None:
+    if vitals.trouble is not None:
+        return _error_text(vitals.trouble)
+    if vitals.behind_bytes is not None and vitals.behind_bytes > thresholds.degraded_lag_bytes:
+        return f"{vitals.behind_bytes} bytes behind the source, more than {thresholds.degraded_lag_bytes}"
+    if vitals.lag is not None and vitals.lag.warnings:
+        return vitals.lag.warnings[0]
+    return None
+
+
+def _is_temporary(trouble: BaseException) -> bool:
+    return isinstance(trouble, PenstockError) and trouble.recovery is Recovery.RETRY
+
+
+def _error_text(trouble: BaseException) -> str:
+    """Text of an error. For errors of other libraries only the class, because their text may contain row
+    values or secrets.
+    """
+    return f"{trouble.code}: {trouble.message}" if isinstance(trouble, PenstockError) else type(trouble).__name__
 
 
 @dataclass(frozen=True, slots=True)
 class RegistryAddress:
-    """How to reach a schema registry. Holds the password apart, so that the rest may be shown."""
+    """Address of a schema registry. The password is separate, so that the rest can be shown."""
 
-    url: str
-    user: str = ""
-    password: Secret | None = None
-    prefix: str = ""
-    timeout_seconds: float = 10.0
+    url: Annotated[
+        str,
+        Option("URL of a schema registry with Confluent's API, such as `https://registry.example/apis/ccompat/v7`.", name="registryUrl"),
+    ]
+    user: Annotated[str, Option("User name for the registry.", name="registryUser")] = ""
+    password: Annotated[Secret | None, Option("Password for the registry.", _SECRET, name="registryPassword")] = None
+    prefix: Annotated[str, Option("Prefix of subject names, before the name of the table, such as `shop.`.", name="registryPrefix")] = ""
+    timeout_seconds: Annotated[float, Option("Time limit of one request to the registry.", SECONDS, name="registrySeconds")] = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSettings:
     capture: CaptureSettings
-    takes_snapshot: bool = True
-    discover_seconds: float = 5.0
-    idle_checkpoint_bytes: int = 16 << 20
-    thresholds: HealthThresholds = _THRESHOLDS
+    takes_snapshot: Annotated[
+        bool,
+        Option("`initial`: copy the tables before streaming; `never`: only stream.", switch("never", "initial"), name="snapshot"),
+    ] = True
+    discover_seconds: Annotated[float, Option("Time limit of `discover_schema`.", SECONDS)] = 5.0
+    idle_checkpoint_bytes: Annotated[
+        int, Option("Bytes of WAL without a captured change after which a checkpoint is requested.", WHOLE)
+    ] = 16 << 20
+    thresholds: HealthThresholds = HealthThresholds()
     registry: RegistryAddress | None = None
 
     @property
     def tables(self) -> tuple[TableName, ...]:
-        """Those that are asked for; empty: all that the publication has."""
+        """The configured tables; empty means all tables of the publication."""
         return self.capture.tables
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> ConnectorSettings:
-        """Read the options, or raise the `ConfigError` that names the first that cannot be read. Upper and lower case are the same."""
-        given = {name.lower(): value for name, value in options.items() if value}
-        for name in options:
-            _check_known(name)
-        for name in ("dsn", "slot", "spool"):
-            if name not in given:
-                raise ConfigError(f"the option {name!r} is missing", hint="the guide has an example: docs/guides/connectors.md")
+        """Read the options; names are case-insensitive. Raises a `ConfigError` for the first invalid one."""
+        given = CONNECTOR_OPTIONS.check(options)
         if "tables" in given:
             given["tables"] = _tables(given["tables"])
         address = SourceAddress.parse(given["dsn"])
-        if address.password is not None:  # nobody shows these options, so it may stand there
+        if address.password is not None:  # these options are not shown anywhere, so the DSN may have a password
             given = {"password": address.password.reveal(), **given, "dsn": address.dsn}
-        capture = CaptureSettings.from_options({name: value for name, value in given.items() if name not in _NAMES})
+        capture = CaptureSettings.from_options(given)
         if capture.is_separate:
-            raise ConfigError("a connector captures by itself, and the option 'process' says separate", hint="leave that option out")
+            raise ConfigError("a connector does not support the option 'process' with separate", hint="remove that option")
         if capture.polling is not None or capture.by_triggers:
-            raise ConfigError("a connector follows the log, and 'polling' and 'byTriggers' are of other captures", hint="leave them out")
+            raise ConfigError("a connector does not support the options 'polling' and 'byTriggers'", hint="remove them: it reads the WAL")
         if capture.old_rows:
-            raise ConfigError("a connector gives no old rows, and the option 'oldRows' asks for them", hint="leave that option out")
-        own = {**_DEFAULTS, **given}
+            raise ConfigError("a connector does not support the option 'oldRows'", hint="remove that option")
         return cls(
             capture,
-            takes_snapshot=_choice(own, "snapshot", "initial", "never") == "initial",
-            discover_seconds=_number(own, "discoverSeconds"),
-            idle_checkpoint_bytes=int(_number(own, "idleCheckpointBytes")),
-            thresholds=HealthThresholds(
-                int(_number(own, "degradedLagBytes")), int(_number(own, "unhealthyLagBytes")), int(_number(own, "unhealthyErrors"))
-            ),
-            registry=_registry(own),
+            **read_fields(cls, given),
+            thresholds=HealthThresholds(**read_fields(HealthThresholds, given)),
+            registry=_registry(given),
         )
 
 
-def connector_options_page() -> str:
-    """The reference page."""
-    lines = [
-        "# Options of the Postgres connector",
-        "",
-        "<!-- Generated from src/penstock/connectors/settings.py by `make docs`. -->",
-        "",
-        "What `PostgresConnector.open` and `discover_schema` take, all of it as text. Upper and lower case are the same, and an option",
-        "that is not known is an error. [The guide](../guides/connectors.md) says how they work together.",
-        "",
-        "It needs `dsn`, `slot` and `spool`. `tables` names the tables, with commas or as a JSON list; without it they are all that the",
-        "publication has. `passwordFile`, instead of `password`, names a file that is read anew for every connection, so a token in it",
-        "can be replaced. `password`, `publication`, `numeric`, `onUnrepresentable`, `confirm`, `maxRetainedWal`, `failover` and those",
-        "that bound a capture are the same as [for the Spark source](source-options.md).",
-        "",
-        "| option | default | |",
-        "|---|---|---|",
-        *(f"| `{option.name}` | {f'`{option.default}`' if option.default else ''} | {option.help} |" for option in OPTIONS),
-    ]
-    return "\n".join(lines) + "\n"
+_UNSUPPORTED = frozenset({"process", "oldrows"})
+"""Options of a capture that `from_options` rejects with a reason."""
+_TABLES = Option("Comma-separated or JSON list of tables. Default: all tables of the publication.", TEXT.named("list"), name="tables")
 
 
-def _check_known(name: str) -> None:
-    known = {*CaptureSettings.OPTION_NAMES, *_NAMES}
-    if name.lower() not in known:
-        near = difflib.get_close_matches(name.lower(), known, 1)
-        hint = f"did you mean {_NAMES.get(near[0], near[0])!r}?" if near else "the guide lists them: docs/guides/connectors.md"
-        raise ConfigError(f"there is no option {name!r}", hint=hint)
+def _capture_options() -> Iterator[Option]:
+    for option in CAPTURE_OPTIONS.options:
+        if option.key == _TABLES.key:
+            yield _TABLES
+        else:
+            yield replace(option, is_internal=option.is_internal or option.key in _UNSUPPORTED)
+
+
+CONNECTOR_OPTIONS = OptionTable(
+    (
+        *_capture_options(),
+        *declared_options(ConnectorSettings),
+        *declared_options(HealthThresholds),
+        *declared_options(RegistryAddress),
+    ),
+    page="docs/reference/connector-options.md",
+    example='"{name}": "…"',
+)
 
 
 def _tables(text: str) -> str:
-    """A JSON list, or names with commas between them."""
+    """Parse a JSON list or a comma-separated list of tables."""
     try:
         names = json.loads(text) if text.lstrip().startswith("[") else [name.strip() for name in text.split(",")]
         return json.dumps([str(TableName.parse(name)) for name in names])
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"the option 'tables' cannot be read: {error}", hint='write "public.orders, public.lines"') from error
+        raise ConfigError(f"the option 'tables' is invalid: {error}", hint='write "public.orders, public.lines"') from error
 
 
-def _choice(own: Mapping[str, str], name: str, *choices: str) -> str:
-    text = own[name.lower()].lower()
-    if text not in choices:
-        raise ConfigError(f"the option {name!r} is {text!r}", hint=f"use one of: {', '.join(choices)}")
-    return text
-
-
-def _number(own: Mapping[str, str], name: str) -> float:
-    text = own[name.lower()]
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ConfigError(f"the option {name!r} is not a number of 0 or more: {text!r}", hint=f"the default is {_DEFAULTS[name.lower()]}")
-    return value
-
-
-def _registry(own: Mapping[str, str]) -> RegistryAddress | None:
-    url = own["registryurl"].rstrip("/")
-    if not url:
+def _registry(given: Mapping[str, str]) -> RegistryAddress | None:
+    address = RegistryAddress(**read_fields(RegistryAddress, given))
+    if not address.url:
         return None
+    url = address.url.rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError("the option 'registryUrl' is not an http or https URL", hint="such as https://registry.example/apis/ccompat/v7")
+        raise ConfigError(
+            "the option 'registryUrl' is not an http or https URL", hint="write it as https://registry.example/apis/ccompat/v7"
+        )
     if parts.username or parts.password:
-        raise ConfigError("the option 'registryUrl' holds a login in clear", hint="use the options registryUser and registryPassword")
-    password = Secret(own["registrypassword"]) if own["registrypassword"] else None
-    return RegistryAddress(url, own["registryuser"], password, own["registryprefix"], _number(own, "registrySeconds"))
+        raise ConfigError(
+            "the option 'registryUrl' contains a user name or password", hint="use the options registryUser and registryPassword"
+        )
+    return replace(address, url=url)

@@ -1,6 +1,7 @@
-"""What a connector asks of the server before it reads: who it is, which tables there are, and whether a place in its log still holds.
+"""Facts that a connector reads from the server before it starts: identity, tables, schemas, and whether a
+checkpoint can be resumed.
 
-Everything here opens a connection of its own and closes it again.
+Every function opens its own connection and closes it.
 """
 
 from __future__ import annotations
@@ -10,31 +11,85 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from penstock.capture.continuity import check_continuity, check_not_rewound, check_system
+import pyarrow as pa
+from typing_extensions import override
+
 from penstock.capture.settings import CaptureSettings
-from penstock.connectors.feed import CONSUMER
-from penstock.connectors.progress import Progress, check_slot_of, checkpoint_system
-from penstock.connectors.readiness import check_members
+from penstock.capture.source_checks import check_continuity, check_not_rewound, check_system
+from penstock.change import change_schema
+from penstock.connectors.feed import CONSUMER, check_members
+from penstock.connectors.progress import Offset, Progress, check_slot_of, checkpoint_system
 from penstock.connectors.settings import ConnectorSettings
 from penstock.contracts.connector import ConnectorConfig, SourceCheckpoint
-from penstock.errors import NoTablesError, PenstockError, SlotMissingError, SpoolError
+from penstock.contracts.schemas import SchemaProvider
+from penstock.errors import ConnectorError, NoTablesError, PenstockError, SlotMissingError, SpoolError
 from penstock.position import Position
-from penstock.postgres.catalog import CatalogTable, inspect_schemas, inspect_tables
+from penstock.postgres.catalog import CatalogTable, inspect_schemas, inspect_tables, require_tables
 from penstock.postgres.connection import Connection, connect
 from penstock.postgres.publication import inspect_relations
-from penstock.postgres.slot import COPY_ANEW, check_server, check_slot, current_position, inspect_server, inspect_slot
-from penstock.postgres.timeline import SystemIdentity, identify_system
+from penstock.postgres.server import SystemIdentity, identify_system
+from penstock.postgres.slot import COPY_AGAIN, check_server, check_slot, current_position, inspect_server, inspect_slot
 from penstock.schema import TableName, TableSchema
-from penstock.spool.consumers import hold, released
+from penstock.spool.history import SchemaHistory
 from penstock.spool.reader import SpoolReader
+from penstock.spool.retention import released_positions, set_released
+
+
+class CapturedSchemas(SchemaProvider):
+    """Schemas of the tables: from the catalog at one position, and later versions from the schema history of
+    the spool.
+    """
+
+    def __init__(self, spool: Path, declared: Mapping[TableName, TableSchema], seen_at: Position) -> None:
+        self._spool = spool
+        self._declared = dict(declared)
+        self._seen_at = seen_at
+
+    @override
+    def partitions(self) -> tuple[str, ...]:
+        return tuple(sorted(str(name) for name in {*self._declared, *self._recorded()}))
+
+    @override
+    def schema_of(self, partition: str, offset: str | None = None) -> pa.Schema | None:
+        """The schema at an offset. None for an offset before the first known schema of the table, because the
+        catalog has only the current schema.
+        """
+        try:
+            table = TableName.parse(partition)
+            position = None if offset is None else Offset.parse(offset).position
+        except ValueError as error:
+            raise ConnectorError(
+                f"invalid partition or offset: {error}", hint="name a partition of a batch, and an offset of a checkpoint"
+            ) from error
+        schema = self.table_schema(table, position)
+        return None if schema is None else change_schema(schema)
+
+    def table_schema(self, table: TableName, position: Position | None = None) -> TableSchema | None:
+        declared = [(self._seen_at, self._declared[table])] if table in self._declared else []
+        # At equal positions the schema from WAL wins over the catalog: the sort is stable, and it comes last.
+        versions = sorted([*declared, *self._recorded().get(table, ())], key=lambda version: version[0])
+        fitting = [schema for at, schema in versions if position is None or at <= position]
+        return fitting[-1] if fitting else None
+
+    def _recorded(self) -> dict[TableName, list[tuple[Position, TableSchema]]]:
+        """Schemas from the schema history, by the table's name at that position. After a re-creation, several
+        OIDs may have had the same name.
+        """
+        found: dict[TableName, list[tuple[Position, TableSchema]]] = {}
+        for versions in SchemaHistory.load(self._spool).tables.values():
+            for version in versions:
+                found.setdefault(version.schema.name, []).append((version.position, version.schema))
+        return found
+
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """The source at one moment; empty while nobody has looked."""
+    """The source at one moment; empty before the first inspection."""
 
     system: SystemIdentity | None = None
     seen_at: Position = Position.ZERO
@@ -46,11 +101,11 @@ class SourceView:
 
 
 def inspect_view(settings: ConnectorSettings) -> SourceView:
-    """Look at the server and at the tables that the connector is to capture. Raises what stands in the way."""
+    """Inspect the server and the tables to capture. Raises an error if they cannot be captured."""
     capture = settings.capture
     with connect(capture.address) as connection:
         check_server(inspect_server(connection))
-        # First: a shape that is newer than this place is still right for all that comes after.
+        # The position is read first: a schema that is newer than the position is correct for all later changes.
         seen_at = current_position(connection)
         tables = _wanted(connection, settings)
         schemas = inspect_schemas(connection, tables, capture.types, capture.publication)
@@ -58,38 +113,39 @@ def inspect_view(settings: ConnectorSettings) -> SourceView:
 
 
 def discover(properties: ConnectorConfig) -> SourceView:
-    """The same, within a time limit and without a word: an empty view if anything is in the way.
+    """`inspect_view` within a time limit and without errors: an empty view if it fails.
 
-    In a thread that is left behind when it takes too long: neither name resolution nor a connection that is being made can be given up.
+    Runs in a thread that is abandoned on timeout, because neither name resolution nor connecting can be
+    cancelled.
     """
     found: list[SourceView] = []
 
-    def look(settings: ConnectorSettings) -> None:
-        with _silence():
+    def inspect(settings: ConnectorSettings) -> None:
+        with _log_errors():
             found.append(inspect_view(settings))
 
-    with _silence():
+    with _log_errors():
         settings = ConnectorSettings.from_options(properties)
-        looking = threading.Thread(target=look, args=(settings,), name="penstock-discover", daemon=True)
-        looking.start()
-        looking.join(settings.discover_seconds)
+        inspecting = threading.Thread(target=inspect, args=(settings,), name="penstock-discover", daemon=True)
+        inspecting.start()
+        inspecting.join(settings.discover_seconds)
     return found[0] if found else SourceView()
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    """Whatever goes wrong while nobody has opened the connector yet, `open` will say."""
+def _log_errors() -> Iterator[None]:
+    """Log errors before `open`, which reports them later."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - what is found out is left empty, as the contract has it
+    except Exception as error:  # noqa: BLE001 - the contract leaves the schema empty on errors
         _log.info("schema not discovered", extra={"error": error.code if isinstance(error, PenstockError) else type(error).__name__})
 
 
-def hold_place(capture: CaptureSettings, view: SourceView, checkpoint: SourceCheckpoint, progress: Progress) -> Position:
-    """See to it that everything after the checkpoint is kept, or raise the error that says why it cannot be had.
+def hold_position(capture: CaptureSettings, view: SourceView, checkpoint: SourceCheckpoint, progress: Progress) -> Position:
+    """Keep everything after the checkpoint, or raise an error with the reason why it is not available.
 
-    Gives what has been acknowledged by now. That may go back, to a checkpoint that is older, and never goes forward: whether everything
-    before the checkpoint is durable, only the consumer can say.
+    Returns the acknowledged position. The position may move back, to an older checkpoint, but never forward:
+    only the consumer knows whether all rows before the checkpoint are durable.
     """
     check_slot_of(checkpoint, capture.slot)
     before = checkpoint_system(checkpoint)
@@ -99,34 +155,26 @@ def hold_place(capture: CaptureSettings, view: SourceView, checkpoint: SourceChe
             check_system(capture.address, view.system, before, progress.floor, slot=slot, name=capture.slot)
         check_not_rewound(progress.floor, current_position(connection))
         if slot is None:
-            raise SlotMissingError(
-                f"slot {capture.slot} is gone: what committed since the checkpoint cannot be had any more", hint=COPY_ANEW
-            )
+            raise SlotMissingError(f"slot {capture.slot} no longer exists: changes after the checkpoint are lost", hint=COPY_AGAIN)
         check_slot(slot, inspect_server(connection).database)
     check_continuity(progress.floor, SpoolReader(capture.spool).extent, slot.confirmed, capture.slot)
     check_members(capture, view.tables, progress.covering(view.tables, copies=False).followed)
-    acknowledged = min(progress.floor, released(capture.spool).get(CONSUMER, slot.confirmed))
+    acknowledged = min(progress.floor, released_positions(capture.spool).get(CONSUMER, slot.confirmed))
     try:
-        return hold(capture.spool, CONSUMER, acknowledged)
+        return set_released(capture.spool, CONSUMER, acknowledged)
     except OSError as error:
         raise SpoolError(f"the spool cannot be written: {error}") from error
 
 
 def _wanted(connection: Connection, settings: ConnectorSettings) -> list[CatalogTable]:
-    known = {table.name: table for table in inspect_tables(connection)}
     if settings.tables:
-        unknown = [table for table in settings.tables if table not in known]
-        if unknown:
-            raise NoTablesError(
-                f"there is no table in the source that can be captured by the name {', '.join(map(str, unknown))}",
-                hint="check the name; case counts, and a partition is part of its root",
-            )
-        return [known[table] for table in settings.tables]
+        return require_tables(connection, settings.tables)
+    known = {table.name: table for table in inspect_tables(connection)}
     relations = inspect_relations(connection, settings.capture.publication, known)
     published = [known[relation.name] for relation in relations if relation.is_published]
     if not published:
         raise NoTablesError(
-            f"publication {settings.capture.publication} is not there or holds no table, and none is asked for",
+            f"publication {settings.capture.publication} does not exist or has no tables, and the option 'tables' is not set",
             hint="name the tables in the option 'tables', or create the publication",
         )
     return published

@@ -1,1 +1,1 @@
-"""What a capture, a connector, a reference table and a record source promise: abstract classes and values, no I/O."""
+"""Contracts of captures, connectors, reference tables and record sources: abstract classes and values, no I/O."""

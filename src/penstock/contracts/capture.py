@@ -1,8 +1,9 @@
-"""What a capture promises: the changes of a source, each with its acknowledgement.
+"""Contract of change captures: the changes of a source, each with its acknowledgement.
 
-A capture has two capabilities, and the caller decides when to use which: `live` follows the source without end, `snapshot` reads what is
-there now. No position is passed in or out: where to resume is the capture's own affair, kept durably where it likes (a replication slot, a
-cursor table), and moved by acknowledgements alone. `ChangeCaptureConformance` in `penstock.testing` holds an implementation to these rules.
+A capture has two operations, and the caller decides when to use which: `live` streams changes without end,
+`snapshot` reads the current rows. No position is passed in or out. The capture stores its resume point itself
+(a replication slot, a cursor table), and only acknowledgements move it. `ChangeCaptureConformance` in
+`penstock.testing` checks implementations against these rules.
 """
 
 from __future__ import annotations
@@ -19,43 +20,46 @@ from penstock.position import Position
 from penstock.schema import TableName
 
 Key: TypeAlias = Mapping[str, object]
-"""The columns that tell the rows of a table apart, with their values. One that its type cannot hold stands here as its exact text, so that
-two keys are equal only if the rows are the same."""
+"""The key columns of a row, with their values. A value that its type cannot hold is given as its exact text,
+so that two keys are equal only if they identify the same row.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """The row is there now, and these are its values, whether it was there before or not.
+    """A row was inserted or updated; these are its values.
 
-    The usual mistake is to replace the whole row by `row`: a column whose value did not travel is named in `unchanged` and is *not* in
-    `row`, and what stands in the target must stay.
+    Usual mistake: replacing the whole row by `row`. A column with an unchanged TOAST value is listed in
+    `unchanged` and is *not* in `row`; the target must keep its value.
     """
 
     table: TableName
     key: Key
-    """Empty if nothing tells the table's rows apart; then the row is one more."""
+    """The key of the row. Empty if the table has no key; the row is then added, without replacing another."""
     row: Mapping[str, object]
-    """All columns but the unchanged ones. None is NULL, unless `exact` names the column."""
+    """All columns except the unchanged ones. None is NULL, unless `exact` has the column."""
     unchanged: frozenset[str] = frozenset()
-    """Columns that keep their value, which did not travel (large values that an update left alone)."""
+    """Columns with unchanged TOAST values, which Postgres did not send."""
     exact: Mapping[str, str] = field(default_factory=dict)
-    """Texts of the values that a column's type cannot hold; `row` has None in their place."""
+    """Texts of the values that a column's type cannot hold; `row` has None for them."""
     moved_from: Key | None = None
-    """Where the unchanged values stand, if not under `key`: an update changed the key too. The delete of that key follows this change."""
+    """The old key, if an update changed the key of the row. The target has the unchanged values under this
+    key. The delete of that key follows this change.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """The row is not there any more. Of a row that was never seen this may come too, and then means nothing."""
+    """A row was deleted. The target may not have the row; the delete then has no effect."""
 
     table: TableName
     key: Key
-    """The whole old row if nothing tells the table's rows apart; then one row that is equal to it goes."""
+    """For a table without a key, the whole old row; delete one row that is equal to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """No row of the table is there any more; no deletes come for them."""
+    """All rows of the table were removed; no deletes are delivered for them."""
 
     table: TableName
 
@@ -65,10 +69,11 @@ Event: TypeAlias = Upsert | Delete | Truncate
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Which commit a change belongs to. For people and for ordering; nothing in this contract takes it back.
+    """The commit of a change, for ordering and for people. No operation of this contract takes it as an
+    argument.
 
-    Changes come in the order of `(position, ordinal)`, and a change that is delivered again has the same pair. For a row of a snapshot,
-    `position` is where the snapshot is exact: a live change at or before it is already in.
+    Changes are ordered by `(position, ordinal)`, and a change that is delivered again has the same pair. For
+    a row of a snapshot, `position` is the fence: the snapshot contains all live changes at or before it.
     """
 
     position: Position
@@ -77,28 +82,29 @@ class Commit:
 
 
 class Ack(ABC):
-    """The right to say that a change has been dealt with for good."""
+    """Acknowledgement of one change."""
 
     @abstractmethod
     def confirm(self) -> None:
-        """Never ask for this change to be delivered again.
+        """State that this change never has to be delivered again.
 
-        Call it once the change is durable where it was going, from any thread, in any order, as often as one likes: only the first call
-        counts. It returns at once and raises nothing; after its stream was closed it may come too late to count. Confirming a change says
-        nothing about the ones before it: the resume point waits for the first that is not confirmed. The usual mistakes are to confirm a
-        change when it was *received*, and to confirm every hundredth one as if that covered the rest.
+        Call it after the change is durable in the target. It may be called from any thread, in any order and
+        more than once; only the first call counts. It returns at once and raises nothing. A call after the
+        stream was closed may have no effect. Confirming a change does not confirm earlier ones: the resume
+        point stays before the first unconfirmed change. Usual mistakes: confirming a change when it was
+        *received*, and confirming every hundredth change as if that covered the others.
         """
 
 
 @final
 class UntrackedAck(Ack):
-    """For changes that move nothing: those of a snapshot."""
+    """Acknowledgement without effect, for rows of a snapshot."""
 
     __slots__ = ()
 
     @override
     def confirm(self) -> None:
-        """Nothing to move."""
+        """Do nothing."""
 
 
 UNTRACKED: Final = UntrackedAck()
@@ -106,20 +112,22 @@ UNTRACKED: Final = UntrackedAck()
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One event and the right to confirm it. Never confirmed, it is delivered again after a restart."""
+    """One event and its acknowledgement. An unconfirmed change is delivered again after a restart."""
 
     event: Event
     ack: Ack
     commit: Commit | None = None
-    """None where the source has no such thing."""
+    """None if the source has no commits."""
 
 
 @runtime_checkable
 class ChangeStream(Protocol):
-    """Changes in order, and the resources behind them. A generator is one; so `contextlib.closing(capture.live())` always works.
+    """Changes in order, and the resources behind them. A generator qualifies, so
+    `contextlib.closing(capture.live())` always works.
 
-    For one thread at a time. It owns its connection and its threads and lets go of them when it is closed, when it ends, when it raises,
-    and when the last reference to it goes, as after a `break`; acknowledgements that are still held do not keep it alive.
+    Use it from one thread at a time. It owns its connection and threads, and releases them when it is closed,
+    ends, raises, or is garbage collected, for example after a `break`. Acknowledgements that are still
+    referenced do not keep it open.
     """
 
     def __iter__(self) -> ChangeStream: ...
@@ -127,45 +135,51 @@ class ChangeStream(Protocol):
     def __next__(self) -> Change: ...
 
     def close(self) -> None:
-        """End the stream; what has been confirmed so far, and counts, is durable when this returns. May be called more than once."""
+        """End the stream. Everything confirmed before the call is durable when it returns. May be called more
+        than once.
+        """
 
 
 class ChangeCapture(ABC):
-    """A way of learning what changes in a source: logical replication, polling, triggers.
+    """A capture method: logical replication, polling or triggers.
 
-    An object of this kind is a description and holds nothing open; make it anywhere, and any number of times. What it opens belongs to
-    the streams that it gives out. It keeps no resume point in memory: another object with the same settings, in another process, goes on
-    where the last one's confirmed changes end.
+    An object of this class is a description without open resources; it can be created anywhere and any number
+    of times. Streams own what they open. The resume point is not kept in memory: another object with the same
+    settings, in another process, continues after the confirmed changes of the last one.
     """
 
     @abstractmethod
     def live(self) -> ChangeStream:
-        """Follow the source from the resume point on, without end.
+        """Stream changes from the resume point, without end.
 
-        Called once at each start, by the one process that captures; a second stream beside the first waits, or fails. When it returns, the
-        resume point exists: whatever commits from then on will be delivered, however late the first change is asked for. So call it first,
-        then `snapshot`, and no change falls between the two.
+        Called once per start, by the one process that captures. A second stream beside the first waits or
+        fails. When the call returns, the resume point exists: every later commit will be delivered, even if
+        the first change is read much later. Call it before `snapshot`, and no change is lost between the two.
 
-        Delivery is at least once: whole transactions in the order of their commits, and after a restart everything again from the first
-        transaction of which a change was not confirmed, also if later ones were. The resume point moves only over a run of confirmed
-        changes without a hole, and only to where a transaction ends. With nothing unconfirmed it follows the source, also when nothing that
-        concerns us happens there. Trouble that passes is waited out inside; everything else is raised by `next`, and ends the stream.
+        Delivery is at least once, in whole transactions in commit order. After a restart, delivery starts
+        with the first transaction that has an unconfirmed change, even if later changes were confirmed. The
+        resume point moves only over a run of confirmed changes without a gap, and only to the end of a
+        transaction. With nothing unconfirmed it follows the source, even if no captured table changes. The
+        stream retries temporary errors itself; `next` raises all others, which ends the stream.
         """
 
     def snapshot(self, tables: Sequence[TableName]) -> ChangeStream:
-        """The rows that `tables` have now, as upserts; the end of the stream is the end of the snapshot, and no other mark is given.
+        """The current rows of `tables`, as upserts. The stream ends when the snapshot is complete; there is
+        no other marker.
 
-        Called when a target has to be filled, which the caller knows and the capture does not; in the same process as `live`, or another.
-        All tables are read as of one moment. It cannot be resumed: if it breaks off, start it again, which does no harm to a target that
-        upserts. Its acknowledgements move nothing, and need not be confirmed. The usual mistake is to take an empty table for a snapshot
-        that failed. By default it is empty, for captures that cannot read what is there.
+        Called when the caller has to fill a target, in the process of `live` or in another. All tables are
+        read as of one moment. A snapshot cannot be resumed: after an error start it again, which does no harm
+        to a target that upserts. Its acknowledgements have no effect and need not be confirmed. Usual
+        mistake: taking an empty table for a failed snapshot. The default is an empty stream, for captures
+        without snapshots.
         """
         yield from ()
 
     def lag(self) -> int | None:
-        """How many bytes the resume point is behind the source; None if that cannot be said, as before the first `live`.
+        """Bytes between the resume point and the source's current position; None if unknown, for example
+        before the first `live`.
 
-        Called on a timer by whoever watches, from any process, beside a running stream. It opens a connection of its own for a moment and
-        never touches the stream's. By default None.
+        Called on a timer by monitoring, from any process, while a stream runs. It opens its own short-lived
+        connection and does not use the stream's. The default is None.
         """
         return None

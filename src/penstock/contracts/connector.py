@@ -1,21 +1,21 @@
-"""What a source connector promises: rows as Arrow batches, checkpoints to go on from, and one place where they are acknowledged.
+"""Contract of source connectors: rows as Arrow batches, checkpoints, and one method that acknowledges them.
 
-The consumer drives it, in this order: `open`, `restore` if it has a checkpoint, `poll_batch` again and again with `checkpoint` in between,
-`notify_epoch_committed` whenever a checkpoint and all rows before it are durable, `close`. `SourceConnectorConformance` in
-`penstock.testing` holds an implementation to these rules.
+The consumer calls, in this order: `open`, `restore` if it has a checkpoint, `poll_batch` in a loop with
+`checkpoint` in between, `notify_epoch_committed` whenever a checkpoint and all rows before it are durable, then
+`close`. `SourceConnectorConformance` in `penstock.testing` checks implementations against these rules.
 
-A loop that loses nothing and doubles nothing, where the target keeps rows and checkpoint in one act:
+A loop with exactly-once results, for a target that commits rows and checkpoint atomically:
 
 ```python
 connector.open(config)
 if stored is not None:
     connector.restore(stored)
-    acknowledge(stored.epoch)  # the last run may not have come to it
+    acknowledge(stored.epoch)  # the last run may have stopped before this call
 while True:
     batch = connector.poll_batch(10_000)
     if batch is not None:
         pending.append(batch)
-    if batch is None or flag.is_set():  # where it has a flag
+    if batch is None or flag.is_set():  # if the connector has a flag
         flag.clear()
         checkpoint = connector.checkpoint()
         target.commit(pending, checkpoint)
@@ -25,7 +25,7 @@ while True:
 def acknowledge(epoch):
     try:
         connector.notify_epoch_committed(epoch)
-    except PenstockError:  # the commit stands, and a later epoch covers this one
+    except PenstockError:  # the commit is valid, and a later epoch covers this one
         log.warning("epoch not acknowledged", exc_info=True)
 ```
 """
@@ -47,37 +47,43 @@ from penstock.contracts.schemas import SchemaProvider, SchemaRegistryAware
 from penstock.errors import CheckpointError
 
 ConnectorConfig: TypeAlias = Mapping[str, str]
-"""What a connector is told, by name, all of it text; so it can stand in any file, statement or option list."""
+"""Options of a connector, by name, all as text; so they can be part of any file, statement or option list."""
 
 CHECKPOINT_VERSION = 1
-"""Of the JSON of a checkpoint. One with a higher number is refused, not guessed at."""
+"""Version of the JSON form of a checkpoint. Higher versions are rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """Some rows of one partition, in order; never none."""
+    """Rows of one partition, in order; at least one."""
 
     records: pa.RecordBatch
     partition: str
-    """Which part of the source they are from: a table, a topic's partition, a file. Order is kept within it, and not promised between."""
+    """The part of the source that the rows come from: a table, a partition of a topic, a file. Rows are
+    ordered within a partition only.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SourceCheckpoint:
-    """Where a consumer is. Plain data: it can be stored anywhere, and read by another process, another version, or a person.
+    """Progress of a consumer. Plain data: any storage can hold it, and another process, another version or a
+    person can read it.
 
-    Only its own kind of connector understands what stands in it; the consumer stores it as it is. An empty one is the beginning.
+    Only a connector of the same kind can interpret it; the consumer stores it unchanged. An empty checkpoint
+    is the beginning.
     """
 
     offsets: Mapping[str, str] = field(default_factory=dict)
-    """By partition, or another part of the stream that the connector tells apart."""
+    """Offsets by partition, or by any other part of the stream that the connector tracks separately."""
     epoch: int = 0
-    """Counts how often the connector's place has moved; what `notify_epoch_committed` takes. It goes on from here after `restore`."""
+    """Counts how often the position moved; the argument of `notify_epoch_committed`. Counting continues from
+    here after `restore`.
+    """
     metadata: Mapping[str, str] = field(default_factory=dict)
-    """What else is needed to go on, and what tells that a checkpoint is somebody else's. Never a secret."""
+    """Further data needed to resume, and to recognise checkpoints of another source. Never a secret."""
 
     def to_json(self) -> str:
-        """The same text for the same checkpoint, whoever writes it."""
+        """Equal checkpoints have the same text, regardless of the writer."""
         document = {
             "version": CHECKPOINT_VERSION,
             "epoch": self.epoch,
@@ -94,18 +100,18 @@ class SourceCheckpoint:
             version = document["version"]
             offsets, epoch, metadata = document["offsets"], document["epoch"], document["metadata"]
         except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError("this is not a checkpoint", hint=_ANEW) from error
+            raise CheckpointError("the text is not a checkpoint", hint=_RESTART_HINT) from error
         if not isinstance(version, int) or not 1 <= version <= CHECKPOINT_VERSION:
             raise CheckpointError(
                 f"the checkpoint has version {version!r}; this version of penstock reads up to {CHECKPOINT_VERSION}",
                 hint="run the version of penstock that wrote it, or a newer one",
             )
         if not (_is_plain(offsets) and _is_plain(metadata) and isinstance(epoch, int) and epoch >= 0):
-            raise CheckpointError("a checkpoint holds texts and a number, and this one does not", hint=_ANEW)
+            raise CheckpointError("the checkpoint has a value of the wrong type", hint=_RESTART_HINT)
         return cls(offsets, epoch, metadata)
 
 
-_ANEW = "restore an earlier checkpoint, or start without one, which reads the source from its beginning"
+_RESTART_HINT = "restore an earlier checkpoint, or start without one, which reads the source from its beginning"
 
 
 def _is_plain(values: object) -> bool:
@@ -117,7 +123,7 @@ class Health(Enum):
 
     HEALTHY = "healthy"
     DEGRADED = "degraded"
-    """It works, but somebody should look."""
+    """It works, but needs attention."""
     UNHEALTHY = "unhealthy"
     """It does not work."""
     UNKNOWN = "unknown"
@@ -125,7 +131,7 @@ class Health(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
-    """How a connector is, and why, where it is not well."""
+    """Health of a connector, with a reason if it is degraded or unhealthy."""
 
     health: Health
     why: str | None = None
@@ -153,72 +159,80 @@ HealthStatus.UNKNOWN = HealthStatus(Health.UNKNOWN)
 
 @dataclass(frozen=True, slots=True)
 class ConnectorMetrics:
-    """Counted since `open`. What only goes up ends in `_total`."""
+    """Figures since `open`. Names of counters end in `_total`."""
 
     records_total: int = 0
-    """Rows that `poll_batch` has given out."""
+    """Rows that `poll_batch` returned."""
     bytes_total: int = 0
     """Their size in memory."""
     errors_total: int = 0
-    """What went wrong, be it that the connector got over it."""
+    """Errors, including those that the connector recovered from."""
     lag: int | None = None
-    """How far what has been given out is behind the source, in the source's own measure; None if that cannot be said."""
+    """Distance between the returned rows and the source, in the source's own unit; None if unknown."""
     custom: Mapping[str, float] = field(default_factory=dict)
 
 
 class SourceConnector(ABC):
-    """Reads a source, in batches, from a checkpoint on.
+    """Reads a source in batches, from a checkpoint on.
 
-    `open`, `restore`, `poll_batch`, `checkpoint` and `close` are for one thread at a time. `notify_epoch_committed`, `health_check` and
-    `metrics` may come from any thread. Errors are of the tree of `PenstockError`; `ConnectorStateError` says that a call came out of turn.
+    Call `open`, `restore`, `poll_batch`, `checkpoint` and `close` from one thread at a time.
+    `notify_epoch_committed`, `health_check` and `metrics` may be called from any thread. Errors are
+    subclasses of `PenstockError`; `ConnectorStateError` reports a call in the wrong order.
     """
 
     # --- required -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
     def open(self, config: ConnectorConfig) -> None:
-        """Reach the source and find out the schema.
+        """Connect to the source and determine the schema.
 
-        Called once, before anything but `discover_schema`. It must not begin to read: where to read from is known only once `restore` has
-        been called, or `poll_batch` without it. Raises what stands in the way, such as a config that makes no sense.
+        Called once, before everything except `discover_schema`. It must not start reading, because the start
+        position is known only after `restore`, or at the first `poll_batch` if `restore` is not called.
+        Raises an error if the connector cannot be used, for example for an invalid option.
         """
 
     @abstractmethod
     def poll_batch(self, max_records: int) -> SourceBatch | None:
-        """The next rows, or None if there are none *now*: ask again later, or when the event of `data_ready` is set.
+        """The next rows, or None if there are none *now*: call again later, or when the event of `data_ready`
+        is set.
 
-        Called in a loop. Reading starts with the first call. `max_records`, one or more, is a hint: fewer rows may come although there are
-        more. It does not wait for rows. None is never the end of anything; the usual mistake is to take the first one for the end of a
-        snapshot. Raises what ended reading, once every row before it has been given out; then the connector is good for `close` alone.
+        Called in a loop; the first call starts reading. `max_records`, at least one, is a hint: a batch may
+        have fewer rows even if more are available. The call does not wait for rows. Usual mistake: taking the
+        first None for the end of a snapshot; None never means an end. An error that ended reading is raised
+        after all rows before it were returned; the connector can then only be closed.
         """
 
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The columns that every batch has, whatever its partition. Empty while it is not known, as before `open`.
+        """The columns that every batch has, in every partition. Empty if unknown, for example before `open`.
 
-        Where partitions differ, a batch has more than these, and `as_schema_provider` knows what.
+        If partitions differ, a batch has further columns, which `as_schema_provider` describes.
         """
 
     @abstractmethod
     def checkpoint(self) -> SourceCheckpoint:
-        """The place behind the last row that `poll_batch` gave out: enough to go on there, in another process, after a restart.
+        """The position after the last row that `poll_batch` returned: sufficient to resume there, in another
+        process, after a restart.
 
-        Called as often as one likes, at least whenever the consumer makes its work durable. Cheap, and without any effect: it asks nobody,
-        and above all it acknowledges nothing, since nobody knows yet whether it will be stored.
+        Called any number of times, at least whenever the consumer makes its work durable. Cheap and without
+        side effects: no request to a server, and no acknowledgement, because the checkpoint may never be
+        stored.
         """
 
     @abstractmethod
     def restore(self, checkpoint: SourceCheckpoint) -> None:
-        """Go on from `checkpoint` instead of from the beginning.
+        """Continue from `checkpoint` instead of the beginning.
 
-        Called at most once, during recovery, after `open` and before the first `poll_batch`; after that it raises `ConnectorStateError`.
-        Raises `CheckpointError` for a checkpoint that is not of this source, and the error that names the hole if what comes after it
-        cannot be had any more. It never goes on somewhere else instead.
+        Called at most once, during recovery, after `open` and before the first `poll_batch`; later it raises
+        `ConnectorStateError`. Raises `CheckpointError` for a checkpoint of another source, and a gap error if
+        the changes after the checkpoint are no longer available. It never continues at another position
+        instead.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything: connections, threads, locks. Acknowledges nothing. May be called more than once, and without `open`.
+        """Release everything: connections, threads, locks. Acknowledges nothing. May be called more than
+        once, and without `open`.
 
         A `with` block calls it at its end.
         """
@@ -231,58 +245,67 @@ class SourceConnector(ABC):
 
     # --- with defaults --------------------------------------------------------------------------------------------------
 
-    def discover_schema(self, properties: ConnectorConfig) -> None:  # noqa: B027 - a default, and no duty
-        """Find out the schema before `open`, for who must know the columns to plan with them.
+    def discover_schema(self, properties: ConnectorConfig) -> None:  # noqa: B027 - optional
+        """Determine the schema before `open`, for callers that need the columns for planning.
 
-        Called at most once, with what `open` will be given. It bounds its I/O by a time limit, raises nothing, and leaves the schema empty
-        if it does not find out. By default it does nothing.
+        Called at most once, with the options for `open`. Its I/O has a time limit. It raises nothing, and
+        leaves the schema empty if it cannot determine it. The default does nothing.
         """
 
     def health_check(self) -> HealthStatus:
-        """How it is now. Called on a timer, so it asks nobody: it tells what is known. By default unknown."""
+        """The current health. Called on a timer, so it returns known facts and sends no request. The default
+        is unknown.
+        """
         return HealthStatus.UNKNOWN
 
     def metrics(self) -> ConnectorMetrics:
-        """What has been counted so far. Called on a timer, like `health_check`. By default nothing."""
+        """The figures so far. Called on a timer, like `health_check`. The default has no figures."""
         return ConnectorMetrics()
 
     def data_ready(self) -> threading.Event | None:
-        """An event that is set while `poll_batch` has something to give, or to raise; always the same one.
+        """An event that is set while `poll_batch` has rows or an error; always the same object.
 
-        A consumer that got None waits for it, instead of asking on a timer. The connector sets it, and clears it when it answers None with
-        nothing left; the consumer only waits. By default None, for sources that must be asked.
+        After a None the consumer waits for it instead of polling on a timer. The connector sets it, and
+        clears it when it returns None with nothing left; the consumer only waits. The default is None, for
+        sources that must be polled.
         """
         return None
 
     def as_schema_provider(self) -> SchemaProvider | None:
-        """What knows the shape of each partition; None if nothing does."""
+        """The provider of the schema of each partition; None if there is none."""
         return None
 
     def as_schema_registry_aware(self) -> SchemaRegistryAware | None:
-        """What keeps the shapes in a registry; None if nothing does, or none is configured."""
+        """The client that registers schemas in a registry; None if there is none, or no registry is
+        configured.
+        """
         return None
 
     def supports_replay(self) -> bool:
-        """Whether `restore` brings back the rows after the checkpoint, also those that were given out before.
+        """Whether `restore` returns the rows after the checkpoint again, including those that were returned
+        before.
 
-        A source that cannot must say so: what was given out and not made durable is then lost with a crash, and a consumer that promises
-        exactly once has to say that it is at most once here. By default true.
+        A source that cannot must return False: a crash then loses rows that were returned and not yet
+        durable, and a consumer with exactly-once delivery must report at-most-once for this source. The
+        default is True.
         """
         return True
 
     def checkpoint_requested(self) -> threading.Event | None:
-        """A flag by which the connector asks for a checkpoint at once; always the same one.
+        """A flag with which the connector requests a checkpoint at once; always the same object.
 
-        The consumer looks at it after each `poll_batch`, clears it, and then takes a checkpoint and makes it durable: in this order, or a
-        request in between is lost. The connector only ever sets it. By default None: it never asks.
+        After each `poll_batch` the consumer checks the flag, clears it, then takes a checkpoint and makes it
+        durable. In another order a request may be lost. The connector only sets the flag. The default is
+        None: no requests.
         """
         return None
 
-    def notify_epoch_committed(self, epoch: int) -> None:  # noqa: B027 - a default, and no duty
-        """The checkpoint with this `epoch`, and every row before it, is durable: the source may forget them.
+    def notify_epoch_committed(self, epoch: int) -> None:  # noqa: B027 - optional
+        """State that the checkpoint with this `epoch`, and every row before it, is durable: the source may
+        remove them.
 
-        This is the only place where anything is acknowledged to the source. Called after the consumer's commit, as often as it likes, also
-        again for an epoch that was told before, after a restart too: that does nothing. An epoch that was never given out is refused with
-        `ConnectorError`. If it raises, the consumer logs that and goes on: its commit stands, and a later epoch covers this one.
-        By default nothing, for sources that keep everything anyway.
+        Only this method acknowledges anything to the source. Called after the consumer's commit, any number
+        of times. A repeated epoch, also after a restart, has no effect. An epoch that was never returned
+        raises `ConnectorError`. If the call raises, the consumer logs the error and continues: its commit is
+        valid, and a later epoch covers this one. The default does nothing, for sources that keep everything.
         """

@@ -1,6 +1,7 @@
-"""What a source of records promises: one record at a time, each with its position, to a caller that keeps its place itself.
+"""Contract of record sources: one record at a time, each with its position, for callers that store their position.
 
-Where `ChangeCapture` keeps the resume point to itself, here the caller says with every `read` where it stands, and gets what comes next:
+A `ChangeCapture` stores the resume point itself. Here the caller passes its position to every `read` and gets the
+next record:
 
 ```python
 with source:
@@ -9,17 +10,17 @@ with source:
         try:
             record = source.read(position)
         except RecordNotFoundError as error:
-            if error.recovery is not Recovery.RETRY:  # what comes next is gone, and will not come back
+            if error.recovery is not Recovery.RETRY:  # the next record is no longer available
                 raise
             continue
-        target.write(record, record.position)  # record and position in one act
+        target.write(record, record.position)  # record and position atomically
         position = record.position
-        source.ack(position)  # once it is durable, not before
+        source.ack(position)  # after it is durable
 ```
 
-A source reads first what is there, through a `Snapshotter`, and then what changes, through a `CdcIterator`; both can be used by
-themselves. The suites in `penstock.testing.record_source_conformance` and `penstock.testing.records_conformance` hold implementations to
-these rules.
+A source first reads the current rows with a `Snapshotter`, and then changes with a `CdcIterator`; both can be used on
+their own. The suites in `penstock.testing.record_source_conformance` and `penstock.testing.records_conformance` check
+implementations against these rules.
 """
 
 from __future__ import annotations
@@ -45,21 +46,23 @@ MOVED_FROM: Final = "moved_from"
 
 
 class Operation(StrEnum):
-    """What a record says of its row."""
+    """The operation that produced a record."""
 
     SNAPSHOT = "snapshot"
-    """It was there when the snapshot was taken."""
+    """A row of a snapshot."""
     UPSERT = "upsert"
-    """It is there now, whether it was before or not."""
+    """The row was inserted or updated."""
     DELETE = "delete"
-    """It is not there any more."""
+    """The row was deleted."""
     TRUNCATE = "truncate"
-    """No row of the table is there any more."""
+    """All rows of the table were removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordPosition:
-    """Where a record stands. Plain text, to be stored and given back; only the source that made it reads it."""
+    """Position of a record. Plain text, to be stored and passed back; only the source that created it can
+    interpret it.
+    """
 
     text: str
 
@@ -69,23 +72,26 @@ class RecordPosition:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One row, or what became of it.
+    """One row, or its deletion.
 
-    The usual mistake is to replace a whole row by `payload`: a column whose value did not travel is named in the metadata under
-    `unchanged`, and what stands in the target must stay.
+    Usual mistake: replacing a whole row by `payload`. A column with an unchanged TOAST value is listed in the
+    metadata under `unchanged`, and the target must keep its value.
     """
 
     position: RecordPosition
     key: Key
-    """The columns that tell rows apart, with their values; of a delete in a table without a key, the whole old row; of a truncate,
-    empty."""
+    """The key columns, with their values. For a delete in a table without a key, the whole old row; for a
+    truncate, empty.
+    """
     payload: Mapping[str, object] | None
     """The row; None for a delete and a truncate."""
     metadata: Mapping[str, object]
-    """`operation` and `table` always. Where there is something to say, `unchanged` (names of columns that keep their value), `exact`
-    (texts of values that their type cannot hold, by column) and `moved_from` (the key under which unchanged values stand)."""
+    """Always `operation` and `table`. If applicable, `unchanged` (names of columns that keep their value),
+    `exact` (texts of values that their type cannot hold, by column) and `moved_from` (the key under which the
+    target has the unchanged values).
+    """
     timestamp: datetime
-    """When it was committed; of a row of a snapshot, when it was read."""
+    """Commit time; for a row of a snapshot, the time when it was read."""
 
     @property
     def operation(self) -> Operation:
@@ -97,19 +103,21 @@ class Record:
 
 
 class RecordIterator(ABC):
-    """Records one by one: ask `has_next`, then `next`. Also a Python iterator, of what there is now, and a context manager."""
+    """Records one by one: call `has_next`, then `next`. Also a Python iterator over the available records,
+    and a context manager.
+    """
 
     @abstractmethod
     def has_next(self) -> bool:
-        """Whether there is a record. Called before every `next`, as often as one likes: nothing is passed over by asking."""
+        """Whether there is a record. Called before every `next`, any number of times: a call skips nothing."""
 
     @abstractmethod
     def next(self) -> Record:
-        """The next record. What happens if there is none, the two kinds of iterators say."""
+        """The next record. Each kind of iterator defines the behaviour if there is none."""
 
     @abstractmethod
     def teardown(self) -> None:
-        """Let go of everything. Called once by the owner, who must not forget it; further calls do nothing."""
+        """Release everything. The owner must call it once; further calls do nothing."""
 
     def __iter__(self) -> Iterator[Record]:
         while self.has_next():
@@ -122,124 +130,134 @@ class RecordIterator(ABC):
         if error is None:
             self.teardown()
             return
-        with suppress(SnapshotInterruptedError):  # what went wrong first is what counts
+        with suppress(SnapshotInterruptedError):  # the first error is the cause
             self.teardown()
 
 
 class Snapshotter(RecordIterator):
-    """The rows of a table as of the moment at which this object was made, and then no more.
+    """The rows of a table as of the creation of this object.
 
-    Made by whoever wants the rows; from then on it holds a read-only transaction, which keeps nobody from writing but keeps dead rows
-    from being removed: read it through, or tear it down. For one thread at a time.
+    From its creation it holds a read-only transaction. The transaction blocks no writes, but keeps Postgres
+    from removing dead rows. So read the snapshot to its end, or call `teardown`. For one thread at a time.
     """
 
     @abstractmethod
     def has_next(self) -> bool:
-        """Whether another row is there. The first False completes the snapshot, for good; reading the last row does not."""
+        """Whether there is another row. The first False completes the snapshot for good; reading the last row
+        does not.
+        """
 
     @abstractmethod
     def next(self) -> Record:
         """The row that `has_next` found.
 
-        `NoRowsError` if there is none: at the end, after `teardown`, and also if `has_next` was not asked since the last row, for that is
-        what finds one. The usual mistake is to take the error for the end of a loop; ask `has_next`.
+        Raises `NoRowsError` at the end, after `teardown`, and also if `has_next` was not called since the
+        last row. Usual mistake: using the error as the end of a loop instead of `has_next`.
         """
 
     @abstractmethod
     def teardown(self) -> None:
-        """Close what is open; then, if the snapshot was not complete, raise `SnapshotInterruptedError`.
+        """Close everything; then, if the snapshot was not complete, raise `SnapshotInterruptedError`.
 
-        It is never called by the snapshot itself, not even at its end. Everything is closed when the error is raised.
+        The snapshot never calls it itself, not even at its end.
         """
 
 
 class CdcIterator(RecordIterator):
-    """A buffer between a stream that pushes and a caller who wants one record and no loop.
+    """A bounded buffer between a stream that pushes records and a caller that reads them one by one.
 
-    Any number of threads may push and read. It has bounds, so that a caller who is slow slows the stream, and memory stays what it is.
+    Any number of threads may push and read. A slow reader slows the stream, so memory stays bounded.
     """
 
     @abstractmethod
     def has_next(self) -> bool:
-        """Whether a record is in the buffer now. It never waits."""
+        """Whether the buffer has a record now. It never waits."""
 
     @abstractmethod
     def next(self) -> Record:
-        """The oldest record in the buffer, which leaves it. Waits for one to be pushed if there is none: ask `has_next` if that is not
-        wanted.
+        """Remove and return the oldest record. Waits for a record if there is none; call `has_next` first to
+        avoid waiting.
 
-        `NoRowsError` once it has been torn down, also for those who wait at that moment.
+        Raises `NoRowsError` after `teardown`, also in threads that are waiting.
         """
 
     @abstractmethod
     def push(self, record: Record) -> None:
-        """Put a record behind the others. Waits while the buffer is full; `NoRowsError` once it has been torn down."""
+        """Append a record. Waits while the buffer is full; raises `NoRowsError` after `teardown`."""
 
     @abstractmethod
     def teardown(self) -> None:
-        """Empty the buffer and wake who waits. Raises nothing."""
+        """Empty the buffer and wake all waiting threads. Raises nothing."""
 
 
 class RecordSource(ABC):
-    """A place from which records are read, one call a record.
+    """A source from which records are read, one per call.
 
-    Made without arguments, or with none that open anything. `validate` may be called at any time; then `open` once, `read` and `ack` in a
-    loop, `teardown` once. Any thread may call any method: `read`s wait for one another, `ack` waits for nobody, and `teardown` ends a
-    `read` that waits for a record.
+    Constructors open nothing. `validate` may be called at any time; then `open` once, `read` and `ack` in a
+    loop, `teardown` once. Any thread may call any method: `read` calls run one after another, `ack` does not
+    wait, and `teardown` ends a `read` that waits for a record.
     """
 
     @abstractmethod
     def validate(self, config: Mapping[str, str]) -> None:
-        """Say whether `config` can be used, without opening anything.
+        """Check `config` without opening anything.
 
-        Called before `open`, by a check or a user interface, as often as one likes. `NoTableError` if it names no table,
-        `InvalidUrlError` if what it names as address is none, `ConfigError` for all else. That the address answers is for `open` to find
-        out.
+        Called before `open`, by a check or a user interface, any number of times. Raises `NoTableError` if
+        the table is missing or invalid, `InvalidUrlError` for the URL, `ConfigError` for everything else.
+        Only `open` finds out whether the server answers.
         """
 
     @abstractmethod
     def open(self, config: Mapping[str, str]) -> None:
-        """Connect. Called once, before the first `read`; what `validate` raises, this raises too.
+        """Connect. Called once, before the first `read`; raises everything that `validate` raises.
 
-        `InvalidUrlError` if the database cannot be reached under its address. When it returns, whatever commits from then on will be
-        read, by somebody who has no position yet. It reads nothing by itself and moves nothing.
+        Raises `InvalidUrlError` if the database cannot be reached at its URL. When it returns, a caller
+        without a position will read every later commit. It reads no records and does not change the position
+        at the source.
         """
 
     @abstractmethod
     def read(self, position: RecordPosition | None) -> Record:
-        """The record that comes next after `position`, the caller's current one; the first of all for None.
+        """The record after `position`, the caller's current one; the first record for None.
 
-        Called again and again, with the position of the last record, or with the one that was stored when the last run ended. The same
-        position gives the same record, as long as that is not acknowledged: whoever failed to handle a record asks for it again. An
-        earlier position goes back.
+        Called in a loop, with the position of the last record, or with the one that the last run stored. The
+        same position returns the same record until that is acknowledged, so a caller that failed to handle a
+        record reads it again. An earlier position goes back.
 
-        A snapshot goes back by one record and no further, and ends with its source: any other of its positions, as after a restart,
-        raises `SnapshotInterruptedError`. Then empty the target and read from None: rows of which we had the one half may be gone, and
-        nobody would tell. The position of the last row is that of a finished snapshot, and good for ever. None, once what it gave is
-        acknowledged or anything after it was read, takes a new snapshot.
+        In a snapshot, a caller can go back by one record only, and positions are valid only for the same
+        source object. Any other position of a snapshot, for example after a restart, raises
+        `SnapshotInterruptedError`. Then empty the target and read from None: otherwise rows deleted in the
+        meantime would stay in the target. The position of the last row is that of a complete snapshot, and
+        stays valid. None takes a new snapshot once the first record was acknowledged or a later one was read.
 
-        `RecordNotFoundError` if there is none yet, after a short wait: try again. `RecordGoneError`, a kind of it with another
-        `recovery`, if there is none any more, or `position` is not of this source: never passed over in silence. `NoRowsError` before
-        `open` and after `teardown`, also for who waits at that moment.
+        Raises `RecordNotFoundError` after a short wait if there is no record yet: try again. Raises
+        `RecordGoneError`, a subclass with another `recovery`, if the record is no longer available or
+        `position` belongs to another source; it never skips records. Raises `NoRowsError` before `open` and
+        after `teardown`, also in a thread that is waiting.
 
-        It acknowledges nothing. The usual mistake is to keep the position only in memory: then a restart begins from the first record.
+        It acknowledges nothing. Usual mistake: keeping the position only in memory; a restart then starts at
+        the first record.
         """
 
     @abstractmethod
     def ack(self, position: RecordPosition) -> None:
-        """Say that this record, *and every one before it*, is durable where it was going, and will never be asked for again.
+        """State that this record, *and every one before it*, is durable in the target and will not be read
+        again.
 
-        Called after that, from any thread, as often as one likes; one that is behind an earlier one says nothing new. What is said in quick
-        succession may reach the source together, with a later call, at the latest with `teardown`. It also takes
-        positions of an earlier run, so a caller may repeat its last one after a restart; `RecordGoneError` for one that this source never
-        gave out. Positions of a snapshot move nothing, but for its last. Nothing else lets the source forget: not `read`, not `teardown`.
-        Whoever hands records to several workers acknowledges up to the first that is not done. `NoRowsError` before `open` and after
-        `teardown`: it came too late to count, and the record comes again.
+        Called after the commit of the target, from any thread, any number of times; a position before an
+        acknowledged one has no effect. Calls in quick succession may reach the source together, with a later
+        call, or with `teardown` at the latest. Positions of an earlier run are valid, so a caller may repeat
+        its last one after a restart. A position that this source never returned raises `RecordGoneError`.
+        Positions of a snapshot have no effect, except its last. No other call lets the source remove
+        anything, neither `read` nor `teardown`. A caller with several workers acknowledges up to the first
+        record that is not done. Raises `NoRowsError` before `open` and after `teardown`: the call has no
+        effect, and the record is delivered again.
         """
 
     @abstractmethod
     def teardown(self) -> None:
-        """Close everything; what has been acknowledged is durable at the source when this returns. Further calls do nothing.
+        """Close everything. Everything acknowledged before is durable at the source when it returns. Further
+        calls do nothing.
 
         In the middle of a snapshot it raises `SnapshotInterruptedError`, after everything has been closed.
         """
@@ -251,5 +269,5 @@ class RecordSource(ABC):
         if error is None:
             self.teardown()
             return
-        with suppress(SnapshotInterruptedError):  # what went wrong first is what counts
+        with suppress(SnapshotInterruptedError):  # the first error is the cause
             self.teardown()

@@ -1,13 +1,15 @@
-"""What a reference table promises: the rows of a small, slowly changing table, and then what becomes of them.
+"""Contract of reference tables: the rows of a small, slowly changing table, followed by their changes.
 
-The consumer drives it, in this order: `restore` if it has a checkpoint, `poll_snapshot` until that says None, then `poll_changes` for as
-long as it likes, with `checkpoint` in between and `confirm` whenever a checkpoint and all rows before it are durable, `close`.
-`ReferenceTableConformance` in `penstock.testing` holds an implementation to these rules.
+The consumer calls, in this order: `restore` if it has a checkpoint, `poll_snapshot` until it returns None,
+then `poll_changes` as long as needed, with `checkpoint` in between and `confirm` whenever a checkpoint and
+all rows before it are durable, then `close`. `ReferenceTableConformance` in `penstock.testing` checks
+implementations against these rules.
 
-Every batch has the table's own columns, then those of `penstock.change`: what happened to the row, and where in the order of all changes
-that was. Rows of a snapshot say `snapshot`. A key change is a delete of the old key and an insert of the new one; a truncate takes every
-row. A change that leaves values as they were names their columns in `_unchanged`, and what the consumer has there must stay: of the same
-key, or, if a delete comes right before such an insert, of the key that was deleted.
+Every batch has the table's own columns, then those of `penstock.change`: the kind of the change and its place
+in the order of all changes. Rows of a snapshot have the kind `snapshot`. A key change is a delete of the old
+key and an insert of the new one; a truncate removes every row. A change with unchanged TOAST values lists
+their columns in `_unchanged`. The consumer keeps the values it has for the same key or, if a delete comes
+directly before such an insert, for the deleted key.
 """
 
 from __future__ import annotations
@@ -24,80 +26,93 @@ from penstock.position import Position
 
 
 class ReferenceTableSource(ABC):
-    """Fills a reference table, and keeps it current. For one thread at a time.
+    """Fills a reference table and keeps it current. For one thread at a time.
 
-    Errors are of the tree of `PenstockError`. One that says RETRY takes the source back to its checkpoint: ask again later, and what had
-    come of a transaction that is not whole counts no more, since it comes again. Any other error ends the source, which is then good for
-    `close` alone; who goes on does so with another one, restored, or with an empty table. The usual mistakes are to give out the end of a
-    snapshot when it was an error that ended the reading, and to go on in the middle of a transaction whose beginning was thrown away.
+    Errors are subclasses of `PenstockError`. After an error with recovery RETRY the source continues from its
+    checkpoint: call again later, and discard the rows of an incomplete transaction, which are delivered
+    again. Any other error ends the source; then only `close` may be called, and the consumer continues with a
+    new source, restored or with an empty table. Usual mistakes of implementations: reporting the end of a
+    snapshot after an error, and continuing in the middle of a transaction whose beginning was discarded.
     """
 
     # --- what the table is ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The table's own columns. Called at any time before `close`, also before the first poll; it may have to ask the source then."""
+        """The table's own columns. Called at any time before `close`, also before the first poll; it may
+        query the source.
+        """
 
     @abstractmethod
     def key(self) -> tuple[str, ...]:
-        """The columns that tell rows apart, in table order; at least one, and none of them is ever null. Called like `schema`."""
+        """The key columns, in table order; at least one, and never null. Called like `schema`."""
 
     # --- the six methods of the document ----------------------------------------------------------------------------------
 
     @abstractmethod
     def poll_snapshot(self) -> pa.RecordBatch | None:
-        """The next rows of the snapshot, or None: it is complete, for good, and every later call says so too.
+        """The next rows of the snapshot, or None when it is complete. Every later call returns None too.
 
-        Called in a loop, first of all. It waits for rows as long as that takes. All rows are of one moment, each row comes once, and no
-        change falls between that moment and the first `poll_changes`. An empty table is complete at once. A snapshot that has to begin
-        again, after an error that says RETRY, says so by a batch with a truncate: what came before it counts no more.
+        Called first, in a loop. It waits for rows. All rows are read as of one moment, each row is returned
+        once, and no change is lost between that moment and the first `poll_changes`. An empty table is
+        complete at once. If the snapshot restarts after an error with recovery RETRY, it begins with a batch
+        that has a truncate: discard the rows before it.
         """
 
     @abstractmethod
     def is_snapshot_complete(self) -> bool:
-        """Whether every row of the snapshot has been delivered. Never true too early; true at the latest when `poll_snapshot` said None."""
+        """Whether every row of the snapshot was delivered. Never true too early; true at the latest when
+        `poll_snapshot` returned None.
+        """
 
     @abstractmethod
     def poll_changes(self) -> pa.RecordBatch | None:
-        """The next changes in order, or None if there are none *now*: ask again later.
+        """The next changes in order, or None if there are none *now*: call again later.
 
-        Called in a loop once the snapshot is complete; before that it raises `ConnectorStateError`. It does not wait for changes. None is
-        never the end of anything, and never comes in the middle of a transaction. A long transaction may come in several batches; the table
-        is as the source had it whenever `checkpoint` has moved, and not in between. A source that never changes always says None.
+        Called in a loop after the snapshot is complete; before that it raises `ConnectorStateError`. It does
+        not wait for changes. None never means an end, and is never returned within a transaction. A long
+        transaction may be split into several batches; the table equals the source whenever `checkpoint` has
+        moved, and not in between. A source without changes always returns None.
         """
 
     @abstractmethod
     def checkpoint(self) -> SourceCheckpoint:
-        """Enough to go on behind what has been delivered, in another process, after a restart.
+        """The position after the delivered rows: sufficient to resume there, in another process, after a
+        restart.
 
-        Called as often as one likes, after any poll. Cheap, and without any effect: it asks nobody and acknowledges nothing. It covers only
-        what was delivered, in whole transactions: what came of one that is not whole yet comes again. In the middle of a snapshot it is the
-        beginning, since rows of two moments do not make a table.
+        Called any number of times, after any poll. Cheap and without side effects: no request to a server and
+        no acknowledgement. It covers whole transactions only: the rows of an incomplete one are delivered
+        again. Within a snapshot it is the beginning, because rows read at two moments are not a consistent
+        table.
         """
 
     @abstractmethod
     def restore(self, checkpoint: SourceCheckpoint) -> None:
-        """Go on from `checkpoint` instead of from the beginning. A snapshot that was complete there is not read again.
+        """Continue from `checkpoint` instead of the beginning. A snapshot that was complete there is not read
+        again.
 
-        Called at most once, before the first poll; after that it raises `ConnectorStateError`. Raises `CheckpointError` for a checkpoint
-        that is not of this table, and the error that names the hole if what comes after it cannot be had any more.
+        Called at most once, before the first poll; later it raises `ConnectorStateError`. Raises
+        `CheckpointError` for a checkpoint of another table, and a gap error if the changes after the
+        checkpoint are no longer available.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of everything: connections, threads, locks. Acknowledges nothing. May be called more than once, and at any time.
+        """Release everything: connections, threads, locks. Acknowledges nothing. May be called more than
+        once, and at any time.
 
-        After it, every poll raises `ConnectorStateError`. A checkpoint that was taken before stays good.
+        After it, every poll raises `ConnectorStateError`. Checkpoints taken before remain valid.
         """
 
     # --- beyond the document --------------------------------------------------------------------------------------------
 
-    def confirm(self, checkpoint: SourceCheckpoint) -> None:  # noqa: B027 - a default, and no duty
-        """The checkpoint, and every row before it, is durable: the source may forget what led up to it.
+    def confirm(self, checkpoint: SourceCheckpoint) -> None:  # noqa: B027 - optional
+        """State that the checkpoint, and every row before it, is durable: the source may remove the changes
+        before it.
 
-        The document has no such method, and so nothing that could let go of a log. This is the only place where anything is acknowledged to
-        the source. Called after the consumer's own commit, as often as it likes; an older checkpoint than before does nothing. By default
-        nothing, for sources that keep no log.
+        Only this method acknowledges anything to the source. Called after the consumer's own commit, any
+        number of times; an older checkpoint than before has no effect. The default does nothing, for sources
+        without a log.
         """
 
     def __enter__(self) -> Self:
@@ -108,53 +123,60 @@ class ReferenceTableSource(ABC):
 
 
 class PositionedReferenceTable(ReferenceTableSource):
-    """A reference table whose `_commit_version` are positions in a log from which streams of changes come too.
+    """A reference table whose `_commit_version` values are positions in a log that change streams share.
 
-    So a change in such a stream can be joined with the table as it was at the change's own commit.
+    A change of such a stream can be joined with the table as it was at the change's own commit.
     """
 
     @abstractmethod
     def reached(self) -> Position:
-        """Everything that commits up to here has been delivered. It moves with `checkpoint`, also when nothing concerns the table."""
+        """All commits up to this position have been delivered. It moves with `checkpoint`, also if the table
+        does not change.
+        """
 
     @abstractmethod
     def settled(self) -> Position:
-        """No stream of the same log will ask again for the table as it was *before* this position.
+        """No stream of the same log will need the table as it was *before* this position.
 
-        Called now and then by whoever keeps the table's past, from the thread that polls. It may look at files, and asks no server.
+        Called occasionally by the owner of the table's history, from the thread that polls. It may read
+        files, but sends no request to a server.
         """
 
 
 class KeyedReferenceTable(ABC):
-    """A table that can be asked for rows by their keys, for who cannot keep all of it.
+    """A table that is queried by key, for tables that are too large to store.
 
-    Plain data that can be pickled: it travels to executors, and opens what it needs in each call.
+    Plain data that can be pickled: it is sent to executors, and opens its resources in each call.
     """
 
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """The table's own columns. Called in the driver and in tasks, as often as one likes; it asks nobody."""
+        """The table's own columns. Called in the driver and in tasks, any number of times; it sends no
+        request.
+        """
 
     @abstractmethod
     def key(self) -> tuple[str, ...]:
-        """The columns that tell rows apart, in table order. Called like `schema`."""
+        """The key columns, in table order. Called like `schema`."""
 
     @abstractmethod
     def lookup(self, keys: pa.RecordBatch) -> pa.Table:
-        """The rows that have these keys now: the table's columns, then `_exact`. In any order; what is not there is left out.
+        """The current rows with these keys: the table's columns, then `_exact`. In any order; missing keys
+        are left out.
 
-        Called from a task with keys that are not null, each once, under the names of `key` and with the types of `schema`. More rows than
-        were asked for do no harm. Raises what keeps it from asking; the usual mistake is to give no rows instead.
+        Called in a task with distinct keys without nulls, under the names of `key` and with the types of
+        `schema`. Additional rows are allowed. Raises an error if the table cannot be read; usual mistake:
+        returning no rows instead.
         """
 
 
 def reference_schema(columns: pa.Schema) -> pa.Schema:
-    """What every batch of a reference table with these columns has."""
+    """Schema of the batches of a reference table with these columns."""
     return pa.schema([*columns, *METADATA_FIELDS])
 
 
 def as_changes(rows: pa.RecordBatch, kind: ChangeType, version: int, first_ordinal: int = 0) -> pa.RecordBatch:
-    """Rows of a source without a log of its own, as a batch of a reference table: all of one kind, and all of one version."""
+    """Make a batch of a reference table from rows of a source without a log: all of one kind and one version."""
     count = rows.num_rows
     known = {
         CHANGE_TYPE: [kind.value] * count,
@@ -167,6 +189,6 @@ def as_changes(rows: pa.RecordBatch, kind: ChangeType, version: int, first_ordin
 
 
 def as_truncate(columns: pa.Schema, version: int, ordinal: int = 0) -> pa.RecordBatch:
-    """A batch of one change: the table is emptied."""
+    """A batch of one change that truncates the table."""
     nothing = pa.RecordBatch.from_arrays([pa.nulls(1, field.type) for field in columns], schema=columns)
     return as_changes(nothing, ChangeType.TRUNCATE, version, ordinal)

@@ -1,1 +1,1 @@
-"""A pipeline: configuration, tables' states, snapshots, epochs and their record."""
+"""The pipeline: table states, snapshots, epochs and their log, dead letters, verify."""

@@ -1,7 +1,8 @@
-"""All tables of a pipeline as of one commit, while it runs.
+"""Read all tables of a pipeline as of one commit, while it runs.
 
-The record of epochs says at which positions every streaming table held exactly what the source held; each table's own log says which of its
-versions that is. So nothing is locked, and nobody waits: while an epoch goes into one table after the other, readers see the one before it.
+The epoch log has the positions at which every streaming table equalled the source; each table's own log has
+the version for a position. So readers take no locks: while an epoch is being applied table by table, they see
+the epoch before it.
 """
 
 from __future__ import annotations
@@ -13,29 +14,31 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.config.model import PipelineConfig, load_config
 from penstock.errors import ConfigError, EpochMissedError, NoTablesError, TargetRewoundError
-from penstock.pipeline.config import PipelineConfig, load_config
-from penstock.pipeline.epochs import Epoch, EpochLog
-from penstock.pipeline.sinks import open_sink
-from penstock.pipeline.states import TableState
+from penstock.pipeline.epoch_log import Epoch, EpochLog
+from penstock.pipeline.sink_factory import open_sink
+from penstock.pipeline.table_states import TableState
 from penstock.position import Position
 from penstock.schema import TableName
 
 
 @dataclass(frozen=True, slots=True)
 class ConsistentTables(Mapping[str, DataFrame]):
-    """DataFrames by `schema.table`, all as of `position`: what had committed on the source up to there, and nothing after it."""
+    """DataFrames by `schema.table`, all as of `position`: every commit of the source up to it, and no later
+    one.
+    """
 
     position: Position
     commit_time: datetime | None
-    """Of the last transaction up to `position`."""
+    """The commit time of the last transaction up to `position`."""
     tables: Mapping[str, DataFrame]
     left_out: Mapping[str, TableState]
-    """Tables that did not stream at that moment: still being copied, paused or failed."""
+    """Tables that were not streaming at `position`: being copied, paused or failed."""
 
     def __getitem__(self, name: str) -> DataFrame:
         if name in self.left_out:
-            raise KeyError(f"{name} is {self.left_out[name]}, and does not belong to what holds at {self.position}")
+            raise KeyError(f"{name} is {self.left_out[name]}, and is not among the tables read at {self.position}")
         return self.tables[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -51,16 +54,18 @@ def read_consistent(
     at: Position | datetime | str | None = None,
     tables: Sequence[str] | None = None,
 ) -> ConsistentTables:
-    """The tables at the last epoch; or at the last one that ended by `at`, a position (`0/5A2F8E8`) or a time with its zone.
+    """The tables at the last epoch, or at the last one that ended at or before `at`: a position (`0/5A2F8E8`)
+    or a time with its zone.
 
-    `tables` names those that are needed: one that does not stream is then an error. Without it, such tables are left out, and named.
-    Rows are read when Spark reads them, from files that later epochs leave alone: until they are vacuumed, the result does not change.
+    `tables` names required tables: one that is not streaming is an error. Without it, tables that are not
+    streaming are left out and listed in `left_out`. Spark reads the rows later, from files that epochs do not
+    change: the result is stable until these files are vacuumed.
     """
     loaded = config if isinstance(config, PipelineConfig) else load_config(Path(config))
     if loaded.sink.postgres is not None:
         raise ConfigError(
-            "tables in Postgres have no versions to be read at",
-            hint="read them in one transaction there, at isolation level repeatable read; penstock.applied says how far each table is",
+            "tables in a Postgres sink have no versions",
+            hint="read them there in one transaction with isolation level repeatable read; penstock.applied has the position of each",
         )
     epoch = _find(EpochLog(loaded.sink.root, loaded.pipeline), at)
     left_out = _left_out(epoch)
@@ -72,15 +77,17 @@ def read_consistent(
         version = sink.version_at(name, epoch.position)
         if version is None:
             raise TargetRewoundError(
-                f"{sink.describe(name)} has no version any more that holds just what had committed at {epoch.position}",
-                hint="ask for a later moment; old versions go when a table is vacuumed, or copied anew",
+                f"{sink.describe(name)} no longer has the version of position {epoch.position}",
+                hint="request a later position; old versions are removed when a table is vacuumed or resynced",
             )
         frames[str(name)] = sink.read(name, version)
     return ConsistentTables(epoch.position, epoch.commit_time, frames, left_out)
 
 
 def _left_out(epoch: Epoch) -> dict[str, TableState]:
-    """A table that was copied at a later fence is ahead of the epoch that took it in, and so belongs to none up to there."""
+    """Tables of this epoch that cannot be read at its position, with their state. A table copied at a later
+    fence counts as catching up.
+    """
     found: dict[str, TableState] = {}
     for name, status in epoch.tables.items():
         if status.state is not TableState.STREAMING:
@@ -102,7 +109,9 @@ def _find(log: EpochLog, at: Position | datetime | str | None) -> Epoch:
         found = log.newest(lambda epoch: epoch.position <= position)
     if found is None:
         moment = "yet" if at is None else f"by {at.isoformat() if isinstance(at, datetime) else at}"
-        raise EpochMissedError(f"no epoch of this pipeline has ended {moment}", hint="run the pipeline, or ask for a later moment")
+        raise EpochMissedError(
+            f"no epoch of this pipeline has ended {moment}", hint="run the pipeline, or request a later position or time"
+        )
     return found
 
 
@@ -116,7 +125,11 @@ def _parse(text: str) -> Position:
 def _required(text: str, epoch: Epoch, left_out: Mapping[str, TableState]) -> TableName:
     name = TableName.parse(text)
     if name not in epoch.tables:
-        raise NoTablesError(f"the pipeline had no table {name} at {epoch.position}", hint="check schema and spelling; case counts")
+        raise NoTablesError(
+            f"the pipeline had no table {name} at {epoch.position}", hint="check schema and spelling; names are case-sensitive"
+        )
     if str(name) in left_out:
-        raise NoTablesError(f"{name} was {left_out[str(name)]} at {epoch.position}", hint="see penstock status; or ask for another moment")
+        raise NoTablesError(
+            f"{name} was {left_out[str(name)]} at {epoch.position}", hint="see penstock status; or request another position or time"
+        )
     return name

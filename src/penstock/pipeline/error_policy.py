@@ -1,15 +1,18 @@
-"""Error policy: what follows an error that was raised while one table is applied, copied, resynced or maintained.
+"""Error policy: what follows an error of one table while it is applied, copied, resynced or maintained.
 
-One table must not stop the others, so every error is the table's own unless its class says that something shared is at fault. The table
-backs off and is tried again a bounded number of times while the others continue; then it fails, with the cause and the remedy in its
-status. Whether the shared things (Spark, the target's root, the source) still work is checked by whoever counts an attempt, before it
-counts.
+One table must not stop the others, so every error is attributed to the table unless its class says that the
+cause is shared. The table backs off and is retried a bounded number of times while the others continue; then
+it fails, with cause and remedy in its status. Before an attempt counts, the caller checks that the shared
+parts (Spark, target root, source) work.
+
+A table that backs off is left out of epochs like a paused one: its applied position stays, and keeps the
+changes after it in the spool.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -38,16 +41,20 @@ from penstock.schema import TableName
 
 class Action(Enum):
     RETRY_TABLE = "retry the table"
-    """The table backs off; after `Verdict.attempts` in a row it fails."""
+    """Back off and retry; after `Verdict.attempts` consecutive failures the table fails."""
     FAIL_TABLE = "fail the table"
-    """Trying again cannot help. The others continue."""
+    """A retry cannot help. The other tables continue."""
     STOP = "stop"
-    """Something shared is at fault. The run ends, or starts again after a pause, by the error's `Recovery`."""
+    """The cause is shared by all tables. The run ends, or restarts after a pause, by the error's
+    `Recovery`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What follows, and the error to show: the one that was raised, or ours for one that was not."""
+    """The action after an error, and the error to show: the one that was raised, or a `PenstockError` for an
+    exception of another library.
+    """
 
     action: Action
     error: PenstockError
@@ -65,16 +72,30 @@ _STOPPING = (
     SlotMissingError,
     SystemChangedError,
 )
-"""Errors of the source, the slot or the run itself, whichever table meets them first."""
+"""Errors of the source, the slot or the run itself. They stop the run, regardless of the table that met
+them.
+"""
 
 FIRST_SECONDS = 1.0
 LONGEST_SECONDS = 60.0
 USUAL_ATTEMPTS = 10
-"""About four minutes."""
+"""The attempts take about four minutes."""
 FILE_ATTEMPTS = 3
-"""A file that is lost does not come back; storage that was away for a moment does."""
+"""Fewer attempts, because a lost file does not return. A storage outage may end."""
 PATIENT_ATTEMPTS = 60
-"""About an hour: a full disk, a lock that another session holds, or a server that ends statements, passes when a person has acted."""
+"""The attempts take about an hour: a full disk, another session's lock or a server timeout needs an
+operator.
+"""
+
+
+def attempts_without_any_target(errors: Sequence[PenstockError]) -> int:
+    """How often a pipeline restarts if no target can be read. For damaged files only a few times; for other
+    errors as often as within a run.
+    """
+    if all(isinstance(error, TargetFileLostError) for error in errors):
+        return FILE_ATTEMPTS
+    return USUAL_ATTEMPTS if len(errors) == 1 else PATIENT_ATTEMPTS
+
 
 MOST_RESYNCS = 20
 _RESYNC_WINDOW_SECONDS = 3600.0
@@ -83,7 +104,9 @@ _NEEDS_ROOM = "free space on the volumes of the target, the state directory and 
 
 
 def decide(error: Exception, table: TableName, doing: str = "applying changes to") -> Verdict:
-    """The one place that decides what follows an error raised while `doing` something to one table."""
+    """Decide what follows an error raised while `doing` something to one table. No other code makes this
+    decision.
+    """
     if isinstance(error, _STOPPING):
         return Verdict(Action.STOP, error)
     if is_disk_full(error):
@@ -100,7 +123,9 @@ def decide(error: Exception, table: TableName, doing: str = "applying changes to
 
 
 def _decide_foreign(error: Exception, table: TableName, doing: str) -> Verdict:
-    """An exception that is not ours: its message may contain row values, so only its kind is kept."""
+    """Decide on an exception of another library. Its message may contain row values, so only its class is
+    kept.
+    """
     file = missing_file(error)
     if file is not None:
         lost = TargetFileLostError(f"{doing} {table}: the file {file} is missing")
@@ -109,16 +134,16 @@ def _decide_foreign(error: Exception, table: TableName, doing: str) -> Verdict:
 
 
 def final(error: PenstockError, table: TableName) -> PenstockError:
-    """The error as it is shown once the table has failed, always with a remedy."""
+    """The error to show for a failed table; it always has a hint."""
     remedy = f"penstock tables resync CONFIG {table}"
-    if isinstance(error, TargetFileLostError):
-        hint = f"{remedy} copies it from the source again; the present target cannot be read completely"
-    elif error.hint is not None:
+    if error.hint is not None:
         hint = f"{error.hint}; then {remedy}" if remedy not in error.hint else error.hint
+    elif isinstance(error, TargetFileLostError):
+        hint = f"{remedy} copies it from the source again; the current target cannot be read completely"
     elif isinstance(error, ConnectionLostError):
         hint = f"see the server's log for what ended the statement (a timeout, its memory); then {remedy}"
     else:
-        hint = f"remove the cause (too little memory for Spark, say; the log at level DEBUG has the whole error), then {remedy}"
+        hint = f"remove the cause, such as too little memory for Spark (the log at level DEBUG has the full error), then {remedy}"
     return type(error)(error.message, hint=hint)
 
 
@@ -130,9 +155,9 @@ class _Failing:
 
 
 class TableRetries:
-    """Tables that failed and are to be tried again: how often each has failed, and when its next attempt is due.
+    """Tables to retry: how often each has failed, and when its next attempt is due.
 
-    Attempts are counted by one thread; the others may be called by any.
+    One thread counts attempts; any thread may call the other methods.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -143,7 +168,8 @@ class TableRetries:
     def count(self, table: TableName, verdict: Verdict) -> float | None:
         """Count a failed attempt. Returns the pause before the next one; None if that was the last.
 
-        While no other table succeeds and others fail too, something that they share is the likely cause: then they are given more time.
+        While other tables fail too and none succeeds, a shared cause is likely: then more attempts are
+        allowed.
         """
         now = self._clock()
         failing = self._failing.setdefault(table, _Failing(Backoff(FIRST_SECONDS, LONGEST_SECONDS), now, now))
@@ -170,7 +196,7 @@ class TableRetries:
         self._failing.pop(table, None)
 
     def forget(self, table: TableName) -> None:
-        """The table failed for good, was removed or was replaced by a new copy."""
+        """Forget the failures of a table that failed for good, was removed or was resynced."""
         self._failing.pop(table, None)
 
     def is_due(self, table: TableName) -> bool:
@@ -183,7 +209,9 @@ class TableRetries:
 
 
 class ResyncLimit:
-    """Bounds how often a table is resynced because it cannot be followed: a cause that a new copy does not remove would do so for ever."""
+    """Limits how often a table is resynced automatically: a cause that a new copy does not remove would
+    repeat without end.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,4 +1,6 @@
-"""Observers of a pipeline: progress display, logs, tests. By default, an event that is not logged elsewhere is logged."""
+"""Observers of a pipeline: progress display, logs, tests. By default, an event that is not logged elsewhere
+is logged.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from penstock.errors import PenstockError
-from penstock.pipeline.snapshots.progress import SnapshotProgress
-from penstock.pipeline.states import TableStatus
+from penstock.pipeline.snapshots.state import SnapshotProgress
+from penstock.pipeline.table_states import TableStatus
 from penstock.position import Position
 from penstock.schema import TableName
 
@@ -34,18 +36,18 @@ class PipelineObserver:
     def snapshot_planned(self, table: TableName, chunks: int, heap_bytes: int) -> None: ...
 
     def snapshot_advanced(self, table: TableName, chunks: int, rows: int, heap_bytes: int) -> None:
-        """Some more chunks have been read."""
+        """More chunks have been read."""
 
     def snapshot_resumed(self, table: TableName, done: int, chunks: int) -> None:
-        """So many of the chunks were there already, from a former run or a former snapshot, and are not read again."""
+        """Chunks read by an earlier run, or under an earlier snapshot, are not read again."""
 
     def snapshot_progressed(self, progress: SnapshotProgress) -> None:
-        """Where a table stands after another chunk: rows, bytes, rate, time left."""
+        """Progress of a table after another chunk: rows, bytes, rate, time left."""
 
     def snapshot_finished(self, table: TableName, rows: int) -> None: ...
 
     def streaming_started(self) -> None:
-        """Every table that the run began with is copied, or failed."""
+        """Every table that the run started with has been copied or has failed."""
 
     def epoch_recorded(self, report: EpochReport) -> None:
         facts = {"epoch": report.number, "position": str(report.position), "rows": report.rows, "seconds": round(report.seconds, 3)}
@@ -55,12 +57,16 @@ class PipelineObserver:
         _log.error("table failed", extra={"table": str(table), "reason": status.reason, "fix": status.remedy})
 
     def table_left(self, table: TableName) -> None:
-        """It is no longer one of the pipeline's."""
+        """The table was removed from the pipeline."""
 
     def warned(self, warning: PenstockError) -> None:
-        """Nothing has stopped, but an operator should act before it does."""
+        """An operator should act, although nothing has stopped yet."""
         _log.warning("operator needed", extra={"code": warning.code, "reason": warning.message, "fix": warning.hint})
 
+    def announced(self, message: str) -> None:
+        """A message to operators that needs no action now, such as a resync that starts by itself."""
+        _log.warning("pipeline announcement", extra={"reason": message})
+
     def interrupted(self, reason: str, pause_seconds: float) -> None:
-        """A transient error; the pipeline retries after the pause. Without a pause: a notice about a table."""
+        """A transient error. The pipeline, or the part of it that failed, tries again after the pause."""
         _log.warning("pipeline interrupted", extra={"reason": reason, "pause_seconds": round(pause_seconds, 1)})

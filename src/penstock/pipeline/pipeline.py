@@ -1,13 +1,12 @@
-"""`Pipeline`: from a configuration to tables that equal their source.
+"""`Pipeline`: keep target tables equal to their source, from one configuration.
 
-Start-up: lock, look at source and target, publication, slot. Then one streaming query over the control stream, whose `foreachBatch` applies
-the epochs, and beside it the snapshots of the tables that have none. Spark's checkpoint is only a clock here: what is applied, and from
-where, the targets say.
+Start-up: lock, inspect source and target, ensure publication and slot. Then one streaming query over the
+control stream, whose `foreachBatch` applies epochs, and snapshots of new tables in parallel. Spark's
+checkpoint only triggers epochs; the applied positions are in the targets.
 """
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,53 +18,51 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock import storage
+from penstock.config.model import PipelineConfig
+from penstock.config.policies import SchemaRule
 from penstock.errors import CaptureFailedError, ConfigError, PenstockError, PrivilegeError, Recovery
 from penstock.lag import OpenTransaction
-from penstock.pipeline.apply import EpochApplier
-from penstock.pipeline.clock import await_end, planned_end
-from penstock.pipeline.companion import CaptureCompanion
-from penstock.pipeline.config import PipelineConfig
-from penstock.pipeline.epochs import EpochLog
-from penstock.pipeline.existing import await_copies, take_over
-from penstock.pipeline.following.follower import Follower
-from penstock.pipeline.following.gone import keep_gone
-from penstock.pipeline.following.sightings import Look
-from penstock.pipeline.following.type_watch import remember_types
-from penstock.pipeline.letters.box import LetterBox, open_letter_box
-from penstock.pipeline.membership import load_memberships, save_memberships
+from penstock.pipeline.applier import EpochApplier
+from penstock.pipeline.control_query import SharedHealth, await_end, is_spark_alive, planned_end, spark_lost
+from penstock.pipeline.dead_letters.queue import DeadLetterQueue, open_dead_letter_queue
+from penstock.pipeline.epoch_log import EpochLog
+from penstock.pipeline.error_policy import attempts_without_any_target
+from penstock.pipeline.maintenance import Jobs, TableMaintenance, cleanup_jobs
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.orders import change_orders, load_orders, with_orders
 from penstock.pipeline.retries import PIPELINE, RetryLog
-from penstock.pipeline.roster import Roster
-from penstock.pipeline.schema_policy import SchemaRule
-from penstock.pipeline.shared_health import SharedHealth, is_spark_alive, spark_lost
-from penstock.pipeline.sides import begins_at, check_fit, side_of
-from penstock.pipeline.sinks import open_sink
-from penstock.pipeline.snapshots.background import BackgroundSnapshots, Door
+from penstock.pipeline.schema_changes.catalog_changes import include_dropped, remember_types
+from penstock.pipeline.schema_changes.tracker import CatalogSnapshot, SchemaTracker
+from penstock.pipeline.sink_factory import open_sink
+from penstock.pipeline.snapshots.background import BackgroundSnapshots, SnapshotListener
 from penstock.pipeline.snapshots.coordinator import SnapshotCoordinator
-from penstock.pipeline.snapshots.copy import CopyLetters
+from penstock.pipeline.snapshots.copy import SnapshotDeadLetters
 from penstock.pipeline.snapshots.executors import SparkSnapshotExecutors
-from penstock.pipeline.snapshots.progress import load_all_progress
-from penstock.pipeline.snapshots.shadows import Shadows
-from penstock.pipeline.snapshots.state import SnapshotStore
-from penstock.pipeline.standing import over_holes
-from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.tables import Tables, await_tables, check_selected, inspect_pipeline, pause_ordered, select_tables
-from penstock.pipeline.transforming import transforming
-from penstock.pipeline.upkeep import Jobs, TableUpkeep, forgetting
+from penstock.pipeline.snapshots.resync import Resyncs
+from penstock.pipeline.snapshots.state import SnapshotStore, load_all_progress
+from penstock.pipeline.sources.adapter import source_adapter
+from penstock.pipeline.sources.capture_process import CaptureMonitor
+from penstock.pipeline.sources.resume_checks import load_memberships, over_holes, save_memberships
+from penstock.pipeline.table_lifecycle import TableLifecycle
+from penstock.pipeline.table_overrides import change_overrides, load_overrides, with_overrides
+from penstock.pipeline.table_reconciler import TableReconciler, mark_adopted, take_over
+from penstock.pipeline.table_selection import Tables, await_tables, check_selected, inspect_pipeline, pause_ordered, select_tables
+from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.transform_sink import transforming
 from penstock.position import Position
-from penstock.postgres.attributes import CatalogShape, inspect_shape
-from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.catalog import CatalogShape, CatalogTable, inspect_shape
 from penstock.postgres.connection import connect
-from penstock.postgres.ddl_trigger import ensure_trigger, load_key
-from penstock.postgres.timeline import SystemIdentity
+from penstock.postgres.membership import Membership
+from penstock.postgres.publication import ensure_trigger, load_key
+from penstock.postgres.server import SystemIdentity
 from penstock.retry import Backoff
 from penstock.schema import TableName
 from penstock.sinks.base import SHADOWS, Sink
-from penstock.sinks.layout import Mode
+from penstock.sinks.modes import Mode
 from penstock.spark.control import CONTROL_FORMAT, ControlSource
-from penstock.spark.lock import jvm_lock
-from penstock.spool.layout import SpoolLayout
+from penstock.spark.session import jvm_lock
+from penstock.spool.manifest import SpoolLayout
+from penstock.spool.reader import SpoolReader
 from penstock.transforms.transform import Transform
 
 _LOCK_SECONDS = 60.0
@@ -73,12 +70,12 @@ _POLL_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 30.0
 _ONCE_QUIET_SECONDS = 0.2
 _SETTLED_SECONDS = 5.0
-"""A run that lasts so long after an interruption is no longer interrupted."""
+"""A run that lasts this long after an interruption counts as recovered."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended: what was recorded, and the tables as they stand."""
+    """The result of a run: the recorded position, and the tables' states."""
 
     position: Position
     tables: dict[str, TableStatus]
@@ -86,6 +83,15 @@ class RunResult:
     @property
     def failed(self) -> dict[str, TableStatus]:
         return {name: status for name, status in self.tables.items() if status.state is TableState.FAILED}
+
+
+@dataclass(frozen=True, slots=True)
+class _EpochParts:
+    """The collaborators of one attempt of a run."""
+
+    applier: EpochApplier
+    resyncs: Resyncs
+    dead_letters: DeadLetterQueue
 
 
 class Pipeline:
@@ -98,47 +104,52 @@ class Pipeline:
         observer: PipelineObserver | None = None,
         reload: Callable[[], PipelineConfig] | None = None,
     ) -> None:
-        """`reload` reads the configuration again, and is called all the while: tables that it names later join, others leave."""
+        """`reload` reads the configuration again, about once a second: tables that are added to it join the
+        run, and tables that are removed from it leave.
+        """
         self._config = config
         self._spark = spark
         self._observer = observer or PipelineObserver()
         self._address = config.source.address()
         self._root = config.sink.root
-        self._roster: Roster | None = None
+        self._reconciler: TableReconciler | None = None
         self._sink = transforming(open_sink(config, spark, self._mode_of), spark, config.state, self._transform_of)
         self._shadow_root = self._root / SHADOWS / config.pipeline
         self._reload = reload
         self._unfinished = SnapshotStore(self._root, config.pipeline)
         self._stopping = threading.Event()
         self._applier: EpochApplier | None = None
-        self._acts: dict[TableName, Mapping[TableName, str]] = {}
-        self._capture = CaptureCompanion(config)
+        self._acts: dict[TableName, Mapping[TableName, Membership]] = {}
+        self._capture = CaptureMonitor(config)
         self._trouble: str | None = None
         self._retries = RetryLog(config.state)
+        self._shared = SharedHealth(spark, self._root, self._address)
+        self._unread_starts = 0
+        """Consecutive starts in which no target could be read."""
 
     def _mode_of(self, table: TableName) -> Mode:
-        """As the configuration has it now."""
-        return (self._config if self._roster is None else self._roster.config).mode_of(table)
+        """The table mode in the current configuration."""
+        return (self._config if self._reconciler is None else self._reconciler.config).mode_of(table)
 
     def _transform_of(self, table: TableName) -> Transform | None:
         return self._config.transform_of(table)
 
     def stop(self) -> None:
-        """Ask the run to end. The epoch that is being applied is finished first."""
+        """Ask the run to end, after the current epoch."""
         self._stopping.set()
 
     @property
     def position(self) -> Position:
-        """What is recorded so far: every streaming table holds everything up to here."""
+        """The recorded position: every streaming table holds all changes up to it."""
         return self._applier.position if self._applier is not None else Position.ZERO
 
     @property
     def statuses(self) -> Mapping[TableName, TableStatus]:
-        """The tables as they stand at this moment."""
-        return self._applier.statuses if self._applier is not None else {}
+        """The current states of the tables."""
+        return self._applier.tables.statuses if self._applier is not None else {}
 
     def run(self, *, once: bool = False) -> RunResult:
-        """Mirror until stopped. With `once`: until everything that had committed at the start is in the targets."""
+        """Mirror until stopped. With `once`: until everything committed before the start is applied."""
         try:
             return self._run(once=once)
         except Exception as error:
@@ -147,7 +158,7 @@ class Pipeline:
             raise spark_lost() from error
 
     def _run(self, *, once: bool) -> RunResult:
-        """Start again after errors that pass. What follows an error of one table is decided elsewhere (`error_policy`)."""
+        """Restart after transient errors. `error_policy` handles errors of one table."""
         reader = SpoolLayout(self._config.spool).consumer_lock(self._config.pipeline)
         with (
             jvm_lock(self._spark, self._config.lock, _LOCK_SECONDS),
@@ -177,144 +188,183 @@ class Pipeline:
                     self._stopping.wait(pause)
 
     def _await_tables(self) -> bool:
-        """Whether there are tables to mirror by now; False if the run is stopped before."""
+        """Wait for a table to mirror; False if the run is stopped first."""
         with connect(self._address) as connection:
-            check_fit(self._config, connection)
-        found = await_tables(self._reloaded, lambda reason: self._observer.interrupted(reason, 0.0), self._stopping.wait)
+            source_adapter(self._config).check_server(connection)
+        found = await_tables(self._reloaded, self._observer.announced, self._stopping.wait)
         self._config = found or self._config
         return found is not None
 
     def _reloaded(self) -> PipelineConfig:
-        """With the tables that the file names by now. A file that cannot be read changes nothing."""
+        """The configuration with the tables now in the file. An unreadable file changes nothing."""
         with suppress(ConfigError):
             return self._config if self._reload is None else self._config.model_copy(update={"tables": self._reload().tables})
         return self._config
 
     def _may_pass(self, error: PenstockError) -> bool:
-        """A capture of its own that has failed is waited for: it is started again, or not, by somebody else."""
+        """Whether to retry after the error. A separate capture that failed may be restarted by its
+        supervisor.
+        """
         return error.recovery is Recovery.RETRY or (isinstance(error, CaptureFailedError) and self._capture.is_separate)
 
     def _find_goal(self) -> Position | None:
         with connect(self._address) as connection:
-            return side_of(self._config).goal(connection)
+            return source_adapter(self._config).goal(connection)
 
     def _attempt(self, goal: Position | None, *, once: bool) -> RunResult:
-        """From looking around to the end of the stream."""
+        """One attempt, from start-up to the end of the stream."""
         self._capture.check()
-        system = side_of(self._config).identify()
+        system = source_adapter(self._config).identify()
         self._sink.drop_shadows()
-        shutil.rmtree(self._shadow_root, ignore_errors=True)
-        follower = Follower(self._rule, self._inspect)
-        letters = open_letter_box(self._spark, lambda: self._config, self._mode_of)
-        shadows = Shadows(self._sink, self._observer, self._renewed, follower, letters, spool=self._config.spool, retries=self._retries)
-        applier = EpochApplier(
-            self._sink,
-            EpochLog(self._root, self._config.pipeline),
-            self._config.spool,
-            consumer=self._config.pipeline,
-            system=str(system),
-            observer=self._observer,
-            types=self._config.type_policy,
-            shadows=shadows,
-            follower=follower,
-            letters=letters,
-            on_anew=self._order_anew,
-            check_shared=SharedHealth(self._spark, self._root, self._address).check,
-        )
+        storage.discard_tree(self._shadow_root)
+        parts = self._open_applier(str(system))
+        applier, running = parts.applier, parts.applier.tables
         tables = self._prepare(applier, system)
         if once and goal is None:
             goal = self._find_goal()
-        applier.adopt(tables.targets, tables.statuses, self._begun(tables))
-        for name in tables.awaiting:
-            applier.await_copy(name)
-        applier.notice(Look(tables.schemas, tables.seen_at, tables.gone))
+        running.start(tables.targets, tables.statuses, self._unfinished_fences(tables))
+        for name in tables.adopted:
+            running.add_adopted(name)
+        applier.observe_catalog(CatalogSnapshot(tables.schemas, tables.seen_at, tables.gone))
         self._applier = applier
-        if (tables.capturable or load_orders(self._config.state).resync) and not self._stopping.is_set():
-            self._stream(applier, tables, shadows, letters, goal)
-        return RunResult(applier.position, {str(name): status for name, status in applier.statuses.items()})
+        if (tables.capturable or load_overrides(self._config.state).resync) and not self._stopping.is_set():
+            self._stream(parts, tables, goal)
+        elif tables.unreadable:
+            applier.record_states()
+        return RunResult(applier.position, {str(name): status for name, status in running.statuses.items()})
+
+    def _open_applier(self, system: str) -> _EpochParts:
+        config = self._config
+        tracker = SchemaTracker(self._rule, self._inspect)
+        dead_letters = open_dead_letter_queue(self._spark, lambda: self._config, self._mode_of)
+        resyncs = Resyncs(self._sink, self._observer, self._resync_ended, tracker, dead_letters, spool=config.spool, retries=self._retries)
+        log = EpochLog(self._root, config.pipeline)
+        last = log.last()
+        tables = TableLifecycle(
+            self._sink,
+            config.spool,
+            config.pipeline,
+            resyncs=resyncs,
+            dead_letters=dead_letters,
+            observer=self._observer,
+            order_resync=self._order_resync,
+            recorded=Position.ZERO if last is None else last.position,
+        )
+        applier = EpochApplier(
+            self._sink,
+            log,
+            tables,
+            SpoolReader(config.spool),
+            system=system,
+            observer=self._observer,
+            tracker=tracker,
+            dead_letters=dead_letters,
+            resyncs=resyncs,
+            check_shared=self._shared.check,
+        )
+        return _EpochParts(applier, resyncs, dead_letters)
 
     def _prepare(self, applier: EpochApplier, system: SystemIdentity) -> Tables:
-        """Everything that can be wrong is found here, before the first row."""
+        """Inspect everything, and report every problem before the first row is read."""
         config, last = self._config, applier.last
-        side = side_of(config)
+        source = source_adapter(config)
         with connect(self._address) as connection:
-            check_fit(config, connection)
-            selection = select_tables(connection, config, seen=side.seen)
-            tables = inspect_pipeline(selection, self._sink, last, config.schema_rule, config.existing_policy)
-            keep_gone(connection, tables, self._sink, last, with_orders(config))
-            pause_ordered(tables, load_orders(config.state))
-            side.check_origin(connection, tables, last, system)
-            for danger in side.inspect_dangers(connection):
-                self._observer.warned(danger)
+            source.check_server(connection)
+            selection = select_tables(connection, config, seen=source.seen)
+            tables = inspect_pipeline(
+                selection, self._sink, last, config.schema_rule, config.existing_policy, on_none_readable=self._none_readable
+            )
+            include_dropped(connection, tables, self._sink, last, with_overrides(config))
+            pause_ordered(tables, load_overrides(config.state))
+            source.check_origin(connection, tables, last, system)
+            for risk in source.inspect_risks(connection):
+                self._observer.warned(risk)
             check_selected(selection, self._address.describe())
             remember_types(connection, config.state, selection.schemas)
         for name in tables.returned:
-            self._sink.disown(name)
+            self._sink.release_ownership(name)
         if config.source.event_trigger:
             self._ensure_trigger(applier)
         if tables.capturable:
-            side.ensure(tables, self._sink.describe, is_alone=True, on_wait=self._tell_wait)
+            source.ensure(tables, self._sink.describe, is_alone=True, on_wait=self._announce_wait)
         take_over(tables, self._sink, config.state)
-        await_copies(tables, self._sink, load_orders(config.state))
+        mark_adopted(tables, self._sink, load_overrides(config.state))
         for name, status in tables.statuses.items():
             if status.state is TableState.FAILED:
                 self._observer.table_failed(name, status)
         return tables
 
+    def _none_readable(self, errors: Sequence[PenstockError]) -> None:
+        """Raise the first error for a number of starts, so that the run is retried while storage or catalog
+        may be unavailable. Afterwards, or if a resync is ordered, return: the errors then belong to the
+        tables.
+        """
+        self._shared.check()
+        self._unread_starts += 1
+        if self._unread_starts < attempts_without_any_target(errors) and not load_overrides(self._config.state).resync:
+            raise errors[0]
+
     def _ensure_trigger(self, applier: EpochApplier) -> None:
-        """Without it the pipeline runs as well, and resyncs tables more often."""
+        """Create the event trigger if possible. Without it, more schema changes need a resync."""
         try:
             with connect(self._address) as connection:
                 ensure_trigger(connection)
                 applier.hints.key = load_key(connection)
         except PrivilegeError as error:
-            self._observer.interrupted(f"{error.message}; penstock check prints it", 0.0)
+            self._observer.announced(f"{error.message}; penstock check prints it")
 
-    def _begun(self, tables: Tables) -> dict[TableName, Position]:
-        """Tables that a former run did not finish copying need what changed since their first fence. What is finished is forgotten."""
+    def _unfinished_fences(self, tables: Tables) -> dict[TableName, Position]:
+        """The first fences of snapshots that an earlier run did not finish.
+
+        Forgets snapshots that are finished, or whose table was removed or not captured since.
+        """
         found = load_all_progress(self._root, self._config.pipeline)
-        for name in found.keys() & tables.filled.keys():
+        for name in found.keys() & tables.filled.keys() | found.keys() - tables.statuses.keys() | tables.unpublished:
             self._unfinished.forget(name)
-        waiting = {table.name for table in tables.pending}
+        waiting = {table.name for table in tables.pending if table.name not in tables.unpublished}
         begun = {name: progress.fence for name, progress in found.items() if name in waiting}
         if begun:
             with connect(self._address) as connection:
-                gone = over_holes(begins_at(self._config, connection), self._config, begun)
+                gone = over_holes(source_adapter(self._config).begins_at(connection), self._config, begun)
             for name in gone:
                 self._unfinished.forget(name)
                 del begun[name]
         return begun
 
-    def _renewed(self, name: TableName, is_done: bool) -> None:
+    def _resync_ended(self, name: TableName, is_done: bool) -> None:
         act = self._acts.pop(name, {})
         if is_done:
             save_memberships(self._config.state, {**load_memberships(self._config.state), **act})
-        change_orders(self._config.state, lambda orders: orders.renewed(name))
+        change_overrides(self._config.state, lambda orders: orders.clear_resync(name))
         if not is_done and self._applier is not None:
-            self._applier.give_up_copy(name, "see what was said of it before")
+            self._applier.tables.resync_failed(name, "an earlier message has the cause")
 
-    def _order_anew(self, name: TableName, reason: str) -> None:
-        """As if somebody had said `penstock tables resync`."""
-        self._observer.interrupted(f"{name} is copied anew: {reason}", 0.0)
-        change_orders(self._config.state, lambda orders: orders.renew([name]))
+    def _order_resync(self, name: TableName, reason: str) -> None:
+        """Order a resync, as `penstock tables resync` does."""
+        self._observer.announced(f"{name} is resynced: {reason}")
+        change_overrides(self._config.state, lambda orders: orders.request_resync([name]))
 
     def _rule(self, name: TableName) -> SchemaRule:
-        """By the configuration as it is by then."""
+        """The schema rule in the current configuration."""
         return self._config.schema_rule(name)
 
     def _inspect(self, table: CatalogTable) -> CatalogShape:
         with connect(self._address) as connection:
             return inspect_shape(connection, table, self._config.type_policy, self._config.published_by)
 
-    def _tell_wait(self, blockers: Sequence[OpenTransaction]) -> None:
-        """The creation of a slot, which every snapshot needs too, waits for transactions that were open before it."""
+    def _announce_wait(self, blockers: Sequence[OpenTransaction]) -> None:
+        """Announce the open transactions for which the creation of a slot waits; every snapshot needs a
+        slot.
+        """
         reason = f"a slot is created once these have ended: {'; '.join(each.describe() for each in blockers)}"
         if blockers and reason.partition(",")[0] != (self._trouble or "").partition(",")[0]:
-            self._observer.interrupted(reason, 0.0)
+            self._observer.announced(reason)
             self._trouble = reason
 
-    def _copies(self, sink: Sink, door: Door, unfinished: SnapshotStore, letters: CopyLetters | None) -> BackgroundSnapshots:
-        side = side_of(self._config)
+    def _snapshots(
+        self, sink: Sink, listener: SnapshotListener, unfinished: SnapshotStore, dead_letters: SnapshotDeadLetters
+    ) -> BackgroundSnapshots:
+        source = source_adapter(self._config)
         coordinator = SnapshotCoordinator(
             SparkSnapshotExecutors(self._spark),
             self._address,
@@ -322,105 +372,105 @@ class Pipeline:
             self._observer,
             self._config.snapshot_chunk_bytes,
             self._config.type_policy,
-            side.publication,
+            source.publication,
             store=unfinished,
             spool=self._config.spool,
-            slot=side.slot,
-            export=side.export,
-            is_by_looks=side.is_by_looks,
+            slot=source.slot,
+            export=source.export,
+            positions_are_polls=source.positions_are_polls,
             max_hold_seconds=self._config.max_snapshot_hold_seconds,
-            on_wait=self._tell_wait,
-            letters=letters,
+            on_wait=self._announce_wait,
+            dead_letters=dead_letters,
             retries=self._retries,
         )
-        return BackgroundSnapshots(coordinator, door, self._observer)
+        return BackgroundSnapshots(coordinator, listener, self._observer)
 
-    def _stream(self, applier: EpochApplier, tables: Tables, shadows: Shadows, letters: LetterBox, goal: Position | None) -> None:
+    def _stream(self, parts: _EpochParts, tables: Tables, goal: Position | None) -> None:
+        applier, running = parts.applier, parts.applier.tables
         with ExitStack() as ending:
-            snapshots = self._start_snapshots(applier, tables, letters)
-            renewals: list[BackgroundSnapshots] = []
-            stop = partial(_stop_all, snapshots, renewals)
+            snapshots = self._start_snapshots(parts, tables)
+            resyncs: list[BackgroundSnapshots] = []
+            stop = partial(_stop_all, snapshots, resyncs)
             ending.callback(stop)
             query = self._start_query(applier, goal)
             ending.callback(self._capture.settle)
             ending.callback(query.stop)
-            ending.callback(stop)  # what is being copied may wait for the stream, so it is asked first
+            ending.callback(stop)  # before the query: a snapshot may wait for it
 
-            renew = partial(self._renew, applier, shadows, renewals)
-            roster = Roster(
-                self._config, self._sink, applier, snapshots, renew, shadows.abandon, self._observer, self._reload, self._retries
+            resync = partial(self._start_resync, parts, resyncs)
+            reconciler = TableReconciler(
+                self._config, self._sink, applier, snapshots, resync, parts.resyncs.abandon, self._observer, self._reload, self._retries
             )
-            roster.part_with(applier.last.tables if applier.last is not None else (), tables.sources)
-            self._roster = roster
-            roster.keep()
-            upkeep = self._upkeep(applier, letters)
-            ending.callback(upkeep.stop)
-            upkeep.start()
+            reconciler.remove_deselected(applier.last.tables if applier.last is not None else (), tables.sources)
+            self._reconciler = reconciler
+            reconciler.reconcile()
+            maintenance = self._maintenance(parts)
+            ending.callback(maintenance.stop)
+            maintenance.start()
             copying, settled_at = True, time.monotonic() + _SETTLED_SECONDS
-            while not self._stopping.is_set() and not (_is_reached(goal, applier, shadows) and roster.is_settled):
-                self._tell_trouble()
+            while not self._stopping.is_set() and not (_is_reached(goal, parts) and reconciler.is_settled):
+                self._announce_capture_trouble()
                 if goal is not None:
                     self._capture.check_patience()
-                for each in (snapshots, *renewals):
+                for each in (snapshots, *resyncs):
                     each.check()
-                renewals[:] = [each for each in renewals if not each.is_over]  # with its sink, and the sessions of that
+                resyncs[:] = [each for each in resyncs if not each.is_over]  # frees its sink and Spark sessions
                 if time.monotonic() >= settled_at:
                     self._retries.clear(PIPELINE)
-                upkeep.check()
-                applier.settle()
-                roster.keep()
-                self._config = roster.config  # an attempt after this one begins with the tables that the file names by now
-                if copying and not applier.is_copying:
+                maintenance.check()
+                applier.apply_if_idle()
+                reconciler.reconcile()
+                self._config = reconciler.config  # the next attempt starts with the current tables
+                if copying and not running.is_copying:
                     copying = False
                     self._observer.streaming_started()
                 if not query.isActive:
                     await_end(query)
                     break
                 self._stopping.wait(_POLL_SECONDS)
-            upkeep.stop(finish=goal is not None and not self._stopping.is_set())
+            maintenance.stop(finish=goal is not None and not self._stopping.is_set())
 
-    def _start_snapshots(self, applier: EpochApplier, tables: Tables, letters: LetterBox) -> BackgroundSnapshots:
-        snapshots = self._copies(self._sink, applier, self._unfinished, letters)
+    def _start_snapshots(self, parts: _EpochParts, tables: Tables) -> BackgroundSnapshots:
+        running = parts.applier.tables
+        snapshots = self._snapshots(self._sink, running, self._unfinished, parts.dead_letters)
         for table in tables.pending:
-            applier.expect(table.name)
+            running.add_pending(table.name)
         if tables.pending:
             snapshots.start(tables.pending)
         return snapshots
 
-    def _upkeep(self, applier: EpochApplier, letters: LetterBox) -> TableUpkeep:
-        return TableUpkeep(
+    def _maintenance(self, parts: _EpochParts) -> TableMaintenance:
+        running = parts.applier.tables
+        return TableMaintenance(
             self._sink,
-            lambda: applier.statuses,
+            lambda: running.statuses,
             self._config.maintenance.limit_seconds,
             Jobs(self._spark),
-            forgetting(self._config, letters.store),
+            cleanup_jobs(self._config, parts.dead_letters.store),
             retries=self._retries,
-            give_up=applier.give_up,
+            give_up=running.request_failure,
         )
 
-    def _renew(
-        self,
-        applier: EpochApplier,
-        shadows: Shadows,
-        renewals: list[BackgroundSnapshots],
-        table: CatalogTable,
-        act: Mapping[TableName, str],
+    def _start_resync(
+        self, parts: _EpochParts, running: list[BackgroundSnapshots], table: CatalogTable, act: Mapping[TableName, Membership]
     ) -> None:
-        """Begin to copy a table anew, beside the one that is there."""
-        if shadows.may_begin(table.name):
-            self._acts[table.name] = act
-            copy = uuid4().hex
-            sink = self._sink.shadow(copy)
-            shadows.begin(table.name, sink, applier.position)
-            unfinished = SnapshotStore(self._shadow_root / copy, self._config.pipeline)
-            renewals.append(self._copies(sink, shadows, unfinished, shadows.copy_letters))
-            renewals[-1].start([table])
+        """Copy a table again beside its target, unless a copy is in progress or waits for its retry."""
+        resyncs = parts.resyncs
+        if not resyncs.may_begin(table.name):
+            return
+        self._acts[table.name] = act
+        copy = uuid4().hex
+        sink = self._sink.shadow(copy)
+        resyncs.begin(table.name, sink, parts.applier.position)
+        unfinished = SnapshotStore(self._shadow_root / copy, self._config.pipeline)
+        running.append(self._snapshots(sink, resyncs, unfinished, resyncs.dead_letters))
+        running[-1].start([table])
 
-    def _tell_trouble(self) -> None:
-        """The capture lives in another process and tries again by itself; say why nothing comes."""
+    def _announce_capture_trouble(self) -> None:
+        """Announce why no changes arrive. The separate capture retries by itself, so the run continues."""
         reason = self._capture.trouble()
         if reason is not None and reason != self._trouble:
-            self._observer.interrupted(reason, 0.0)
+            self._observer.announced(reason)
         self._trouble = reason
 
     def _start_query(self, applier: EpochApplier, goal: Position | None) -> StreamingQuery:
@@ -441,10 +491,12 @@ class Pipeline:
         return writer.option("checkpointLocation", str(checkpoint)).trigger(processingTime=trigger).start()
 
 
-def _is_reached(goal: Position | None, applier: EpochApplier, shadows: Shadows) -> bool:
-    return goal is not None and applier.position >= goal and applier.is_level and not shadows.is_busy and not applier.is_replaying
+def _is_reached(goal: Position | None, parts: _EpochParts) -> bool:
+    if goal is None or parts.applier.position < goal:
+        return False
+    return parts.applier.is_level and not parts.resyncs.is_busy and not parts.applier.is_replaying
 
 
-def _stop_all(snapshots: BackgroundSnapshots, renewals: list[BackgroundSnapshots]) -> None:
-    for each in (snapshots, *renewals):
+def _stop_all(snapshots: BackgroundSnapshots, resyncs: list[BackgroundSnapshots]) -> None:
+    for each in (snapshots, *resyncs):
         each.stop()

@@ -1,21 +1,36 @@
-"""What a running pipeline is trying again at the moment, written to the state directory for `penstock status`.
+"""Retries in progress, stored in the state directory for `penstock status`; and the format version of stored
+documents.
 
-A table whose epoch failed says so in its own state. This document has the rest: the pipeline itself, snapshots, resyncs and maintenance.
+A document written by a newer version of Penstock is refused by version, not as corrupt.
+
+Retries of a table's epochs are part of the table's state. This document has all other retries: of the
+pipeline itself, snapshots, resyncs and maintenance.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PenstockError
-from penstock.spool import storage
+from penstock import storage
+from penstock.errors import PenstockError, SpoolFormatError
+
+
+def check_format(document: Mapping[str, Any], newest: int, where: Path) -> None:
+    """Raise an error for a format newer than `newest`. All older formats can be read."""
+    written = document.get("format", 1)
+    if written > newest:
+        raise SpoolFormatError(
+            f"{where} has format {written}; this version of penstock reads up to {newest}",
+            hint="run the version of penstock that wrote it, or a newer one",
+        )
+
 
 FILE = "retries.json"
 PIPELINE = "pipeline"
@@ -23,13 +38,13 @@ PIPELINE = "pipeline"
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Something that failed and is tried again."""
+    """An action that failed and will be tried again."""
 
     subject: str
     reason: str
     remedy: str | None
     failures: int
-    """In a row."""
+    """Consecutive failures."""
     next_attempt: datetime
 
     def as_document(self) -> dict[str, object]:
@@ -47,7 +62,7 @@ class Retry:
 
 
 class RetryLog:
-    """Used by several threads of the run. A disk that cannot take the document is no reason to stop: it is for people."""
+    """Used by several threads. A disk error does not stop the run: the document is only for operators."""
 
     def __init__(self, state: Path | None = None) -> None:
         """Without a state directory nothing is written."""
@@ -56,14 +71,14 @@ class RetryLog:
         self._lock = threading.Lock()
 
     def note(self, subject: str, error: PenstockError, failures: int, pause_seconds: float) -> None:
-        """`subject` failed once more, and is tried again after the pause."""
+        """Record that `subject` failed and is retried after the pause."""
         due = datetime.now(UTC) + timedelta(seconds=pause_seconds)
         with self._lock:
             self._retries[subject] = Retry(subject, f"{error.code}: {error.message}", error.hint, failures, due)
             self._write()
 
     def clear(self, subject: str) -> None:
-        """It succeeded, or is not tried any more."""
+        """Remove the entry of `subject`: it succeeded, or is not retried any more."""
         if subject in self._retries:
             with self._lock:
                 self._retries.pop(subject, None)
@@ -71,7 +86,7 @@ class RetryLog:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """While the pipeline runs, and nothing else of its name does. What a run that was killed left does not count, before or after."""
+        """Clear the log at the start and the end of a run, because a killed run leaves entries behind."""
         self._clear_all()
         try:
             yield
@@ -84,17 +99,17 @@ class RetryLog:
             self._write()
 
     def _write(self) -> None:
-        if self._state is None or (not self._retries and not (self._state / FILE).exists()):
+        if self._state is None or (not self._retries and not storage.exists(self._state / FILE)):
             return
         document = {"retries": [retry.as_document() for retry in self._retries.values()]}
         with suppress(OSError):
-            storage.replace_bytes(self._state / FILE, json.dumps(document, indent=2).encode())
+            storage.put(self._state / FILE, json.dumps(document, indent=2).encode())
 
 
 def load_retries(state: Path) -> tuple[Retry, ...]:
-    """As the run wrote them last; none if they cannot be read."""
+    """The retries as last written; none if they cannot be read."""
     try:
-        data = storage.read_bytes(state / FILE)
+        data = storage.read(state / FILE)
         found: list[dict[str, Any]] = [] if data is None else json.loads(data)["retries"]
         return tuple(
             Retry(each["subject"], each["reason"], each["remedy"], each["failures"], datetime.fromisoformat(each["next_attempt"]))

@@ -1,26 +1,30 @@
-"""Tables that go into one: the table of the pipeline that they make together, and what the log has for it.
+"""Route several source tables into one target table, and plan the changes of each table in an epoch.
 
-Such a table has a name, a state and a target like any other. Its members are what the publication holds and what the log names. What they
-are together has a number (`postgres/routed.py`); a target that was filled under another number is no copy of them.
+A routed table has a name, a state and a target like any other. The publication and the WAL have its members.
+Each set of members and schemas has a number, computed in `postgres/routed_schema.py`. A target that was
+filled under another number must be resynced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
 from penstock.change import ChangeCounts
+from penstock.config.policies import Route
 from penstock.errors import ConnectionLostError, MembersDifferError, PenstockError, TableError, UnsupportedTableError
-from penstock.pipeline.routes import Route
+from penstock.pipeline.table_states import TableStatus
+from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, check_mirrorable
-from penstock.postgres.routed import is_routed, is_same_shape, joined_schema
+from penstock.postgres.routed_schema import is_routed, is_same_shape, joined_schema
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import TableChanges, Target
-from penstock.sinks.evolution import CopyAnew
-from penstock.sinks.layout import Mode
-from penstock.sinks.views import View
-from penstock.spool.range import FileSlice, SpoolRange, TableRange
+from penstock.sinks.evolution import ResyncRequired
+from penstock.sinks.lineage import AlterationReader
+from penstock.sinks.row_values import View
+from penstock.spool.reader import FileSlice, SpoolRange, TableRange
 
 
 def join_members(
@@ -30,7 +34,7 @@ def join_members(
     schemas: Mapping[TableName, TableSchema],
     refused: Mapping[TableName, PenstockError],
 ) -> tuple[CatalogTable, TableSchema]:
-    """The table that `members` make together. Raises why there is none: a member that cannot be mirrored takes the others along."""
+    """The routed table that `members` form. Raises an error if one of the members cannot be mirrored."""
     if refused:
         name, error = min(refused.items(), key=lambda item: item[0])
         raise MembersDifferError(f"{name}, which is routed into {into}, cannot be mirrored: {error.message}", hint=error.hint)
@@ -46,7 +50,9 @@ def route_tables(
     route_of: Callable[[TableName], Route | None],
     check: Callable[[TableSchema], None],
 ) -> None:
-    """Put in place of all that is routed what it makes together. `check` raises what else is wrong with that."""
+    """Replace the members of each route by the routed table. `check` raises an error for any other problem of
+    the routed table.
+    """
     routes = {name: route for name in (*tables, *refused) if (route := route_of(name)) is not None}
     groups: dict[Route, list[TableName]] = {}
     for name, route in routes.items():
@@ -65,27 +71,29 @@ def route_tables(
     for route, (table, schema) in joined.items():
         if route.into in tables:
             reasons[route.into] = UnsupportedTableError(
-                f"{route.into} is itself a table of the pipeline, and others are routed into it",
-                hint="choose another name for into:, exclude that table, or route it there too",
+                f"{route.into} is itself a table of the pipeline, and other tables are routed into it",
+                hint="choose another name for into:, exclude that table, or add it to the route",
             )
         tables[route.into], schemas[route.into] = table, schema
     refused.update(reasons)
 
 
 def gather(target: Target, found: SpoolRange, known: Mapping[int, TableSchema]) -> TableChanges | None:
-    """What the log has for a target; None if nothing. `known` has routed tables by their numbers. A log of changes has old rows too."""
+    """The changes of a target in a range of the spool; None if there are none. `known` has routed tables by
+    OID. Mode append includes old rows.
+    """
 
     def wanted(own: TableRange) -> tuple[FileSlice, ...]:
-        return own.with_old if target.mode is Mode.APPEND else own.slices
+        return own.with_old if target.mode.is_log else own.slices
 
     if not is_routed(target.source_oid):
         own = found.tables.get(target.table)
         return None if own is None else _changes(target.table, wanted(own))
     schema = known.get(target.source_oid)
     if schema is None or schema.members is None:
-        return TableChanges(target.table, (), ChangeCounts())  # for `routed_views` to say
+        return TableChanges(target.table, (), ChangeCounts())  # `routed_views` raises
     names, oids = ({getattr(member, what) for member in schema.members.schemas} for what in ("name", "oid"))
-    # One that was renamed comes under another name, one that was made anew with another OID: both are for `routed_views` to find.
+    # A renamed member has another name, a recreated one another OID: `routed_views` reports both.
     slices = [slice for each in found.tables.values() for slice in wanted(each) if slice.file.table in names or slice.file.oid in oids]
     if not slices:
         return None
@@ -98,16 +106,54 @@ def _changes(table: TableName, slices: Sequence[FileSlice]) -> TableChanges:
 
 
 def routed_views(target: Target, changes: TableChanges, known: Mapping[int, TableSchema]) -> dict[TableSchema, View]:
-    """How to read each member's changes; `CopyAnew` if they are not of the members that the target was filled from."""
+    """Column mapping for the changes of each member. Raises `ResyncRequired` if the target was filled from
+    other members, or from other schemas of them.
+    """
     schema = known.get(target.source_oid)
     if schema is None or schema.members is None:
-        raise ConnectionLostError(f"the tables that are routed into {target.table} have changed since the catalog was last looked at")
+        raise ConnectionLostError(f"the tables that are routed into {target.table} have changed since the catalog was last read")
     source, members = schema.members.source_column, {member.name: member for member in schema.members.schemas}
     views: dict[TableSchema, View] = {}
     for version in set(changes.schemas):
         member = members.get(version.name)
         if member is None or not is_same_shape(version, member):
-            raise CopyAnew(f"{version.name}, which is routed into it, was altered, renamed or made anew")
+            raise ResyncRequired(f"{version.name}, which is routed into it, was altered, renamed or recreated")
         names = {name: name for name in version.column_names}
         views[version] = View(names, {source: pa.scalar(str(version.name), pa.string())}, source=source)
     return views
+
+
+def is_behind(status: TableStatus, end: Position) -> bool:
+    return status.is_applied and status.applied is not None and status.applied < end
+
+
+def plan_work(
+    targets: Mapping[TableName, Target],
+    statuses: Mapping[TableName, TableStatus],
+    ranges: Mapping[Position, SpoolRange],
+    routed: Mapping[int, TableSchema],
+    due: Collection[TableName],
+    *,
+    hints: AlterationReader,
+) -> tuple[list[TableChanges], dict[TableName, Exception]]:
+    """The changes of each table from its own applied position, largest first; and the tables whose planning
+    failed.
+
+    `routed` has routed tables by OID. Tables in `due` are included even without changes.
+    """
+    work: list[TableChanges] = []
+    failures: dict[TableName, Exception] = {}
+    altered = {start: hints.read(each.messages) for start, each in ranges.items()}
+    for name, status in statuses.items():
+        if not status.is_applied or status.applied is None:
+            continue
+        try:
+            found = gather(targets[name], ranges[status.applied], routed) if status.applied in ranges else None
+        except Exception as error:  # noqa: BLE001 the edge of one table's work: the error policy decides
+            failures[name] = error
+            continue
+        if found is not None:
+            work.append(replace(found, alterations=altered[status.applied]))
+        elif name in due:
+            work.append(TableChanges(name, (), ChangeCounts()))
+    return sorted(work, key=lambda changes: -changes.counts.rows), failures

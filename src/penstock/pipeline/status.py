@@ -1,4 +1,6 @@
-"""Where a pipeline stands, read from outside: the targets, the record of epochs, the spool, the slot. Works beside a running pipeline."""
+"""The status of a pipeline, read from outside: targets, epoch log, spool, slot. Works while the pipeline
+runs.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +8,34 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 
-from penstock.capture.following import missing_capture
+from penstock.capture.factory import missing_capture
+from penstock.config.model import PipelineConfig
 from penstock.errors import PenstockError
 from penstock.lag import describe_strain
-from penstock.pipeline.config import PipelineConfig
-from penstock.pipeline.epochs import Epoch, EpochLog
-from penstock.pipeline.letters.store import LetterStore
+from penstock.pipeline.dead_letters.store import DeadLetterStore
+from penstock.pipeline.epoch_log import Epoch, EpochLog
 from penstock.pipeline.retries import Retry, load_retries
-from penstock.pipeline.snapshots.progress import SnapshotProgress, load_all_progress
+from penstock.pipeline.snapshots.state import SnapshotProgress, load_all_progress
+from penstock.pipeline.sources.adapter import source_adapter
 from penstock.position import Position
 from penstock.postgres.connection import connect
-from penstock.postgres.slot import COPY_ANEW, Slot, current_position, inspect_slot
+from penstock.postgres.slot import COPY_AGAIN, Slot, current_position, inspect_slot
 from penstock.schema import TableName
-from penstock.spool.consumers import Consumer, inspect_consumers
-from penstock.spool.lock import is_locked
+from penstock.spool.ownership import is_spool_locked
 from penstock.spool.reader import SpoolReader
-from penstock.spool.retention import spool_bytes
+from penstock.spool.retention import Consumer, inspect_consumers, spool_bytes
 from penstock.spool.status import CaptureStatus, load_status
 
-_AWAY_SECONDS = 3600.0
+_INACTIVE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineStatus:
-    """Three lags: bytes behind the server, seconds behind by commit time, bytes of WAL that the server keeps for us."""
+    """Three lags: bytes behind the server, seconds behind by commit time, bytes of WAL retained for the slot."""
 
     pipeline: str
     slot_name: str
-    """Empty if there is none, since changes are not learned of from the log."""
+    """Empty if the capture method uses no slot."""
     epoch: Epoch | None
     capture: CaptureStatus | None
     spool_bytes: int
@@ -42,23 +44,23 @@ class PipelineStatus:
     slot: Slot | None
     server: Position | None
     source_error: str | None
-    """Why the server could not be asked; all else is still told."""
+    """The reason why the server could not be queried. Everything else is still reported."""
     is_capturing: bool = True
-    """Whether the process that wrote `capture` still holds the spool."""
+    """Whether the process that wrote `capture` still holds the spool's lock."""
     consumers: tuple[Consumer, ...] = ()
-    """Who reads the spool, this pipeline among them."""
+    """The consumers of the spool, this pipeline included."""
     snapshots: Mapping[TableName, SnapshotProgress] = field(default_factory=dict)
-    """How far the tables are that are being copied."""
+    """Progress of the tables being copied."""
     missing: PenstockError | None = None
-    """Where the capture is a process of its own: why it does not run; None if it does."""
+    """The reason why the separate capture does not run; None if it runs, or is embedded."""
     letters: Mapping[TableName, int] = field(default_factory=dict)
-    """How many dead letters of each table are open."""
+    """Number of open dead letters of each table."""
     retries: tuple[Retry, ...] = ()
-    """What the run tries again at the moment, besides tables in the state `retrying`."""
+    """Retries in progress, besides tables in the state `retrying`."""
 
     @property
     def capture_state(self) -> str | None:
-        """The heartbeat's word, as long as the heart beats."""
+        """The status file of the capture; None if its process does not run."""
         if self.capture is None:
             return None
         return self.capture.state if self.is_capturing else "stopped"
@@ -71,7 +73,7 @@ class PipelineStatus:
 
     @property
     def lag_seconds(self) -> float | None:
-        """Age of the last applied transaction; 0 when nothing is waiting."""
+        """Age of the last applied transaction; 0 when no change is waiting."""
         if self.epoch is None or self.lag_bytes is None:
             return None
         if self.lag_bytes == 0 or self.spool_end is None or self.spool_end <= self.epoch.position:
@@ -86,31 +88,33 @@ class PipelineStatus:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What an operator should look at before it becomes an error."""
+        """Warnings for the operator."""
         capture = self.capture
-        gone = []
+        warnings = []
         if self.epoch is not None and self.slot is None and self.slot_name and self.source_error is None:
-            gone = [f"slot {self.slot_name} is gone, and the targets hold only what committed up to {self.epoch.position}: {COPY_ANEW}"]
-        gone += [f"{self.missing.message}: {self.missing.hint}"] if self.missing is not None else []
-        gone += [_away(each) for each in self.consumers if each.age_seconds > _AWAY_SECONDS and len(self.consumers) > 1]
-        strain = self._strain
-        gone += [strain] if strain is not None else []
+            warnings = [f"slot {self.slot_name} is gone, and the targets have only the changes up to {self.epoch.position}: {COPY_AGAIN}"]
+        warnings += [f"{self.missing.message}: {self.missing.hint}"] if self.missing is not None else []
+        warnings += [_inactive_warning(each) for each in self.consumers if each.age_seconds > _INACTIVE_SECONDS and len(self.consumers) > 1]
+        slot_warning = self._slot_warning
+        warnings += [slot_warning] if slot_warning is not None else []
         if capture is None:
-            return tuple(gone)
+            return tuple(warnings)
         waits_for = capture.waits_for if self.is_capturing else ()
         waiting = [f"the slot is created once this has ended: {each.describe()}" for each in waits_for]
-        return (*gone, *waiting, *(capture.lag.held_up if capture.lag is not None else ()))
+        return (*warnings, *waiting, *(capture.lag.held_up if capture.lag is not None else ()))
 
     @property
-    def _strain(self) -> str | None:
-        """Of the slot as it is now, whether or not anything captures; as the capture saw it last if the server does not answer."""
+    def _slot_warning(self) -> str | None:
+        """The slot's current WAL retention. If the server does not answer, the last value that the capture
+        saw.
+        """
         if self.slot is not None:
             return describe_strain(self.slot.wal_status, self.slot.safe_wal_bytes, f"slot {self.slot.name}")
         lag = self.capture.lag if self.capture is not None else None
         return describe_strain(lag.wal_status, lag.safe_wal_bytes, "the slot") if lag is not None else None
 
     def as_document(self) -> dict[str, object]:
-        """For programs: plain, stable names."""
+        """A JSON document for programs, with stable names."""
         epoch, slot, capture = self.epoch, self.slot, self.capture
         return {
             "pipeline": self.pipeline,
@@ -174,7 +178,7 @@ class PipelineStatus:
 
 
 def inspect_status(config: PipelineConfig) -> PipelineStatus:
-    """Look everywhere once. A server that cannot be reached is part of the answer, not an error."""
+    """Inspect targets, spool and server once. An unreachable server is part of the result, not an error."""
     reader = SpoolReader(config.spool)
     slot: Slot | None = None
     server: Position | None = None
@@ -187,7 +191,7 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
         source_error = str(error)
     return PipelineStatus(
         config.pipeline,
-        config.slot if config.source.capture == "wal" else "",
+        source_adapter(config).slot or "",
         EpochLog(config.sink.root, config.pipeline).last(),
         load_status(config.spool),
         spool_bytes(reader),
@@ -196,18 +200,18 @@ def inspect_status(config: PipelineConfig) -> PipelineStatus:
         slot,
         server,
         source_error,
-        is_locked(config.spool),
+        is_spool_locked(config.spool),
         tuple(inspect_consumers(config.spool)),
         load_all_progress(config.sink.root, config.pipeline),
         missing_capture(config.spool) if config.source.process == "separate" else None,
-        LetterStore(config.sink.root, config.pipeline).open_counts,
+        DeadLetterStore(config.sink.root, config.pipeline).open_counts,
         load_retries(config.state),
     )
 
 
-def _away(consumer: Consumer) -> str:
+def _inactive_warning(consumer: Consumer) -> str:
     hours = consumer.age_seconds / 3600
     return (
         f"consumer {consumer.name} has released nothing after {consumer.released} for {hours:.0f} h, and everything after it is kept: "
-        f"start it, or let go of it with `penstock capture CONFIG --forget {consumer.name}`"
+        f"start it, or remove it with `penstock capture CONFIG --forget {consumer.name}`"
     )

@@ -1,1 +1,3 @@
-"""The source: connections, catalog, publication, slot, the replication stream and snapshots. Nothing here knows Spark."""
+"""Postgres: connections, catalog, publication, slot, replication stream, snapshots and the Postgres target.
+Independent of Spark.
+"""

@@ -1,8 +1,9 @@
-"""The triggers of a capture, and the tables that have them or should.
+"""Triggers of a trigger capture, and the tables that have or need them.
 
-`inspect_change_table` and `inspect_relations` only look; an `Installation` is what closes a gap. Nobody ever queues up behind it, nor
-behind who takes triggers away: a table is had at once or not at all, one at a time, and tried again for a while. Its texts are the
-statements that a person would paste.
+`inspect_change_table` and `inspect_triggered` only read; an `Installation` creates what is missing.
+Installing and removing never make other sessions queue for a lock: each table is locked at once or not at
+all, one at a time, with retries for a limited time. The texts of an installation are the SQL statements for a
+person to run.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from penstock.errors import ChangeTableMissingError, LockWaitError, PrivilegeErr
 from penstock.position import Position
 from penstock.postgres.change_table import ChangeTable, own_schema, statement
 from penstock.postgres.connection import Connection, source_errors
-from penstock.postgres.lease import LEASES, LOCK_SECONDS, lease_statement
-from penstock.postgres.ownership import FoundSchema
+from penstock.postgres.membership import Membership
+from penstock.postgres.ownership import LEASES, LOCK_SECONDS, FoundSchema, lease_statement, lock_timeout
 from penstock.postgres.queries import identifier, query
 from penstock.schema import TableName
 
@@ -31,17 +32,17 @@ _log = logging.getLogger(__name__)
 
 _MADE = (psycopg.errors.DuplicateSchema, psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation)
 _PAUSE_SECONDS = 0.1
-_GLIMPSE_SECONDS = 0.1
+_SHORT_WAIT_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeTableFacts:
-    """The schema of a capture, as one role sees it."""
+    """The schema of a trigger capture, and what this role may do with it."""
 
     is_ours: bool
-    """Whether this role may add to it."""
+    """Whether this role may add objects to it."""
     is_own: bool
-    """Whether this role itself is the owner."""
+    """Whether this role is its owner."""
     is_usable: bool
     """Whether this role may read and write the tables."""
     found: FoundSchema
@@ -52,35 +53,37 @@ class ChangeTableFacts:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing but the table of leases, which the reader creates where an earlier version did not."""
+        """Whether the schema is complete. The table of leases may be missing: the reader creates it in
+        schemas of earlier versions.
+        """
         return self.found.missing <= {LEASES.name}
 
     def refusal(self, schema: str) -> PrivilegeError | None:
-        """The reason why the change table must not be used, if there is one."""
+        """The error if the change table must not be used."""
         if self.found.strange:
             return own_schema(schema).refusal(self.found)
         if not self.is_whole and (self.found.tables or self.found.functions):
             return PrivilegeError(
-                f"schema {schema} has a part of a change table, or other objects of the same names",
-                hint=f"DROP SCHEMA {identifier(schema)} CASCADE; then start the capture, which creates it; or choose another name for it",
+                f"schema {schema} has part of a change table, or other objects with the same names",
+                hint=f"DROP SCHEMA {identifier(schema)} CASCADE; then start the capture, which creates it; or choose another name",
             )
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class TriggeredRelation:
-    """A table that somebody asks for. `oid` and all after it are None or false if there is no such relation."""
+    """A requested table. `oid` and all fields after it are None or false if there is no such relation."""
 
     name: TableName
     oid: int | None
     kind: str | None
     persistence: str | None
     root: TableName | None
-    """Of a partition: the table that it is a part of."""
-    is_noted: bool
-    """Whether its changes are written down, by triggers that fire for everybody."""
+    """The root table, for a partition."""
+    has_triggers: bool
+    """Whether triggers record its changes, for all sessions."""
     apart: tuple[str, ...]
-    """Partitions whose rows may go without a change: unlogged or foreign ones."""
+    """Unlogged and foreign partitions, of which changes may be missed."""
     owner: str | None
     is_ours: bool
     is_reachable: bool
@@ -88,7 +91,7 @@ class TriggeredRelation:
 
 
 def trigger_names(schema: str) -> tuple[str, str]:
-    """Of the trigger for rows and of that for truncates. Triggers fire in the order of their names."""
+    """The names of the row trigger and of the truncate trigger. Triggers fire in the order of their names."""
     return f"!{schema}", f"!{schema}_truncate"
 
 
@@ -104,7 +107,7 @@ def inspect_change_table(connection: Connection, schema: str) -> ChangeTableFact
 
 
 def has_change_table(connection: Connection, schema: str) -> bool:
-    """Whether there is one. Raises if there is something else in its place, or in it, that must not be used."""
+    """Whether the change table exists. Raises if objects in its place must not be used."""
     facts = inspect_change_table(connection, schema)
     refusal = None if facts is None else facts.refusal(schema)
     if refusal is not None:
@@ -113,27 +116,20 @@ def has_change_table(connection: Connection, schema: str) -> bool:
 
 
 def inspect_begin(connection: Connection, schema: str) -> Position:
-    """After which position a change table still has everything; zero if there is none."""
+    """The position after which a change table still contains everything; zero if there is none."""
     return ChangeTable(connection, schema).inspect().confirmed if has_change_table(connection, schema) else Position.ZERO
 
 
 def inspect_triggered(connection: Connection, schema: str, tables: Iterable[TableName]) -> list[TriggeredRelation]:
-    """All `tables` in name order, in one statement however many there are."""
+    """All `tables` in name order, read with one statement."""
     rows: list[Any] = connection.execute(query("change_table", "relations"), _wanted(schema, tables)).fetchall()
     return [_relation(row) for row in rows]
 
 
-def inspect_acts(connection: Connection, schema: str, tables: Iterable[TableName]) -> dict[TableName, str]:
-    """For each table that has its triggers: a text that stays the same, by `is_same_act`, for as long as it has them without a break."""
-    rows: list[Any] = connection.execute(query("change_table", "acts"), _wanted(schema, tables)).fetchall()
-    return {TableName(space, name): act for space, name, act in rows}
-
-
-def is_same_act(before: str, now: str) -> bool:
-    """Whether a table has had its triggers without a break, in all partitions that it had before and has now. Others come and go."""
-    (own, _, parts), (own_now, _, parts_now) = before.partition("|"), now.partition("|")
-    known = dict(part.split("/") for part in parts.split(",") if part)
-    return own == own_now and all(known.get(oid, act) == act for oid, act in (part.split("/") for part in parts_now.split(",") if part))
+def inspect_trigger_memberships(connection: Connection, schema: str, tables: Iterable[TableName]) -> dict[TableName, Membership]:
+    """The membership of each of `tables` that has its triggers."""
+    rows: list[Any] = connection.execute(query("change_table", "memberships"), _wanted(schema, tables)).fetchall()
+    return {TableName(space, name): Membership(oid, act) for space, name, oid, act in rows}
 
 
 def _wanted(schema: str, tables: Iterable[TableName]) -> dict[str, object]:
@@ -153,32 +149,36 @@ def _relation(row: Any) -> TriggeredRelation:
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What makes some tables' changes be written down: the change table, if it is not there, and their triggers."""
+    """The change table, if it is missing, and the triggers of some tables."""
 
     schema: str
     role: str
     needs_table: bool
     tables: tuple[TableName, ...]
     needs_schema: bool = True
-    """If the table is needed; a schema that is there must be that of whoever makes the table."""
+    """Whether the schema must be created before the change table; an existing schema must belong to the role
+    that creates the table.
+    """
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """To be pasted: one for the change table, if need be, and one for each table."""
+        """SQL for a person to run: one text for the change table if it is missing, and one for each table."""
         return tuple(f"{each.as_string()};" for each in (*self._making(), *self._attaching()))
 
     def run(self, connection: Connection) -> None:
-        """Each part in a transaction of its own, so that only one table is locked at a time. Two who do it at once do no harm."""
+        """Run each part in its own transaction, so that only one table is locked at a time. Concurrent runs
+        do no harm.
+        """
         with source_errors(f"setting up the change table {self.schema}"):
-            patience = _Patience(f"setting up the change table {self.schema}")
+            retry = _LockRetry(f"setting up the change table {self.schema}")
             if self.needs_table:
-                patience.insist(connection, lambda: self._make(connection))
+                retry.run(connection, lambda: self._make(connection))
             for table in self.tables:
-                patience.insist(connection, partial(self._attach, connection, table))
+                retry.run(connection, partial(self._attach, connection, table))
 
     def _make(self, connection: Connection) -> None:
         if not has_change_table(connection, self.schema):
-            # Of two sessions that create it at once, one waits for the other and fails.
+            # If two sessions create it at once, one waits for the other and fails.
             with suppress(*_MADE), connection.transaction():
                 for each in self._making():
                     connection.execute(each)
@@ -186,7 +186,7 @@ class Installation:
                 raise ChangeTableMissingError(f"the change table {self.schema} is being removed by another session", hint="try again")
 
     def _attach(self, connection: Connection, table: TableName) -> None:
-        # Readers need not wait, unless there is a trigger to be replaced.
+        # This lock does not block readers. Replacing a trigger needs a stronger one.
         _take(connection, table, "SHARE ROW EXCLUSIVE")
         row: Any = connection.execute(query("change_table", "has_triggers"), _wanted(self.schema, [table])).fetchone()
         if row[0]:
@@ -205,45 +205,48 @@ class Installation:
 
 
 def grant_text(schema: str, role: str) -> str:
-    """What lets a role read a change table, and remove what is confirmed."""
+    """The statement that lets a role read a change table, and remove confirmed changes."""
     return f"{statement('grant', schema, role=sql.Identifier(role)).as_string()};"
 
 
 def attach_grant_text(schema: str, owner: str) -> str:
-    """What lets the owner of tables give them triggers that write to somebody else's change table."""
+    """The statement that lets an owner of tables give them triggers that write to a change table of another
+    role.
+    """
     return f"{statement('grant_attaching', schema, role=sql.Identifier(owner)).as_string()};"
 
 
 def detach(connection: Connection, schema: str, tables: Collection[TableName]) -> None:
-    """Take the triggers away from tables that are not captured any more, as far as this role may; one that keeps them does no harm.
-
-    What they have written stays until it is confirmed.
+    """Remove the triggers of tables that are no longer captured, as far as this role may. A remaining trigger
+    does no harm. Recorded changes stay until they are confirmed.
     """
-    kept = _detach(connection, schema, sorted(tables), _Patience(f"taking triggers of {schema} away"))
+    kept = _detach(connection, schema, sorted(tables), _LockRetry(f"removing triggers of {schema}"))
     if kept:
         _log.warning("tables keep their triggers", extra={"schema": schema, "kept": {str(table): why for table, why in kept.items()}})
 
 
 def remove(connection: Connection, schema: str) -> None:
-    """Take away everything, also what nobody has read. `LockWaitError` if a table is never free; then it can be said again."""
+    """Remove the change table and all triggers, with changes that have not been read. `LockWaitError` if a
+    table stays locked; the call can then be repeated.
+    """
     with source_errors(f"removing the change table {schema}"):
-        patience = _Patience(f"removing the change table {schema}")
-        rows: list[Any] = connection.execute(query("change_table", "noted_tables"), {"schema": schema}).fetchall()
-        kept = _detach(connection, schema, [TableName(*row) for row in rows], patience)
-        # Those of tables that are not this role's own go with the schema, which is.
+        retry = _LockRetry(f"removing the change table {schema}")
+        rows: list[Any] = connection.execute(query("change_table", "tables_with_triggers"), {"schema": schema}).fetchall()
+        kept = _detach(connection, schema, [TableName(*row) for row in rows], retry)
+        # Triggers on tables of other roles are dropped with the schema, which belongs to this role.
         busy = [table for table, why in kept.items() if why == LockWaitError.code]
         if busy:
             _log.warning("tables keep their triggers", extra={"schema": schema, "kept": [str(table) for table in busy]})
-            raise LockWaitError(f"removing the change table {schema}: {', '.join(map(str, busy))} cannot be had, and keep their triggers")
-        patience.insist(connection, partial(_drop, connection, schema))
+            raise LockWaitError(f"removing the change table {schema}: {', '.join(map(str, busy))} stay locked and keep their triggers")
+        retry.run(connection, partial(_drop, connection, schema))
 
 
-def _detach(connection: Connection, schema: str, tables: Iterable[TableName], patience: _Patience) -> dict[TableName, str]:
-    """Gives those that keep their triggers, each with a code that says why."""
+def _detach(connection: Connection, schema: str, tables: Iterable[TableName], retry: _LockRetry) -> dict[TableName, str]:
+    """Remove triggers, and return the tables that keep theirs, each with the code of the reason."""
     kept = {}
     for table in tables:
         try:
-            patience.insist(connection, partial(_detach_one, connection, schema, table))
+            retry.run(connection, partial(_detach_one, connection, schema, table))
         except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName):
             continue
         except psycopg.errors.InsufficientPrivilege:
@@ -259,38 +262,38 @@ def _detach_one(connection: Connection, schema: str, table: TableName) -> None:
 
 
 def _drop(connection: Connection, schema: str) -> None:
-    connection.execute(_patience(_GLIMPSE_SECONDS))
+    connection.execute(lock_timeout(_SHORT_WAIT_SECONDS))
     connection.execute(statement("remove", schema))
 
 
 def _take(connection: Connection, table: TableName, mode: LiteralString = "ACCESS EXCLUSIVE") -> None:
-    """Have a table, with all its partitions, or nothing: whoever comes later must not queue up behind us."""
-    connection.execute(_patience(_GLIMPSE_SECONDS))
+    """Lock a table with all its partitions, or fail at once: other sessions must not queue behind a waiting
+    lock.
+    """
+    connection.execute(lock_timeout(_SHORT_WAIT_SECONDS))
     name = sql.Identifier(table.schema, table.name)
     connection.execute(sql.SQL("LOCK TABLE {} IN {} MODE NOWAIT").format(name, sql.SQL(mode)))
 
 
-def _patience(seconds: float) -> sql.Composed:
-    return sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{seconds * 1000:.0f}ms"))
-
-
-class _Patience:
-    """Tries things, each in a transaction, again and again while somebody else has what they need; for so long in all, and no longer."""
+class _LockRetry:
+    """Retries actions, each in a transaction, while other sessions hold the locks that it needs, up to one
+    deadline for all of them.
+    """
 
     def __init__(self, doing: str) -> None:
         self._doing = doing
         self._deadline = time.monotonic() + LOCK_SECONDS
 
-    def insist(self, connection: Connection, act: Callable[[], None]) -> None:
+    def run(self, connection: Connection, act: Callable[[], None]) -> None:
         while True:
             try:
                 with connection.transaction():
-                    connection.execute(_patience(LOCK_SECONDS))
+                    connection.execute(lock_timeout(LOCK_SECONDS))
                     act()
             except psycopg.errors.LockNotAvailable as error:
                 if time.monotonic() > self._deadline:
                     raise LockWaitError(
-                        f"{self._doing}: others have held locks for {LOCK_SECONDS:.0f} seconds that have to be waited for"
+                        f"{self._doing}: other sessions have held the required locks for {LOCK_SECONDS:.0f} seconds"
                     ) from error
                 time.sleep(_PAUSE_SECONDS)
             else:

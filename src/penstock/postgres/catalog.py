@@ -1,10 +1,17 @@
-"""The catalog of now: which tables there are, their columns and primary keys.
+"""The current catalog: tables, columns, primary keys, types, and the identity of columns across schema
+changes.
 
-It chooses tables and plans snapshots. It never decodes the log: the log's own Relation messages do that.
+Used to choose tables, to plan snapshots, and to check where the schema changes of the log must have ended.
+Never used to decode the log: its own Relation messages describe past schemas.
+
+`ALTER TYPE … RENAME VALUE` and `ADD` or `DROP ATTRIBUTE` change the text of every stored value without a
+record in the log. A new label changes no stored value, nor does renaming an attribute, since the text of a
+value does not contain the name.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -14,13 +21,13 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.change import METADATA_NAMES
-from penstock.errors import TableWithoutKeyError, UnsupportedTableError
+from penstock.errors import NoTablesError, TableWithoutKeyError, UnsupportedTableError
 from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress, connect
-from penstock.postgres.pgoutput.keys import CatalogKey
-from penstock.postgres.queries import identifier, query
-from penstock.postgres.types.policy import TypePolicy
-from penstock.postgres.types.resolver import TypeFact, TypeResolver
+from penstock.postgres.pgoutput.relations import CatalogKey
+from penstock.postgres.queries import identifier, publication_query, query
+from penstock.postgres.types.column import TypePolicy
+from penstock.postgres.types.registry import TypeFact, TypeResolver
 from penstock.schema import Attributes, Column, TableName, TableSchema
 
 _OIDS = 1 << 32
@@ -28,14 +35,16 @@ _OIDS = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable:
-    """One ordinary or partitioned table; partitions are part of their root. Or several that are routed into one."""
+    """An ordinary or partitioned table, with its partitions; or a routed table, which consists of several
+    tables.
+    """
 
     oid: int
     name: TableName
     members: tuple[CatalogTable, ...] = ()
-    """The tables that are routed into this one, which the source itself does not have."""
+    """The source tables that are routed into this one, which itself does not exist in the source."""
     source_column: str = ""
-    """In which the name of its member stands, in every row."""
+    """The column that contains the name of a row's member."""
 
     @property
     def sources(self) -> tuple[CatalogTable, ...]:
@@ -44,25 +53,28 @@ class CatalogTable:
 
 
 def inspect_tables(connection: Connection) -> list[CatalogTable]:
-    """All tables that could be captured, in name order. System schemas, partitions, temporary and unlogged tables are not, nor those of
-    `inspect_misnamed`."""
+    """All tables that can be captured, in name order. Not those in system schemas, partitions, temporary and
+    unlogged tables, nor those of `inspect_misnamed`.
+    """
     rows: list[Any] = connection.execute(query("catalog", "tables"), {"without": list(inspect_misnamed(connection))}).fetchall()
     return [CatalogTable(oid, TableName(schema, name)) for oid, schema, name in rows]
 
 
 def inspect_outside(connection: Connection) -> list[tuple[TableName, str, str]]:
-    """Views, materialized views, foreign and unlogged tables: name, kind and persistence, as the catalog has them."""
+    """Views, materialized views, foreign and unlogged tables, with kind and persistence from the catalog."""
     rows: list[Any] = connection.execute(query("catalog", "outside"), {"without": list(inspect_misnamed(connection))}).fetchall()
     return [(TableName(schema, name), kind, persistence) for schema, name, kind, persistence in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Misnamed:
-    """A table that cannot be captured, since a name of it is not UTF-8. Bytes that are not are shown as `\\xe9`."""
+    """A table that cannot be captured because one of its names is not UTF-8. Invalid bytes are shown as
+    `\\xe9`.
+    """
 
     name: TableName
     what: str
-    """Which name it is."""
+    """The object with the invalid name."""
     is_table: bool
     """Whether it could be captured under another name; views and unlogged tables could not."""
 
@@ -74,9 +86,9 @@ class Misnamed:
 
 
 def inspect_misnamed(connection: Connection) -> dict[int, Misnamed]:
-    """By OID, tables and views of which the own name, or that of a column or a partition, is not UTF-8.
-
-    Only a SQL_ASCII database has them. The server refuses to send such a name, so every statement has to leave them out.
+    """By OID, tables and views of which the name, or that of a column or a partition, is not UTF-8. They
+    exist only in SQL_ASCII databases. The server refuses to send such a name, so every statement must leave
+    them out.
     """
     if connection.info.parameter_status("server_encoding") != "SQL_ASCII":
         return {}
@@ -105,7 +117,9 @@ def _shown(name: bytes) -> str:
 
 
 def inspect_names(connection: Connection, oids: Collection[int]) -> dict[int, TableName]:
-    """What relations are called now, by OID. One that is gone has no name, nor has a number that stands for several tables."""
+    """The current names of relations, by OID. Dropped relations are missing, as are the numbers of routed
+    tables.
+    """
     wanted = [oid for oid in oids if oid < _OIDS]
     rows: list[Any] = connection.execute(query("catalog", "names"), {"oids": wanted}).fetchall() if wanted else []
     return {oid: TableName(schema, name) for oid, schema, name in rows}
@@ -113,21 +127,24 @@ def inspect_names(connection: Connection, oids: Collection[int]) -> dict[int, Ta
 
 @dataclass(frozen=True, slots=True)
 class CatalogIdentity:
-    """The columns that identify a table's rows, in table order: those of the replica identity's index, else of the primary key."""
+    """The columns that identify a table's rows, in table order: those of the replica identity's index,
+    otherwise of the primary key.
+    """
 
     columns: tuple[str, ...]
     generated: frozenset[str]
-    """Those of them that are generated."""
+    """Its generated columns."""
     is_full: bool
-    """Whether whole rows go into the log, and the columns are those of the primary key."""
+    """Whether the replica identity is FULL, with the columns of the primary key."""
 
     def hidden(self, carried: Collection[str]) -> tuple[str, ...]:
-        """Generated columns that are not among those that the stream carries."""
+        """Generated columns that the stream does not contain; `carried` are those that it contains."""
         return tuple(name for name in self.columns if name in self.generated and name not in carried)
 
     def key(self, carried: Collection[str]) -> tuple[str, ...]:
-        """The key as the stream has it: without hidden columns, as a Relation message flags it; under FULL, where it flags all, a key of
-        which a column is hidden is none."""
+        """The key in the stream: without hidden columns, as a Relation message flags it. Under FULL, which
+        flags all columns, a key with a hidden column does not count.
+        """
         hidden = self.hidden(carried)
         return () if hidden and self.is_full else tuple(name for name in self.columns if name not in hidden)
 
@@ -136,36 +153,55 @@ _NO_IDENTITY = CatalogIdentity((), frozenset(), is_full=False)
 
 
 def inspect_keys(connection: Connection, oids: Collection[int]) -> Mapping[int, CatalogIdentity]:
-    """What identifies the rows of the relations `oids`; those without any key are left out."""
+    """The identity of the relations `oids`; those without a key are omitted."""
     parameters = {"oids": list(oids)}
     rows: list[Any] = connection.execute(query("catalog", "keys"), parameters).fetchall()
     return {oid: CatalogIdentity(tuple(names), frozenset(generated), is_full) for oid, names, generated, is_full in rows}
 
 
 def inspect_primary_key(connection: Connection, oid: int) -> CatalogKey | None:
-    """A table's primary key, in table order, and where the log is by now; None if the table is gone."""
+    """A table's primary key, in table order, with the current WAL position; None if the table was dropped."""
     row: Any = connection.execute(query("catalog", "primary_key"), {"oid": oid}).fetchone()
     return None if row is None else CatalogKey(tuple(row[0]), Position.parse(row[1]).value)
 
 
 def inspect_types(connection: Connection, oids: Sequence[int] | None = None) -> list[TypeFact]:
-    """What the catalog says about types that are not built in: these and those that they consist of, or all there are."""
+    """The catalog's definition of types that are not built in: of these and the types that they consist of,
+    or of all.
+    """
     rows: list[Any] = connection.execute(query("catalog", "types"), {"oids": None if oids is None else list(oids)}).fetchall()
     return [TypeFact(*row) for row in rows]
 
 
 def load_types(address: SourceAddress, oids: Sequence[int]) -> list[TypeFact]:
-    """The same, over a connection of its own: for a stream that meets a type made after it began."""
+    """As `inspect_types`, over a new connection: for a stream that meets a type created after the stream
+    began.
+    """
     with connect(address) as connection:
         return inspect_types(connection, oids)
+
+
+def require_tables(connection: Connection, names: Sequence[TableName]) -> list[CatalogTable]:
+    """The tables by these names, each once and in the given order; `NoTablesError` if one cannot be captured."""
+    known = {table.name: table for table in inspect_tables(connection)}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise NoTablesError(
+            f"the source has no table {', '.join(map(str, unknown))} that can be captured",
+            hint="check the name; case counts, and a partition is part of its root",
+        )
+    return [known[name] for name in dict.fromkeys(names)]
 
 
 def inspect_schemas(
     connection: Connection, tables: Collection[CatalogTable], policy: TypePolicy | None = None, publication: str | None = None
 ) -> dict[TableName, TableSchema]:
-    """The tables' shapes now, in the columns that the stream of `publication` also carries. A few statements, however many tables."""
+    """The current schemas of the tables, with the columns that the stream of `publication` contains. A fixed
+    number of statements.
+    """
     oids = [table.oid for table in tables]
-    rows: list[Any] = connection.execute(query("catalog", "columns"), {"oids": oids, "publication": publication}).fetchall()
+    statement = publication_query(connection.info.server_version, "catalog", "columns")
+    rows: list[Any] = connection.execute(statement, {"oids": oids, "publication": publication}).fetchall()
     types = TypeResolver(policy, load=partial(inspect_types, connection))
     types.prepare(row[2] for row in rows)
     columns: dict[int, list[Column]] = {oid: [] for oid in oids}
@@ -184,7 +220,9 @@ def inspect_schemas(
 
 
 def _inspect_widths(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[int, str]]:
-    """By OID, how many numbers were given to columns so far, and what stands for the heap. A table that is gone by now has none."""
+    """By OID, how many column numbers were ever assigned, and an identity of the heap. Dropped tables are
+    missing.
+    """
     rows: list[Any] = connection.execute(query("attributes", "widths"), {"oids": oids}).fetchall()
     return {oid: (width, heap) for oid, width, heap in rows}
 
@@ -192,18 +230,18 @@ def _inspect_widths(connection: Connection, oids: Sequence[int]) -> dict[int, tu
 def inspect_schema(
     connection: Connection, table: CatalogTable, policy: TypePolicy | None = None, publication: str | None = None
 ) -> TableSchema:
-    """The shape of one table."""
+    """As `inspect_schemas`, for one table."""
     return inspect_schemas(connection, [table], policy, publication)[table.name]
 
 
 class KeyFault(StrEnum):
-    """Why a table has no key: without any of these, because nobody made one."""
+    """Why a table has no usable key. MISSING: none was defined."""
 
     MISSING = "missing"
     NOTHING = "nothing"
     DEFERRABLE = "deferrable"
     GENERATED = "generated"
-    """The key has a generated column that the stream does not carry."""
+    """The key has a generated column that the stream does not contain."""
 
     def error(self, name: TableName) -> TableWithoutKeyError:
         what, fix = {
@@ -222,11 +260,11 @@ class KeyFault(StrEnum):
             ),
         }[self]
         hint = f"ALTER TABLE {identifier(name.schema, name.name)} {fix} or choose the mode append for it, or exclude the table"
-        return TableWithoutKeyError(f"table {name} {what}, so its rows cannot be told apart", hint=hint)
+        return TableWithoutKeyError(f"table {name} {what}, so its rows cannot be identified", hint=hint)
 
 
 def inspect_key_faults(connection: Connection, schemas: Iterable[TableSchema]) -> dict[TableName, KeyFault]:
-    """Of the tables among `schemas` that have no key, or not a whole one: why."""
+    """The tables among `schemas` without a usable key, with the reason."""
     schemas = list(schemas)
     generated = {schema.name: KeyFault.GENERATED for schema in schemas if schema.attributes is not None and schema.attributes.hidden_key}
     names = {schema.oid: schema.name for schema in schemas if not schema.key and schema.name not in generated}
@@ -236,28 +274,29 @@ def inspect_key_faults(connection: Connection, schemas: Iterable[TableSchema]) -
 
 
 def inspect_whole_rows(connection: Connection, oids: Collection[int]) -> set[int]:
-    """Of the tables `oids`, those of which every change carries the whole old row: all of their heaps have replica identity FULL."""
+    """Those of the tables `oids` whose changes always contain the whole old row: all of their heaps have
+    replica identity FULL.
+    """
     rows: list[Any] = connection.execute(query("catalog", "whole_rows"), {"oids": list(oids)}).fetchall() if oids else []
     return {oid for (oid,) in rows}
 
 
 def check_mirrorable(schema: TableSchema, fault: KeyFault | None = KeyFault.MISSING) -> None:
-    """Raise the error that names why `schema` cannot be mirrored, if there is a reason.
-
-    `fault` is why it has no key, or not a whole one; None if it needs none.
+    """Raise the error that names why `schema` cannot be mirrored, if there is a reason. `fault` is why it has
+    no usable key; None if it needs none.
     """
     if fault is KeyFault.GENERATED or (not schema.key and fault is not None):
         raise fault.error(schema.name)
     if not schema.columns:
         raise UnsupportedTableError(
-            f"table {schema.name} has no columns, so there is nothing of its rows to keep", hint="exclude the table, or give it a column"
+            f"table {schema.name} has no columns, so there is nothing to copy", hint="exclude the table, or give it a column"
         )
     seen: dict[str, str] = {}
     for name in schema.column_names:
         other = seen.setdefault(name.casefold(), name)
         if other != name:
             raise UnsupportedTableError(
-                f"table {schema.name} has columns {other!r} and {name!r}, which Spark cannot tell apart",
+                f"table {schema.name} has columns {other!r} and {name!r}, which Spark cannot distinguish",
                 hint="rename one of them, or exclude the table",
             )
     maps = [column for column in schema.columns if column.name in schema.key and _holds_map(column.arrow_type)]
@@ -269,10 +308,90 @@ def check_mirrorable(schema: TableSchema, fault: KeyFault | None = KeyFault.MISS
     reserved = sorted(METADATA_NAMES & seen.keys())
     if reserved:
         raise UnsupportedTableError(
-            f"table {schema.name} has a column named {reserved[0]!r}, a name that change batches need for themselves",
+            f"table {schema.name} has a column named {reserved[0]!r}, a name that change batches reserve",
             hint="rename the column, or exclude the table",
         )
 
 
 def _holds_map(arrow_type: pa.DataType) -> bool:
     return bool(pa.types.is_map(arrow_type) or (pa.types.is_list(arrow_type) and _holds_map(arrow_type.value_type)))
+
+
+_XIDS = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class MissingValue:
+    """The default Postgres returns for rows older than the column (`pg_attribute.attmissingval`)."""
+
+    text: str | None
+    """None if it is unknown because heaps of the table differ in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogShape:
+    schema: TableSchema
+    """With `attributes`. Without columns if the table was dropped."""
+    missing: Mapping[str, MissingValue]
+    """The default value of each column that has one. The server drops it when it rewrites the rows, which
+    then contain the values.
+    """
+    next_xid: int
+    unfinished: frozenset[int]
+
+    def shows(self, xid: int) -> bool:
+        """Whether the shape includes what this transaction did: the log may contain a commit before its
+        effects are visible.
+        """
+        # A change contains 32 bits of the transaction id, which wrap around: half of all numbers are in the past.
+        past = (self.next_xid - xid) % _XIDS
+        return 0 < past <= _XIDS // 2 and self.next_xid - past not in self.unfinished
+
+
+def inspect_shape(
+    connection: Connection, table: CatalogTable, policy: TypePolicy | None = None, publication: str | None = None
+) -> CatalogShape:
+    """Inspect one table. Waits while another session holds an exclusive lock on a published table."""
+    with connection.transaction():
+        connection.execute(query("attributes", "repeatable_read"))
+        row: Any = connection.execute(query("attributes", "open_transactions")).fetchone()
+        schema = inspect_schema(connection, table, policy, publication)
+        found: list[Any] = connection.execute(query("attributes", "missing"), {"oid": table.oid}).fetchall()
+    missing = {name: MissingValue(texts[0] if is_everywhere and len(texts) == 1 else None) for name, texts, is_everywhere in found}
+    return CatalogShape(schema, missing, row[0], frozenset(row[1]))
+
+
+_FIRST_OWN_OID = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class TypeText:
+    """The definition of an enum or a composite type, as far as the text of its values depends on it."""
+
+    labels: tuple[tuple[int, str], ...] = ()
+    """OID and name digest of each label, ordered by OID. A label keeps its OID when it is renamed."""
+    attributes: str = ""
+    """A digest of the numbers and types of the attributes."""
+
+    def sign(self, last: int | None = None) -> str:
+        """The greatest OID of a label, and a digest of the definition. With `last`, labels after this OID are
+        ignored.
+        """
+        if last is None:
+            last = max((oid for oid, _ in self.labels), default=0)
+        held = ",".join(f"{oid}:{label}" for oid, label in self.labels if oid <= last)
+        return f"{last}:{hashlib.sha256(f'{held};{self.attributes}'.encode()).hexdigest()[:16]}"
+
+    def is_signed(self, signature: str) -> bool:
+        """Whether values stored under this signature still have the same text."""
+        return self.sign(int(signature.partition(":")[0])) == signature
+
+
+def inspect_type_texts(connection: Connection, oids: Collection[int]) -> dict[int, dict[int, TypeText]]:
+    """For each of the types `oids`, the enums and composite types that it is or contains, by OID."""
+    found: dict[int, dict[int, TypeText]] = {}
+    wanted = [oid for oid in oids if oid >= _FIRST_OWN_OID]
+    rows: list[Any] = connection.execute(query("catalog", "type_texts"), {"oids": wanted}).fetchall() if wanted else []
+    for root, oid, labels, names, attributes in rows:
+        found.setdefault(root, {})[oid] = TypeText(tuple(zip(labels, names, strict=True)), attributes)
+    return found

@@ -1,9 +1,11 @@
-"""The change table of a capture by triggers: putting commits into order, reading them, and removing what is confirmed.
+"""The change table of a trigger capture: assign positions to commits, read their changes, and remove
+confirmed ones.
 
-Triggers write changes down as they happen, in the transactions that make them. The reader puts what has committed into order, by a
-statement of its own: from then on each transaction has a position, for good, and what is delivered again is the same. A position is the
-place of the server's log at that moment, and a number on top of it that tells transactions of one moment apart. So positions compare with
-those of the log itself: a snapshot, a lag in bytes and a server that was set back are told by them as by those of a replication slot.
+Triggers record changes in the transactions that make them. The reader then orders the committed transactions
+with a separate statement and gives each a permanent position, so a repeated read returns the same. A position
+is the WAL position at that moment plus a number that distinguishes the transactions of one call. So positions
+compare with WAL positions: snapshots, lag and a server that was restored to an earlier time are handled as
+with a replication slot.
 """
 
 from __future__ import annotations
@@ -20,16 +22,15 @@ from psycopg import sql
 
 from penstock.errors import ChangeTableMissingError, PositionGapError, SystemChangedError, UncheckedTimelineError
 from penstock.position import Position
-from penstock.postgres.connection import Connection, SourceAddress, connect, passing_bytes, source_errors
-from penstock.postgres.copying import read_texts
-from penstock.postgres.exported import ExportedSnapshot
-from penstock.postgres.lease import LEASES, Lease, waiting_for
-from penstock.postgres.ownership import OwnSchema, OwnTable
+from penstock.postgres.connection import Connection, SourceAddress, connect, conversion_disabled, source_errors
+from penstock.postgres.copy_text import read_texts
+from penstock.postgres.ownership import LEASES, Lease, OwnSchema, OwnTable, waiting_for
 from penstock.postgres.queries import query
+from penstock.postgres.snapshot_export import ExportedSnapshot
 from penstock.schema import TableName
 
 READER = "penstock trigger"
-"""The name of the session that reads."""
+"""The application name of the reading session."""
 
 _TABLES = (
     OwnTable(
@@ -86,21 +87,21 @@ _MISSING = frozenset({"3F000", "42P01"})  # the schema, or a table in it
 
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """How far changes have been put into order, and how far they are confirmed."""
+    """How far changes have been ordered and confirmed."""
 
     ordered: Position
     confirmed: Position
     server: Position
-    """Where the server's log is."""
+    """The current WAL position."""
     timeline: str
-    """On which this was put into order."""
+    """The timeline on which changes were ordered."""
     server_timeline: str
     inherited: Position
-    """How far the order had come when that timeline was accepted."""
+    """The position up to which changes were ordered when that timeline was accepted."""
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the server is still the one that put everything into order, and was not promoted since."""
+        """Whether the server is still the one that ordered the changes, and was not promoted since."""
         return self.timeline == self.server_timeline
 
 
@@ -115,20 +116,22 @@ class OrderedCommit:
     changes: int
     bytes: int
     at: datetime
-    """When it was put into order: a moment after its commit."""
+    """When it was ordered, shortly after its commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A table, or a partition, as it was when changes were written down. Fields are in the order of their texts."""
+    """The definition of a table or partition when changes were recorded. Fields are in the order of the
+    recorded texts.
+    """
 
     id: int
     oid: int
-    """Of the table; for a partition, of the root that it is a part of."""
+    """The OID of the table; for a partition, of its root."""
     name: TableName
     fields: tuple[Field, ...]
     key: tuple[str, ...]
-    """The names, among those of the fields, of what told rows apart then."""
+    """The fields that identified rows at that time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +141,11 @@ class Field:
     type_modifier: int
     is_generated: bool
     rank: int
-    """Where it stands among the columns of the table."""
+    """Its place among the columns of the root table."""
 
 
 class ChangeTable:
-    """Of one capture, over one connection, which is not in a transaction; for one thread."""
+    """One change table over one connection, which is not in a transaction. Used by one thread."""
 
     def __init__(self, connection: Connection, schema: str) -> None:
         self._connection = connection
@@ -150,13 +153,17 @@ class ChangeTable:
         self._removed = 0
 
     def take_lease(self) -> str | None:
-        """Become the only reader until the connection ends. If there is one already, gives a description of it instead of None."""
+        """Become the only reader until the connection ends. Returns None, or a description of the session
+        that already reads.
+        """
         lease = Lease(self._connection, self._schema, "reader")
         lease.ensure_table()
         return lease.take()
 
     def inspect(self) -> TableState:
-        """Raises if there is no change table, or one that must not be trusted: of another server, or with objects of other roles."""
+        """Raises if the change table does not exist or must not be trusted: if it is from another server, or
+        contains objects of other roles.
+        """
         own_schema(self._schema).check(self._connection)
         row: Any = self._execute("state").fetchone()
         if row is None:
@@ -165,31 +172,35 @@ class ChangeTable:
         if identifier != own_identifier:
             raise SystemChangedError(
                 f"the change table {self._schema} was filled by database system {identifier}, and the server is {own_identifier}",
-                hint=_ANEW.format(self._schema),
+                hint=_REINSTALL.format(self._schema),
             )
         ordered, confirmed, server, inherited = map(Position.of, (ordered, confirmed, server, inherited))
         return TableState(ordered, confirmed, server, timeline, server_timeline, inherited)
 
-    def has_fresh(self) -> bool:
-        """Whether a commit waits to be put into order."""
-        row: Any = self._execute("has_fresh").fetchone()
+    def has_unordered(self) -> bool:
+        """Whether a committed transaction has not been ordered yet."""
+        row: Any = self._execute("has_unordered").fetchone()
         return bool(row[0])
 
     def accept(self) -> None:
-        """Go on with a server that was promoted. Only for who has checked, by `check_reader`, that it has all that was ever given out."""
+        """Continue on a promoted server. Call it only after `check_reader` has shown that the server has
+        everything that was ever returned.
+        """
         with self._horizon():
             self._execute("accept")
 
     def sequence(self) -> Position:
-        """Put into order what has committed so far; everything up to the position that is given back has been delivered or can be read.
-
-        Raises `UncheckedTimelineError`, which passes, on a server that was promoted, until its reader accepts that.
+        """Order what has committed so far. Everything up to the returned position has been delivered or can
+        be read. Raises `UncheckedTimelineError`, which is retried, on a promoted server until its reader
+        calls `accept`.
         """
         with self._horizon():
             return self._sequence()
 
-    def sequence_under(self, export: Callable[[], str]) -> tuple[str, Position]:
-        """Put into order what a snapshot shows, and nothing else; `export` takes the snapshot once no other session does the same."""
+    def order_under_snapshot(self, export: Callable[[], str]) -> tuple[str, Position]:
+        """Order exactly the transactions that a snapshot shows. `export` takes the snapshot while no other
+        session orders changes.
+        """
         with self._horizon("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"):
             snapshot = export()
             self._connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
@@ -200,12 +211,14 @@ class ChangeTable:
         return [OrderedCommit(Position.of(position), *facts) for position, *facts in rows]
 
     def cut(self, commit: OrderedCommit, after: int, *, max_changes: int, max_bytes: int) -> int:
-        """The number of the change that ends the next part of a long transaction, behind the change number `after`."""
-        row: Any = self._execute("cut", {"xid": commit.xid, "after": after, "limit": max_changes, "bytes": max_bytes}).fetchone()
+        """The number of the last change in the next part of a long transaction, after the change number
+        `after`.
+        """
+        row: Any = self._execute("end_of_part", {"xid": commit.xid, "after": after, "limit": max_changes, "bytes": max_bytes}).fetchone()
         return commit.last if row[0] is None else int(row[0])
 
     def read_commits(self, after: Position, upto: Position) -> list[pa.StringArray]:
-        """All changes of the transactions after one position up to another, in order, as `_COLUMNS` columns of text."""
+        """All changes of the transactions in `(after, upto]`, in order, as `_COLUMNS` columns of text."""
         return self._read("read_commits", after=after.value, upto=upto.value)
 
     def read_part(self, commit: OrderedCommit, after: int, upto: int) -> list[pa.StringArray]:
@@ -216,17 +229,21 @@ class ChangeTable:
         return [_shape(row) for row in rows]
 
     def restore(self, shape: int, numbers: str) -> int | None:
-        """The shape of rows that have the columns of these numbers, and were noted with another; None if nobody can tell any more."""
-        row: Any = self._execute("restore", {"id": shape, "numbers": numbers}).fetchone()
+        """The shape with the columns of these numbers, for rows that were recorded with another shape; None
+        if it is no longer known.
+        """
+        row: Any = self._execute("find_shape", {"id": shape, "numbers": numbers}).fetchone()
         return None if row[0] is None else int(row[0])
 
     def confirm(self, position: Position) -> None:
-        """Never give out again what commits up to `position`."""
+        """Store that changes up to `position` will not be read again."""
         self._execute("confirm", {"position": position.value})
 
     def remove_confirmed(self, max_changes: int) -> bool:
-        """Remove about so many changes that are confirmed; says whether there are more. What is removed by halves is not read again."""
-        done: list[Any] = self._execute("done", {"limit": max_changes, "after": self._removed}).fetchall()
+        """Delete up to about `max_changes` confirmed changes; returns whether there are more. A partly
+        deleted transaction is never read again.
+        """
+        done: list[Any] = self._execute("confirmed_commits", {"limit": max_changes, "after": self._removed}).fetchall()
         if not done:
             return False
         removed = self._execute("delete_changes", {"xids": [xid for _, xid in done], "limit": max_changes}).rowcount
@@ -238,7 +255,9 @@ class ChangeTable:
 
     @contextmanager
     def _horizon(self, *first: LiteralString) -> Iterator[None]:
-        """A transaction that is the only one to put changes into order. Neither statement that begins it takes a snapshot."""
+        """A transaction in which no other session can order changes. The statements that begin it take no
+        snapshot.
+        """
         with waiting_for(self._connection, [TableName(self._schema, "horizon")], f"putting changes of {self._schema} into order"):
             for each in first:
                 self._connection.execute(each)
@@ -246,12 +265,14 @@ class ChangeTable:
             yield
 
     def _sequence(self) -> Position:
-        """In a transaction, whose commit is durable, whatever is usual for the role: the order is given out at once."""
-        self._execute("insist")
-        row: Any = self._execute("sequence").fetchone()
+        """Order changes within a transaction. Its commit is durable whatever the role's settings are, since
+        the positions are returned at once.
+        """
+        self._execute("require_durable_commit")
+        row: Any = self._execute("order_commits").fetchone()
         if row is None and not self.inspect().is_accepted:
             raise UncheckedTimelineError(
-                f"the server was promoted, and the reader of the change table {self._schema} has not seen yet whether it has everything"
+                f"the server was promoted, and the reader of the change table {self._schema} has not checked yet whether it is complete"
             )
         if row is None:
             raise _missing(self._schema)
@@ -260,7 +281,7 @@ class ChangeTable:
     def _read(self, name: LiteralString, **numbers: int) -> list[pa.StringArray]:
         literals = {key: sql.Literal(number) for key, number in numbers.items()}
         statement = sql.SQL(query("change_table", name)).format(schema=sql.Identifier(self._schema), **literals)
-        with passing_bytes(self._connection):
+        with conversion_disabled(self._connection):
             blocks = list(read_texts(self._connection, statement.as_string(self._connection), _COLUMNS))
         if len(blocks) == 1:
             return blocks[0]
@@ -276,44 +297,42 @@ class ChangeTable:
 
 
 def own_schema(name: str) -> OwnSchema:
-    """The schema of a change table."""
+    """The definition of a change table's schema."""
     return OwnSchema(name, _TABLES, ("note",))
 
 
 def statement(name: LiteralString, schema: str, **parts: sql.Composable) -> sql.Composed:
-    """A named statement for the capture whose schema this is."""
+    """A named statement for the change table in this schema."""
     return sql.SQL(query("change_table", name)).format(schema=sql.Identifier(schema), **parts)
 
 
 def check_reader(state: TableState, held: Position, schema: str) -> None:
-    """Raise unless a reader that has everything up to `held` can go on without missing a change.
-
-    Every position is written down here before it is given out. So a change table that knows less than its reader is that of a server which
-    was restored to an earlier time, or promoted before it had everything.
+    """Raise unless a reader that has everything up to `held` can continue without missing a change. Every
+    position is stored here before it is returned, so a change table that is behind its reader belongs to a
+    server that was restored to an earlier time, or was promoted before it had received everything.
     """
     if held > state.ordered:
         raise SystemChangedError(
-            f"changes were delivered up to {held}, and the change table {schema} knows only of those up to {state.ordered}: the server was "
+            f"changes were delivered up to {held}, and the change table {schema} contains only those up to {state.ordered}: the server was "
             "restored to an earlier time, or lost its last commits when it was promoted",
-            hint=_ANEW.format(schema),
+            hint=_REINSTALL.format(schema),
         )
     if state.confirmed > held:
         raise PositionGapError(
-            f"the change table {schema} begins at {state.confirmed}, but its reader has only what commits up to {held}",
-            hint=_ANEW.format(schema),
+            f"the change table {schema} begins at {state.confirmed}, but its reader has only the commits up to {held}",
+            hint=_REINSTALL.format(schema),
         )
 
 
 @contextmanager
 def export_fence(address: SourceAddress, schema: str) -> Iterator[ExportedSnapshot]:
-    """Hold a snapshot open for the length of the block, with the position at which it is exact. Waits for nobody's transaction.
-
-    The reader of the change table goes on as soon as that position is known.
+    """Hold a snapshot open for the length of the block, with the position at which it is exact. It does not
+    wait for open transactions. The reader of the change table can continue as soon as the position is known.
     """
     with connect(address, "penstock holder") as holder, holder.transaction():
         holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         with connect(address) as connection, source_errors("putting changes into order"):
-            snapshot, fence = ChangeTable(connection, schema).sequence_under(lambda: _export(holder))
+            snapshot, fence = ChangeTable(connection, schema).order_under_snapshot(lambda: _export(holder))
         yield ExportedSnapshot(snapshot, fence)
 
 
@@ -324,7 +343,7 @@ def _export(holder: Connection) -> str:
 
 def _shape(row: Any) -> Shape:
     id_, root, space, name, names, *facts, key_names, columns = row
-    # The columns of a partition are known by their names, which are the root's.
+    # Columns of a partition are matched to those of the root by name.
     places = {column: at for at, column in enumerate(columns)}
     ranks = [places.get(column, len(places) + at) for at, column in enumerate(names)]
     fields = tuple(Field(*each) for each in zip(names, *facts, ranks, strict=True))
@@ -332,11 +351,11 @@ def _shape(row: Any) -> Shape:
     return Shape(id_, root, TableName(space, name), fields, key if len(key) == len(key_names) else ())
 
 
-_ANEW = "DROP SCHEMA {} CASCADE; then start the capture, which sets it up anew, and copy the tables anew"
+_REINSTALL = "DROP SCHEMA {} CASCADE; then start the capture, which creates it again, and copy the tables again"
 
 
 def _missing(schema: str) -> ChangeTableMissingError:
     return ChangeTableMissingError(
-        f"the change table {schema} is not there: nothing writes down what changes",
-        hint="let the capture set it up, or run the statements that its coverage report has; then copy the tables anew",
+        f"the change table {schema} does not exist, so changes are not recorded",
+        hint="let the capture create it, or run the statements of its coverage report; then copy the tables again",
     )

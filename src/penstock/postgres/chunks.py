@@ -1,17 +1,24 @@
-"""Reading a table in pieces: block ranges of its heap, under one exported snapshot, on any machine that reaches the source.
+"""Read a table in chunks: block ranges of its heaps, under one exported snapshot, from any machine that can
+connect to the source. Also detects partitions that were attached, detached, truncated or rewritten.
 
-Ranges of ctid need no key. The last range of a table is open at its end, so that growth between planning and reading does no harm. A
-rewrite of the table (VACUUM FULL, CLUSTER, TRUNCATE) moves rows to other blocks or hides them; each chunk therefore looks at the
-relation's filenode before and after its rows and fails if it is not the planned one. Rows are read by name: the heap is locked first, and
-its name compared with its OID, since another relation in its place, such as a view, could run its owner's functions as our role.
+Ranges of ctid need no key. The last range of a heap has no upper bound, so that growth after planning does no
+harm. A rewrite of the table (VACUUM FULL, CLUSTER, TRUNCATE) moves or hides rows; so each chunk compares the
+relation's filenode with the planned one before and after reading. Rows are read by table name: the heap is
+locked first and its OID compared, since another relation under that name, such as a view, could run its
+owner's functions with this role's rights.
+
+With a publication by root, a TRUNCATE of a single partition is not in the log. It changes the partition's
+filenode, as a rewrite does. But a rewrite keeps each row's xmin, while rows inserted after a TRUNCATE were
+written by transactions that had not ended before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -21,31 +28,40 @@ from psycopg.pq import ExecStatus
 
 from penstock.change import EXACT, EXACT_TYPE, REPLACED
 from penstock.errors import PenstockError, SnapshotLostError, TableRewrittenError, UnreadableTextError, UnrepresentableError
-from penstock.postgres.catalog import CatalogTable
-from penstock.postgres.connection import Connection, SourceAddress, connect, pass_bytes, refuse_views, translate
-from penstock.postgres.copying import read_texts
-from penstock.postgres.exported import reader_name
-from penstock.postgres.outline import Leaf, MeasuredTable, TableOutline, inspect_leaves, inspect_row_filter, lock_patience
+from penstock.postgres.catalog import CatalogTable, inspect_names
+from penstock.postgres.connection import Connection, SourceAddress, connect, disable_conversion, refuse_views, translate
+from penstock.postgres.copy_text import read_texts
 from penstock.postgres.queries import query
+from penstock.postgres.snapshot_export import (
+    CopyFingerprint,
+    Leaf,
+    MeasuredTable,
+    inspect_leaves,
+    inspect_row_filter,
+    reader_name,
+    session_lock_timeout,
+)
 from penstock.postgres.types.rows import DecodedRows, decode_rows
 from penstock.schema import TableName, TableSchema
 
 BLOCK_BYTES = 8192
 
-Aside = Callable[[pa.RecordBatch, Sequence[PenstockError]], None]
-"""Takes rows that are refused, and why each of them is."""
+OnRejected = Callable[[pa.RecordBatch, Sequence[PenstockError]], None]
+"""Receives rejected rows, and the error of each."""
 
-# What SET TRANSACTION SNAPSHOT says, by version, to a name that is no longer exported: invalid parameter, undefined object; and to one
-# whose session has just ended: not in prerequisite state.
+# SQLSTATEs of SET TRANSACTION SNAPSHOT for a snapshot that is no longer exported (two, by server version), and for one whose
+# session has just ended.
 _SNAPSHOT_GONE = frozenset({"22023", "42704", "55000"})
 
-# A column, a table or a schema that was there when the chunk was planned; or something in its place that cannot be locked as a table.
+# A column, table or schema was dropped after planning, or was replaced by something that cannot be locked as a table.
 _ALTERED = frozenset({"42703", "42P01", "42809", "3F000"})
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Blocks `first` to `last` (exclusive; None: to the end) of one heap, which is `schema`'s table or one of its partitions."""
+    """Blocks `first` to `last` (exclusive; None: to the end) of one heap, which is `schema`'s table or one of
+    its partitions.
+    """
 
     schema: TableSchema
     heap: TableName
@@ -55,24 +71,32 @@ class Chunk:
     last: int | None
     heap_bytes: int
     row_filter: str | None = None
-    """Which rows the publication lets into the stream, as the server writes it; the others are no part of the table to us."""
+    """The row filter of the publication, as the server prints it. Other rows are not part of the table."""
     constants: tuple[tuple[str, str], ...] = ()
-    """Columns that the heap has not, behind those that it has, and the text that all its rows have there."""
+    """Columns that the heap does not have, and their text in all its rows. They follow the heap's columns."""
+
+    def with_conditions(self, conditions: Iterable[str]) -> Chunk:
+        """The same blocks, but only the rows that also meet these SQL conditions."""
+        own = [] if self.row_filter is None else [self.row_filter]
+        filters = [sql.SQL("({})").format(sql.SQL(condition)) for condition in (*own, *conditions)]
+        return replace(self, row_filter=sql.SQL(" AND ").join(filters).as_string() or None)
 
 
 def plan_chunks(connection: Connection, table: CatalogTable, schema: TableSchema, chunk_bytes: int, publication: str | None) -> list[Chunk]:
-    """Cut a table into chunks of about `chunk_bytes` of heap, of the rows that `publication` lets through. Call it after the snapshot."""
+    """Split a table into chunks of about `chunk_bytes` of heap, restricted to the rows that `publication`
+    publishes. Call it after the snapshot.
+    """
     row_filter = inspect_row_filter(connection, table.oid, publication)
     leaves, sizes = inspect_leaves(connection, table.oid)
     return _cut([_whole(schema, leaf, row_filter) for leaf in leaves], sizes, chunk_bytes)
 
 
 def cut_chunks(table: MeasuredTable, chunk_bytes: int) -> list[Chunk]:
-    """The same for a table that has been looked at, after the snapshot."""
+    """As `plan_chunks`, for a table that was measured after the snapshot."""
     return _cut(list(whole_leaves(table.outline).values()), table.leaf_bytes, chunk_bytes)
 
 
-def whole_leaves(outline: TableOutline) -> dict[int, Chunk]:
+def whole_leaves(outline: CopyFingerprint) -> dict[int, Chunk]:
     """Every heap of a table, by OID, as one chunk."""
     return {leaf.oid: _whole(part.schema, leaf, part.row_filter, outline.constants(part)) for part in outline.parts for leaf in part.leaves}
 
@@ -82,7 +106,7 @@ def _whole(schema: TableSchema, leaf: Leaf, row_filter: str | None, constants: t
 
 
 def _cut(heaps: Sequence[Chunk], sizes: Mapping[int, int], chunk_bytes: int) -> list[Chunk]:
-    """Every heap by itself, the largest first."""
+    """Split every heap separately, the largest first."""
     chunks = []
     step = max(1, chunk_bytes // BLOCK_BYTES)
     for heap in sorted(heaps, key=lambda heap: -sizes[heap.heap_oid]):
@@ -95,17 +119,17 @@ def _cut(heaps: Sequence[Chunk], sizes: Mapping[int, int], chunk_bytes: int) -> 
 
 
 def snapshot_schema(schema: TableSchema) -> pa.Schema:
-    """A table's own columns, then `_exact`."""
+    """A table's columns, then `_exact`."""
     return pa.schema([*(pa.field(column.name, column.arrow_type) for column in schema.columns), pa.field(EXACT, EXACT_TYPE)])
 
 
 def chunk_schema(chunk: Chunk) -> pa.Schema:
-    """What `read_chunk` yields of this one."""
+    """The schema of the batches that `read_chunk` yields."""
     return _extended(snapshot_schema(chunk.schema), chunk.constants)
 
 
 def with_constants(batch: pa.RecordBatch, constants: Sequence[tuple[str, str]]) -> pa.RecordBatch:
-    """Rows with further columns, before `_exact`, that are the same in all of them."""
+    """Add columns with the same value in all rows, before `_exact`."""
     if not constants:
         return batch
     added = [pa.repeat(pa.scalar(text, pa.string()), batch.num_rows) for _, text in constants]
@@ -123,22 +147,22 @@ def read_chunk(
     snapshot: str | None,
     chunk: Chunk,
     *,
-    refuse_inexact: bool = False,
-    aside: Aside | None = None,
+    reject_inexact: bool = False,
+    on_rejected: OnRejected | None = None,
     session: Connection | None = None,
 ) -> Generator[pa.RecordBatch]:
-    """The rows of one chunk, typed by the stream's own decoder. Runs on an executor; opens its own connection unless a `session` is given.
-
-    Without a snapshot it is read under one of its own, of no use to other chunks. With `refuse_inexact`, a value that its type cannot
-    hold is an error; rows that are refused go to `aside`, if it is given.
+    """The rows of one chunk, decoded by the same decoder as the stream. Runs on executors; opens a connection
+    unless a `session` is given. Without a snapshot, it reads under its own, which is not consistent with
+    other chunks. With `reject_inexact`, a value that its type cannot hold is an error. Rejected rows are
+    passed to `aside` if given.
     """
     with open_snapshot(address, snapshot, chunk.heap) if session is None else nullcontext(session) as connection:
-        rows = _read(connection, chunk, refuse_inexact=refuse_inexact, aside=aside)
+        rows = _read(connection, chunk, reject_inexact=reject_inexact, on_rejected=on_rejected)
         yield from map(partial(with_constants, constants=chunk.constants), rows)
 
 
 def probe_chunks(address: SourceAddress, snapshot: str, chunks: Sequence[Chunk]) -> dict[TableName, PenstockError]:
-    """Read the chunks only to see whether they can be read; gives back the heaps that cannot, each with its reason."""
+    """Check whether the chunks can be read; returns the heaps that cannot, each with its error."""
     failures: dict[TableName, PenstockError] = {}
     waiting = list(chunks)
     while waiting:
@@ -147,20 +171,19 @@ def probe_chunks(address: SourceAddress, snapshot: str, chunks: Sequence[Chunk])
             with open_snapshot(address, snapshot, chunk.heap) as connection:
                 while waiting:
                     chunk = waiting.pop(0)
-                    for _ in _read(connection, chunk, refuse_inexact=False):
+                    for _ in _read(connection, chunk, reject_inexact=False):
                         pass
         except PenstockError as error:
             failures[chunk.heap] = error
-        if chunk in waiting:  # not even opened
+        if chunk in waiting:  # the connection failed
             return failures
     return failures
 
 
 @contextmanager
 def open_snapshot(address: SourceAddress, snapshot: str | None, table: TableName) -> Iterator[Connection]:
-    """A connection in a transaction under the snapshot, or one of its own, which ends with the block.
-
-    `table` is for the message if the snapshot is gone.
+    """A connection in a transaction under the snapshot, or under a new one, for the length of the block.
+    `table` is named in the error if the snapshot no longer exists.
     """
     with connect(address, reader_name(snapshot)) as connection:
         try:
@@ -169,25 +192,25 @@ def open_snapshot(address: SourceAddress, snapshot: str | None, table: TableName
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 if snapshot is not None:
                     _import_snapshot(connection, snapshot, table)
-                connection.execute(lock_patience())
-                pass_bytes(connection)
+                connection.execute(session_lock_timeout())
+                disable_conversion(connection)
             yield connection
         finally:
-            # Perhaps in the middle of a COPY; and there is nothing to commit.
+            # The connection may be in the middle of a COPY, and there is nothing to commit.
             connection.close()
 
 
 @contextmanager
 def lock_tables(address: SourceAddress, tables: Sequence[TableName]) -> Iterator[Connection]:
-    """A session whose transaction locks these tables (ACCESS SHARE), so that TRUNCATE and rewrites wait until the block ends.
-
-    The lock comes before the snapshot, which `begin_locked` imports. All of the reading must happen in this session: others would queue
-    behind a TRUNCATE that waits for it. `LockWaitError` if another session has a table to itself.
+    """A session whose transaction locks these tables (ACCESS SHARE), so that TRUNCATE and rewrites wait until
+    the block ends. The lock is taken before the snapshot, which `begin_locked` imports. All reading must
+    happen in this session: another one would queue behind a waiting TRUNCATE. `LockWaitError` if another
+    session holds a table exclusively.
     """
     with connect(address, reader_name(None)) as connection:
         try:
             with reading(tables[0]):
-                connection.execute(lock_patience())
+                connection.execute(session_lock_timeout())
                 connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 names = sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)
                 connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(names))
@@ -200,12 +223,12 @@ def begin_locked(connection: Connection, snapshot: str, table: TableName) -> Non
     """Import the snapshot into a session of `lock_tables`, before its first query."""
     with reading(table):
         _import_snapshot(connection, snapshot, table)
-        pass_bytes(connection)
+        disable_conversion(connection)
 
 
 @contextmanager
 def reading(table: TableName) -> Iterator[None]:
-    """Turn the driver's errors into ours."""
+    """Translate the driver's errors."""
     try:
         yield
     except psycopg.Error as error:
@@ -214,21 +237,23 @@ def reading(table: TableName) -> Iterator[None]:
         raise translate(error, f"reading {table}") from None
 
 
-def _read(connection: Connection, chunk: Chunk, *, refuse_inexact: bool, aside: Aside | None = None) -> Generator[pa.RecordBatch]:
+def _read(
+    connection: Connection, chunk: Chunk, *, reject_inexact: bool, on_rejected: OnRejected | None = None
+) -> Generator[pa.RecordBatch]:
     target = snapshot_schema(chunk.schema)
 
     def typed(texts: list[pa.StringArray]) -> pa.RecordBatch:
         rows = decode_rows(texts, chunk.schema)
         found = pa.RecordBatch.from_arrays([*rows.columns, rows.exact], schema=target)
-        if aside is not None:
-            return kept_values(found, rows.unreadable, chunk.schema, aside, refuse_inexact=refuse_inexact)
-        check_values(rows, chunk.schema, refuse_inexact=refuse_inexact)
+        if on_rejected is not None:
+            return filter_values(found, rows.unreadable, chunk.schema, on_rejected, reject_inexact=reject_inexact)
+        check_values(rows, chunk.schema, reject_inexact=reject_inexact)
         return found
 
     with reading(chunk.heap):
         lock_table(connection, chunk.heap, chunk.heap_oid, only=True)
         check_filenodes(connection, {chunk.heap_oid: chunk.filenode}, chunk.heap)
-        # Unlike a loop, `map` holds on to nothing: a block may be one row of a gigabyte.
+        # `map` keeps no reference to a block, unlike a loop: a block may be one row of a gigabyte.
         yield from map(typed, read_texts(connection, chunk_statement(chunk), len(chunk.schema.columns)))
         check_filenodes(connection, {chunk.heap_oid: chunk.filenode}, chunk.heap)
 
@@ -239,36 +264,38 @@ def chunk_statement(chunk: Chunk) -> str:
     first = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({chunk.first},0)"))
     bounds = [first] if chunk.last is None else [first, sql.SQL("ctid < {}::tid").format(sql.Literal(f"({chunk.last},0)"))]
     if chunk.row_filter is not None:
-        # The server wrote it, from an expression that it checked when the publication was made.
+        # The server printed it from the parsed expression of the publication, so it is valid SQL.
         bounds.append(sql.SQL("({})").format(sql.SQL(chunk.row_filter)))
     return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(sql.SQL(", ").join(columns), heap, sql.SQL(" AND ").join(bounds)).as_string()
 
 
-def kept_values(
-    batch: pa.RecordBatch, unreadable: Collection[str], schema: TableSchema, aside: Aside, *, refuse_inexact: bool
+def filter_values(
+    batch: pa.RecordBatch, unreadable: Collection[str], schema: TableSchema, on_rejected: OnRejected, *, reject_inexact: bool
 ) -> pa.RecordBatch:
-    """The rows that `check_values` has nothing against; `aside` gets the others. `unreadable` are columns with such texts."""
+    """Remove rejected rows and pass them to `aside`, by the rules of `check_values`. `unreadable` are columns
+    with unreadable texts.
+    """
     exact = batch.column(batch.num_columns - 1)
     errors: dict[int, PenstockError] = {}
-    if exact.null_count < batch.num_rows and (unreadable or refuse_inexact):
+    if exact.null_count < batch.num_rows and (unreadable or reject_inexact):
         for row in pc.indices_nonzero(exact.is_valid()).to_pylist():
             entries = exact[row].as_py()
             broken = next((column for column, text in entries if column in unreadable and REPLACED in text), None)
             if broken is not None:
                 errors[row] = UnreadableTextError.of(schema.name, broken)
-            elif refuse_inexact:
+            elif reject_inexact:
                 errors[row] = UnrepresentableError.of(schema.name, entries[0][0])
     if not errors:
         return batch
     refused = pa.array([row in errors for row in range(batch.num_rows)])
-    aside(batch.filter(refused), list(errors.values()))
+    on_rejected(batch.filter(refused), list(errors.values()))
     return batch.filter(pc.invert(refused))
 
 
-def check_values(rows: DecodedRows, schema: TableSchema, *, refuse_inexact: bool) -> None:
+def check_values(rows: DecodedRows, schema: TableSchema, *, reject_inexact: bool) -> None:
     for column in rows.unreadable:
         raise UnreadableTextError.of(schema.name, column)
-    if refuse_inexact:
+    if reject_inexact:
         for column in rows.inexact_columns:
             raise UnrepresentableError.of(schema.name, column)
 
@@ -278,20 +305,21 @@ def _import_snapshot(connection: Connection, snapshot: str, table: TableName) ->
         connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
     except psycopg.Error as error:
         if error.sqlstate in _SNAPSHOT_GONE:
-            raise SnapshotLostError(f"the snapshot went away while {table} was being read; the rest is read under a new one") from error
+            raise SnapshotLostError(
+                f"the snapshot of {table} was lost while it was being read; the rest is read under a new one"
+            ) from error
         raise
 
 
 def lock_table(connection: Connection, table: TableName, oid: int, *, only: bool) -> None:
-    """Lock a table against being renamed, altered or emptied until the transaction ends; raise if the name is not that of `oid` then.
-
-    `only`: without its partitions. Raises the driver's errors too.
+    """Lock a table against being renamed, altered or truncated until the transaction ends; raise if its name
+    does not refer to `oid` then. `only`: without its partitions. Also raises the driver's errors.
     """
     name = sql.Identifier(table.schema, table.name)
     statement = sql.SQL("LOCK TABLE {}{} IN ACCESS SHARE MODE; SELECT pg_catalog.to_regclass({})::oid").format(
         sql.SQL("ONLY " if only else ""), name, sql.Literal(name.as_string())
     )
-    # As bytes: in a SQL_ASCII database the driver would not write a name that is not ASCII.
+    # As bytes: in a SQL_ASCII database the driver cannot encode a name that is not ASCII.
     result = connection.pgconn.exec_(statement.as_string().encode())
     if result.status != ExecStatus.TUPLES_OK:
         raise psycopg.errors.error_from_result(result)
@@ -300,10 +328,77 @@ def lock_table(connection: Connection, table: TableName, oid: int, *, only: bool
 
 
 def check_filenodes(connection: Connection, planned: Mapping[int, int], table: TableName) -> None:
-    """Compare the planned filenodes of heaps, by OID, with those of now, and with those that the snapshot sees.
-
-    A rewrite between the snapshot and the plan would otherwise make the table look empty.
+    """Compare the planned filenodes of heaps, by OID, with the current ones and with those that the snapshot
+    shows. After a rewrite between snapshot and plan, the table would otherwise look empty.
     """
     found = set(connection.execute(query("catalog", "filenodes"), {"oids": list(planned)}))
     if found != {(oid, filenode, filenode) for oid, filenode in planned.items()}:
         raise TableRewrittenError(f"table {table} was rewritten or emptied while it was being read; its snapshot starts again")
+
+
+_OIDS = 1 << 32
+_PATIENCE = ("SET LOCAL lock_timeout = '200ms'", "SET LOCAL statement_timeout = '5s'")
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    root: int
+    """The OID of its root table."""
+    filenode: int
+    xid: int
+    """32 bits of the last transaction that changed its catalog row: the one that attached it, or a later one.
+    """
+    is_attached: bool = False
+    """Whether it was attached as an existing table, which may have had rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Partitions:
+    """The partitions of one table, by OID, at one moment."""
+
+    leaves: Mapping[int, Partition]
+    mark: int
+    """Every transaction before this one had ended."""
+
+
+def inspect_parts(
+    connection: Connection, sources: Mapping[TableName, Collection[int]], known: Collection[int] = ()
+) -> dict[TableName, Partitions]:
+    """The partitions of tables that are partitioned, or routed from such tables; `sources` are the OIDs of
+    the tables that each consists of. Partitions in `known` are not checked for `is_attached`, which waits for
+    exclusive locks of other sessions.
+    """
+    found: dict[int, dict[int, Partition]] = {}
+    wanted = [oid for oids in sources.values() for oid in oids if oid < _OIDS]
+    rows: list[Any] = connection.execute(query("parts", "leaves"), {"oids": wanted, "known": list(known)}).fetchall() if wanted else []
+    for root, oid, filenode, xid, is_attached, _ in rows:
+        found.setdefault(root, {})[oid] = Partition(root, filenode, xid, is_attached)
+    leaves = {name: {oid: part for root in oids for oid, part in found.get(root, {}).items()} for name, oids in sources.items()}
+    return {name: Partitions(parts, rows[0][-1]) for name, parts in leaves.items() if parts}
+
+
+def has_older_row(connection: Connection, leaf: int, root: int, mark: int) -> bool | None:
+    """Whether a partition has a row that was written before `mark`, so that it was not truncated since. False
+    also if that cannot be determined: because of missing rights, or within a few seconds. None if another
+    session holds the partition exclusively.
+    """
+    names = inspect_names(connection, [leaf, root])
+    refuse_views(connection)
+    for oid in (leaf, root):  # a role may be allowed to read the root, but not its partitions
+        heap = names.get(oid)
+        if heap is None:
+            return None
+        statement = sql.SQL(query("parts", "older_row")).format(heap=sql.Identifier(heap.schema, heap.name))
+        try:
+            with connection.transaction():
+                for setting in _PATIENCE:
+                    connection.execute(setting)
+                lock_table(connection, heap, oid, only=False)
+                return connection.execute(statement, {"leaf": leaf, "mark": mark}).fetchone() is not None
+        except (psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable, TableRewrittenError):
+            return None
+        except psycopg.errors.QueryCanceled:
+            return False
+        except psycopg.errors.InsufficientPrivilege:
+            continue
+    return False

@@ -1,7 +1,8 @@
-"""Reaching the source.
+"""Connect to the source.
 
-Every connection, plain or replication, is made from one `SourceAddress` with the same pinned session settings, so that a
-value is rendered the same way on every road. Errors of the driver become errors of our own tree here and nowhere else.
+Every connection, plain or replication, is made from one `SourceAddress` with the same pinned session
+settings, so that the server always prints a value the same way. Only this module translates the driver's
+errors.
 """
 
 from __future__ import annotations
@@ -45,34 +46,35 @@ PINNED_SETTINGS = {
     "lc_monetary": "C",
     "xmlbinary": "base64",
     "search_path": "pg_catalog",
-    "row_security": "off",  # a role that policies hide rows from gets an error, not a part of the table
+    "row_security": "off",  # a role with restricting policies gets an error instead of part of the table
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
-    "default_transaction_isolation": r"read\ committed",  # who takes a lock first sees what was done before; others ask for more
+    "default_transaction_isolation": r"read\ committed",  # a statement after a lock must see earlier commits
 }
 
 MINIMUM_VERSION = 140_000
-"""The first with TID range scans: an older server reads the whole table for each chunk of a snapshot."""
+"""The first version with TID range scans: an older server reads the whole table for each chunk of a snapshot.
+"""
 
 TRUSTED_ROLES = "trusted_roles"
-"""The key of the configuration under which roles are named whose objects may be used (`penstock.postgres.ownership`)."""
+"""The configuration key that lists roles whose objects may be used (`penstock.postgres.ownership`)."""
 _TRUST_SETTING = f"penstock.{TRUSTED_ROLES}"
 
-# By the first version that knows them: an older one would refuse a connection that names them.
+# By the first version that has them: an older server would refuse the connection.
 _NEWER_SETTINGS = {140_000: b"SET idle_session_timeout = 0", 170_000: b"SET transaction_timeout = 0"}
 
 _RETRIED_CLASSES = {"08", "40", "53", "57"}  # connection, rollback (deadlock), resources, operator intervention (shutdown, restart)
 
 _OF_NAMES = frozenset({"08", "0A", "25", "28", "2B", "3D", "3F", "40", "42", "53", "54", "55", "57", "58"})
-"""Classes of messages about the catalog, or about the server."""
+"""SQLSTATE classes whose messages are about the catalog or the server."""
 
 _OF_FILES = frozenset({"XX001", "XX002"})  # a damaged table or index
-_RAISE = "exec_stmt_raise"  # what a function says of a row, whatever class it chooses for that
+_RAISE = "exec_stmt_raise"  # RAISE in a function: its message may quote a row, with any SQLSTATE
 
-# A refused connection has no SQLSTATE in libpq, and the server's words may be in any language; but libpq puts a severity before them.
+# libpq reports no SQLSTATE for a refused connection, and the server's message may be in any language; but libpq puts a severity before it.
 _OWN_REFUSAL = re.compile(r"no password supplied|certificate|private key file|does not support SSL|unsupported startup parameter")
-"""What libpq itself finds wanting, or a pooler, which is nobody to ping."""
+"""Messages of libpq itself, or of a pooler, after which a ping would tell nothing."""
 _REFUSAL = re.compile(rf"failed: (?:\S+: |[^:]{{1,40}}:  )|FATAL:|{_OWN_REFUSAL.pattern}")
 _PASSING = ("starting up", "shutting down", "recovery mode", "not yet accepting", "too many", "remaining connection slots")
 _DENIED = re.compile(r"permission denied|replication role|\bREPLICATION\b")  # the attribute's name is the same in every language
@@ -83,7 +85,9 @@ _SECRET_PARAMETERS = {
     "scram_client_key": "give the role's password by reference, under password:",
     "scram_server_key": "give the role's password by reference, under password:",
 }
-"""Secrets of libpq beside the password. A DSN is part of Spark's options, which appear in query plans."""
+"""Secret parameters of libpq other than the password. A DSN is part of Spark's options, which appear in query
+plans.
+"""
 
 _WAIT_SECONDS = 1.0
 _CANCEL_SECONDS = 5.0
@@ -91,34 +95,36 @@ _CANCEL_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SourceAddress:
-    """How to reach the source database. Holds the password apart from the DSN, so that the rest may be shown."""
+    """The address of the source database. The password is kept apart from the DSN, so that the rest may be
+    shown.
+    """
 
     dsn: str
     password: Secret | None = None
 
     @classmethod
     def parse(cls, dsn: str, password: Secret | None = None) -> SourceAddress:
-        """Take a libpq URI or key=value string; a password inside it is taken out of sight."""
+        """Parse a libpq URI or key=value string. A password in it is moved to `password`."""
         try:
             parameters = conninfo_to_dict(dsn)
         except psycopg.ProgrammingError:
             raise ConfigError(
                 "the source dsn is not a libpq connection string",
                 hint="use the form postgresql://user@host:5432/database?sslmode=verify-full",
-            ) from None  # libpq quotes the part of the string that it does not understand
+            ) from None  # libpq quotes the part of the string that it cannot parse
         for name in _SECRET_PARAMETERS.keys() & parameters.keys():
-            raise ConfigError(f"the source dsn holds the secret {name} in clear", hint=_SECRET_PARAMETERS[name])
+            raise ConfigError(f"the source dsn contains the secret {name} in clear text", hint=_SECRET_PARAMETERS[name])
         inline = parameters.pop("password", None)
         if password is None and inline is not None:
             password = Secret(str(inline))
         return cls(make_conninfo("", **parameters), password)
 
     def with_parameters(self, parameters: Mapping[str, str]) -> SourceAddress:
-        """The same place, with further libpq parameters."""
+        """The same address with further libpq parameters."""
         return SourceAddress(make_conninfo(self.dsn, **parameters), self.password)
 
     def trusting(self, roles: Collection[str]) -> SourceAddress:
-        """The same place, where objects of these roles may be used too. A setting of each session says so, and travels with the DSN."""
+        """The same address, with these roles trusted too. A session setting in the DSN carries them."""
         if not roles:
             return self
         escaped = re.sub(r"([\\\s])", r"\\\1", ",".join(roles))
@@ -127,21 +133,21 @@ class SourceAddress:
         return self.with_parameters({"options": f"{own} {setting}" if own else setting})
 
     def describe(self) -> str:
-        """For people: user, host and database, nothing secret."""
+        """User, host and database for messages, without secrets."""
         parameters = conninfo_to_dict(self.dsn)
         host = parameters.get("host") or parameters.get("hostaddr") or "local socket"
         port = parameters.get("port") or "5432"
         return f"{parameters.get('user', '')}@{host}:{port}/{parameters.get('dbname', '')}"
 
     def conninfo(self, application: str, *, replication: bool = False) -> str:
-        """The complete connection string, password and pinned settings included. Never log it."""
+        """The complete connection string, with password and pinned settings. Never log it."""
         parameters = conninfo_to_dict(self.dsn)
         pinned = " ".join(f"-c {name}={value}" for name, value in PINNED_SETTINGS.items())
         own = parameters.get("options")
-        # Set in any case: the owner of a database could give the setting a default there.
-        nobody = f"-c {_TRUST_SETTING}="
+        # Always set: the owner of a database could define a default for the setting.
+        untrusted = f"-c {_TRUST_SETTING}="
         extra: dict[str, str | int | None] = {
-            "options": f"{nobody} {own} {pinned}" if own else f"{nobody} {pinned}",
+            "options": f"{untrusted} {own} {pinned}" if own else f"{untrusted} {pinned}",
             "client_encoding": "UTF8",
             "application_name": application,
             "connect_timeout": str(parameters.get("connect_timeout") or 10),
@@ -158,38 +164,39 @@ class SourceAddress:
 
 @contextmanager
 def source_errors(doing: str) -> Iterator[None]:
-    """Turn the driver's errors into ours; `doing` says what was being tried."""
+    """Translate the driver's errors; `doing` names the action for the message."""
     try:
         yield
     except psycopg.Error as error:
-        raise translate(error, doing) from None  # a traceback would show the server's detail and context
+        raise translate(error, doing) from None  # the chained traceback would show the server's detail and context
 
 
 def translate(error: psycopg.Error, doing: str) -> PenstockError:
-    return classify(error.sqlstate or "", server_words(error), doing)
+    return classify(error.sqlstate or "", safe_message(error), doing)
 
 
 def is_about_names(error: psycopg.Error) -> bool:
-    """Whether the server's message can be about nothing but names and settings. Others may quote a value of a row."""
+    """Whether the server's message can contain only names and settings. Others may quote a value of a row."""
     state = error.sqlstate or ""
     return (state[:2] in _OF_NAMES or state in _OF_FILES) and error.diag.source_function != _RAISE
 
 
-def server_words(error: psycopg.Error) -> str:
-    """What may be shown of an error: no value of a row.
-
-    Detail and context are left out: for a violated constraint the detail is the key, and for a COPY the context is the row.
+def safe_message(error: psycopg.Error) -> str:
+    """The part of an error that may be shown, without values of rows. Detail and context are left out: the
+    detail of a violated constraint contains the key, and the context of a COPY the row.
     """
-    if not error.sqlstate:  # the driver's own, or libpq's
+    if not error.sqlstate:  # an error of the driver or of libpq
         return str(error)
     return (error.diag.message_primary if is_about_names(error) else None) or type(error).__name__
 
 
 def classify(state: str, words: str, doing: str) -> PenstockError:
-    """The one place that reads SQLSTATEs. An empty one means that the server did not answer, or refused the connection."""
+    """Map an SQLSTATE to an error class; the only place that does. An empty SQLSTATE means that the server
+    did not answer, or refused the connection.
+    """
     text = " ".join(words.split())
     if "unsupported startup parameter" in text:
-        hint = "a connection pooler such as PgBouncer stands before the server: point source.dsn at the server itself"
+        hint = "the address is that of a connection pooler such as PgBouncer: point source.dsn at the server itself"
         return ServerUnfitError(f"{doing}: {text}", hint=hint)
     if not state:
         state = _refusal_state(words)
@@ -202,7 +209,7 @@ def classify(state: str, words: str, doing: str) -> PenstockError:
     if state == "55P03":
         return LockWaitError(f"{doing}: {text}")
     if state == "42501" and "row-level security" in text:
-        return PrivilegeError(f"{doing}: {text}", hint="policies hide rows from the role: ALTER ROLE … BYPASSRLS")
+        return PrivilegeError(f"{doing}: {text}", hint="row-level policies hide rows from the role: ALTER ROLE … BYPASSRLS")
     if state == "42501":
         return PrivilegeError(f"{doing}: {text}", hint="grant the role what the message names, such as ALTER ROLE … REPLICATION")
     if not state or state[:2] in _RETRIED_CLASSES:
@@ -211,25 +218,26 @@ def classify(state: str, words: str, doing: str) -> PenstockError:
 
 
 def _refusal_state(words: str) -> str:
-    """What libpq does not tell: the class of a refusal, or nothing if there was none, or if it passes."""
+    """The SQLSTATE of a refused connection, which libpq does not report; empty if the connection was not
+    refused, or for a temporary reason.
+    """
     if not _REFUSAL.search(words) or any(sign in words for sign in _PASSING):
         return ""
-    return "42501" if _DENIED.search(_QUOTED.sub("", words)) else "28000"  # what stands in quotes is named by others: a role, a database
+    return "42501" if _DENIED.search(_QUOTED.sub("", words)) else "28000"  # quoted names are chosen by users: a role, a database
 
 
 @contextmanager
 def connect(address: SourceAddress, application: str = "penstock") -> Iterator[Connection]:
     """A short-lived autocommit connection for catalog work."""
     connection = _connect(address.conninfo(application), f"connecting to {address.describe()}")
-    with connection, source_errors(f"asking {address.describe()}"):
+    with connection, source_errors(f"querying {address.describe()}"):
         yield connection
 
 
 def refuse_views(connection: Connection) -> None:
-    """For the rest of a session that reads rows by name: refuse views and foreign tables, where the server can.
-
-    A view that is put in a table's place would run functions of the table's owner as our role. Servers know the setting since the minor
-    releases of August 2024; an older one is asked and left as it is. Not within a transaction.
+    """Reject views and foreign tables for the rest of a session that reads rows by table name, if the server
+    supports it. A view that replaced a table would run functions of the table's owner as this role. Servers
+    have the setting since the minor releases of August 2024. Not within a transaction.
     """
     connection.pgconn.exec_(
         b"SELECT pg_catalog.set_config(name, 'view, foreign-table', false) FROM pg_catalog.pg_settings "
@@ -238,12 +246,14 @@ def refuse_views(connection: Connection) -> None:
 
 
 def tls_weakness(connection: Connection) -> str | None:
-    """Why the server that answers a connection over the network is not proven to be the one that is meant; None if it is, or is local."""
+    """Why the identity of a server over the network is not verified; None if it is, or if the connection is
+    local.
+    """
     address = connection.info.hostaddr
     mode = next((option.val or b"" for option in connection.pgconn.info if option.keyword == b"sslmode"), b"").decode()
     if not address or ip_address(address.partition("%")[0]).is_loopback or mode == "verify-full":
         return None
-    return f"sslmode is {mode or 'prefer'}, with which another server could answer in the place of {connection.info.host}"
+    return f"sslmode is {mode or 'prefer'}, which does not prove the identity of {connection.info.host}"
 
 
 def connect_replication(address: SourceAddress, application: str = "penstock") -> Connection:
@@ -259,24 +269,23 @@ def connect_replication(address: SourceAddress, application: str = "penstock") -
             hint="end a reader that is no longer needed (SELECT pid, application_name FROM pg_stat_replication), "
             "or ALTER SYSTEM SET max_wal_senders to more; then restart the server",
         ) from error
-    pass_bytes(connection)
+    disable_conversion(connection)
     return connection
 
 
-def pass_bytes(connection: Connection) -> None:
-    """Let texts come as they are if the server cannot tell in which encoding they are. Values are read so on every road.
-
-    A SQL_ASCII database holds any bytes. Checked against UTF-8, a single text would end the stream for every table; let them pass, and the
-    decoder finds out whose they are.
+def disable_conversion(connection: Connection) -> None:
+    """Receive texts without conversion if the server does not know their encoding. A SQL_ASCII database may
+    contain any bytes. Validated as UTF-8 by the server, a single invalid text would end the stream for every
+    table; this way the decoder finds the table that contains it.
     """
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
         connection.pgconn.exec_(b"SET client_encoding = 'SQL_ASCII'")
 
 
 @contextmanager
-def passing_bytes(connection: Connection) -> Iterator[None]:
-    """The same for the length of a block, on a connection whose driver has to read texts afterwards."""
-    pass_bytes(connection)
+def conversion_disabled(connection: Connection) -> Iterator[None]:
+    """As `disable_conversion` for the length of a block, on a connection whose driver has to read texts afterwards."""
+    disable_conversion(connection)
     yield
     if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
         connection.pgconn.exec_(b"SET client_encoding = 'UTF8'")
@@ -309,7 +318,7 @@ def version_fault(version: int, doing: str) -> ServerUnfitError | None:
 
 
 def _unconnected(conninfo: str, error: PenstockError) -> PenstockError:
-    """A role that may not even connect is told what to grant, by name."""
+    """Add the GRANT statement to the error of a role that lacks the CONNECT privilege."""
     if not isinstance(error, PrivilegeError) or "CONNECT" not in _QUOTED.sub("", error.message):
         return error
     parameters = conninfo_to_dict(conninfo)
@@ -319,14 +328,16 @@ def _unconnected(conninfo: str, error: PenstockError) -> PenstockError:
 
 
 def _refused(conninfo: str, error: PenstockError, doing: str) -> PenstockError:
-    """A server that starts or stops refuses everybody. It says so in its own language; a ping is told in none."""
+    """Tell a server that starts or stops, and so refuses all connections, from other refusals. Its message
+    depends on the language; a ping does not.
+    """
     if isinstance(error, ConnectionLostError) or _OWN_REFUSAL.search(error.message):
         return error
-    # libpq's shortest time: nothing else in this process runs meanwhile.
+    # The shortest timeout of libpq: the call blocks the whole process.
     ping = make_conninfo(conninfo, connect_timeout=2)
     if PGconn.ping(ping.encode()) == Ping.OK:
         return error
-    return ConnectionLostError(f"{doing}: the server does not take connections now")
+    return ConnectionLostError(f"{doing}: the server does not accept connections at the moment")
 
 
 def replication_command(
@@ -336,9 +347,8 @@ def replication_command(
     *,
     on_wait: Callable[[], None] | None = None,
 ) -> list[str]:
-    """Run a walsender command such as CREATE_REPLICATION_SLOT and give back its one row, if any, as text.
-
-    Once a second that it takes, `on_wait` is called; what that raises cancels the command.
+    """Run a walsender command such as CREATE_REPLICATION_SLOT and return its row, if any, as text. While it
+    runs, `on_wait` is called once a second; an exception from it cancels the command.
     """
     text = command if isinstance(command, str) else command.as_string(connection)
     with source_errors(doing):
@@ -361,7 +371,7 @@ def _execute(connection: Connection, command: bytes, on_wait: Callable[[], None]
                 on_wait()
     except BaseException:
         with suppress(psycopg.Error):
-            # Else the server would go on by itself, and leave a slot behind. Unlike `cancel`, this keeps to the connection's TLS settings.
+            # Otherwise the server would finish the command and leave a slot. Unlike `cancel`, this uses the connection's TLS.
             connection.cancel_safe(timeout=_CANCEL_SECONDS)
         _await_end(connection)
         raise
@@ -373,7 +383,9 @@ def _execute(connection: Connection, command: bytes, on_wait: Callable[[], None]
 
 
 def _await_end(connection: Connection) -> None:
-    """Take in the end of a cancelled command, so that the connection is fit to be closed in order; else close it as it is."""
+    """Read the result of a cancelled command, so that the connection can be closed in order; otherwise close
+    it as it is.
+    """
     pgconn = connection.pgconn
     while pgconn.is_busy():
         if not select.select([pgconn.socket], [], [], _CANCEL_SECONDS)[0]:
@@ -387,8 +399,8 @@ def _await_end(connection: Connection) -> None:
 def _command_error(error: psycopg.Error, doing: str) -> PenstockError:
     if error.sqlstate == "53400":
         return SlotLimitError(
-            f"{doing}: {server_words(error)}",
-            hint="drop a slot that nobody needs (SELECT slot_name, active, restart_lsn FROM pg_replication_slots; "
+            f"{doing}: {safe_message(error)}",
+            hint="drop a slot that is not needed (SELECT slot_name, active, restart_lsn FROM pg_replication_slots; "
             "SELECT pg_drop_replication_slot('…')), or ALTER SYSTEM SET max_replication_slots to more; then restart the server",
         )
     return translate(error, doing)

@@ -1,79 +1,233 @@
-"""What becomes of tables in a publication: whether they have been in it all the while, and are still the tables that they were.
+"""Publication membership of tables: whether a table was published without interruption and is still the same
+table, and whether its partitions log the key that the stream announces.
 
-The server decides by its catalog, as of each change, what is published. A table that was taken out and put in again looks as before, and so
-does another one that was given its name; changes in between are in no log. So whoever follows tables over restarts keeps, of each, which
-act put it in, and which table that was.
+The server decides what is published by its catalog as of each change. A table that was removed from the
+publication and added again looks as before, as does another table that took its name; the changes in between
+are in no log. So a reader stores, for each table, its OID and the catalog entry that published it, and
+compares them after a restart.
+
+With `publish_via_partition_root` a Relation message describes the root and flags the root's key, but each
+partition logs old keys by its own replica identity. If that lacks a column of the root's key, a delete has
+NULL in it, and an update that changes only that column has no old key: the reader cannot identify the row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from penstock.errors import PartitionIdentityError
 from penstock.postgres.catalog import inspect_tables
-from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.outline import lock_patience
-from penstock.postgres.partition_identity import check_partition_identities
-from penstock.postgres.publication import inspect_memberships
+from penstock.postgres.connection import Connection, SourceAddress, connect
+from penstock.postgres.publication import inspect_publication, inspect_relations
+from penstock.postgres.queries import SCHEMAS_VERSION, identifier, query
 from penstock.schema import TableName
 
-_LOCK_SECONDS = 1
+
+@dataclass(frozen=True, slots=True)
+class PartitionMismatch:
+    """A partition that does not log what identifies the rows of its root; or the root, if whole old rows are
+    requested.
+    """
+
+    root: TableName
+    partition: TableName
+    announced: tuple[str, ...]
+    """The root's key in the stream; empty if there is none, so that only whole rows identify its rows."""
+    logged: tuple[str, ...]
+    """The columns of the partition's old keys."""
+    identity: str
+    """The required replica identity, as in ALTER TABLE … REPLICA IDENTITY."""
+    promises_whole: bool
+    """Whether the root has REPLICA IDENTITY FULL, so that the stream marks its old rows as whole."""
+
+    @property
+    def fix(self) -> str:
+        """The statement that sets the required replica identity."""
+        return f"ALTER TABLE {identifier(self.partition.schema, self.partition.name)} REPLICA IDENTITY {self.identity};"
+
+
+def inspect_partition_identities(
+    connection: Connection,
+    tables: Collection[TableName],
+    publication: str,
+    *,
+    old_rows: bool = False,
+    unkeyed: Collection[TableName] = (),
+) -> list[PartitionMismatch]:
+    """The partitions of `tables` that do not log what identifies the rows of their root, in name order; one
+    statement. Empty if `publication` exists and publishes neither updates nor deletes. `unkeyed` are tables
+    whose changes are only recorded, so that a root without a key needs none. With `old_rows`, whole old rows
+    are requested: a table whose root or one of whose partitions has FULL needs it on all of them.
+    """
+    wanted = sorted(set(tables))
+    if not wanted:
+        return []
+    names = {"schemas": [table.schema for table in wanted], "names": [table.name for table in wanted]}
+    parameters = {**names, "publication": publication, "whole": old_rows}
+    rows: list[Any] = connection.execute(query("publication", "partition_identities"), parameters).fetchall()
+    found = [_mismatch(row) for row in rows]
+    needless = set() if old_rows else set(unkeyed)
+    return [each for each in found if each.announced or each.promises_whole or each.root not in needless]
+
+
+def describe_mismatches(mismatches: Sequence[PartitionMismatch]) -> str:
+    """The problem with partitions of one table, in words."""
+    first = mismatches[0]
+    needed = "whole old rows" if first.identity == "FULL" else _columns(first.announced)
+    parts = "; ".join(map(_describe, mismatches))
+    return f"old rows of table {first.root} are identified by {needed}, and {parts}: deletes and updates would miss their rows"
+
+
+def _describe(mismatch: PartitionMismatch) -> str:
+    if mismatch.partition == mismatch.root:
+        return f"the table itself announces {_columns(mismatch.logged)}"
+    return f"partition {mismatch.partition} logs {_columns(mismatch.logged)}"
+
+
+def check_partition_identities(connection: Connection, tables: Collection[TableName], publication: str, *, old_rows: bool = False) -> None:
+    """Raise if one of `tables` has such partitions, with all of them and the statement for each."""
+    found = inspect_partition_identities(connection, tables, publication, old_rows=old_rows)
+    if found:
+        roots = dict.fromkeys(each.root for each in found)
+        what = "; ".join(describe_mismatches([each for each in found if each.root == root]) for root in roots)
+        raise PartitionIdentityError(what, hint=" ".join(each.fix for each in found))
+
+
+def _columns(names: Sequence[str]) -> str:
+    return f"({', '.join(map(identifier, names))})"
+
+
+def _mismatch(row: Any) -> PartitionMismatch:
+    root_schema, root_name, root_identity, schema, name, announced, logged, index = row
+    identity = "FULL"
+    if not set(announced) <= set(logged) and index is not None:
+        # If the root has FULL, and so the stream uses the primary key, the owner's intention was FULL.
+        identity = {"i": f"USING INDEX {identifier(index)}", "d": "DEFAULT"}.get(root_identity, "FULL")
+    return PartitionMismatch(
+        TableName(root_schema, root_name), TableName(schema, name), tuple(announced), tuple(logged), identity, root_identity == "f"
+    )
+
+
+# --- uninterrupted membership -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A table in the publication. `act` stays the same for as long as it has been there without a break."""
+class Membership:
+    """A captured table: its OID, and the catalog entry that publishes it or carries its triggers."""
 
-    oid: int
+    oid: int | None
+    """None if the store it was loaded from records only `act`."""
     act: str
+    """Identifies the catalog entry. By `is_same_act`, it stays the same while the table is captured without interruption."""
 
 
 @dataclass(frozen=True, slots=True)
-class MemberCatalog:
-    """What there is now: every table by its OID, and those of interest that are published."""
+class CapturedTables:
+    """The captured tables of interest, and the names of all tables by OID, both read from one catalog."""
 
-    names: Mapping[int, TableName]
-    members: Mapping[TableName, Member]
+    members: Mapping[TableName, Membership]
+    names: Mapping[int, TableName] = field(default_factory=dict)
+    """May be empty if no compared membership has an OID."""
 
-    def gap(self, name: TableName, before: Member, *, must_be_published: bool) -> str | None:
-        """What happened to a table, in words; None if nothing that matters did. One that was dropped leaves nothing to be equal to."""
-        now, called = self.members.get(name), self.names.get(before.oid)
-        if now == before:
+    def current_name(self, before: Membership) -> TableName | None:
+        """The name of the table now; None if it was dropped, or if `before` has no OID."""
+        return None if before.oid is None else self.names.get(before.oid)
+
+    def interruption(
+        self,
+        name: TableName,
+        before: Membership,
+        *,
+        by_oid: bool = False,
+        must_be_captured: bool = True,
+        must_exist: bool = False,
+    ) -> str | None:
+        """Why changes of a table may be missing since it was captured as `before`; None if none can be. A
+        reader that selects tables by name loses changes when a table is renamed. With `by_oid`, a table keeps
+        its identity under any name, and a new table that replaces a dropped one counts only if changes of it
+        can be missing. Without `must_be_captured`, a table may leave the publication permanently. Without
+        `must_exist`, it may be dropped.
+        """
+        current_name = name if before.oid is None else self.current_name(before)
+        now = self.members.get(current_name if by_oid and current_name is not None else name)
+        is_same_table = by_oid or now is None or before.oid in (None, now.oid)
+        if now is not None and is_same_table and is_same_act(before.act, now.act):
             return None
-        if called is not None and called != name:
-            return f"is called {called} by now"
-        if called is None:
-            return "was dropped, and another one has its name" if name in self.names.values() else None
+        if current_name is None:
+            if self._is_replaced(name, is_captured=now is not None, by_oid=by_oid, must_be_captured=must_be_captured):
+                return "was dropped, and another one has its name"
+            return "was dropped" if must_exist else None
+        if current_name != name and not by_oid:
+            return f"is called {current_name} now"
         if now is not None:
             return "was taken out of the publication and put in again"
-        return "was taken out of the publication" if must_be_published else None
+        return "was taken out of the publication" if must_be_captured else None
 
-    def hole(self, name: TableName, before: Member, *, must_be_published: bool) -> str | None:
-        """The same for one who takes whatever the publication gives. There a table is what it is under any name, and another one of its
-        name is as good as long as it was published from its beginning, as by its schema."""
-        called = self.names.get(before.oid)
-        now = self.members.get(name if called is None else called)
-        if now is not None and now.act == before.act:
-            return None
-        if called is None:
-            is_replaced = now is not None or (must_be_published and name in self.names.values())
-            return "was dropped, and another one has its name" if is_replaced else None
-        if now is not None:
-            return "was taken out of the publication and put in again"
-        return "was taken out of the publication" if must_be_published else None
+    def interruptions(
+        self, recorded: Mapping[TableName, Membership], *, by_oid: bool = False, must_be_captured: bool = True
+    ) -> dict[TableName, str]:
+        """The tables of `recorded` of which changes may be missing, with the reason for each."""
+        reasons = {
+            name: self.interruption(name, before, by_oid=by_oid, must_be_captured=must_be_captured) for name, before in recorded.items()
+        }
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def _is_replaced(self, name: TableName, *, is_captured: bool, by_oid: bool, must_be_captured: bool) -> bool:
+        """Whether another table has the name of a dropped one, and its changes are expected."""
+        if by_oid and not must_be_captured:
+            return is_captured
+        return is_captured or name in self.names.values()
 
 
-def inspect_members(
+def is_same_act(before: str, now: str) -> bool:
+    """Whether two acts show that a table was captured without interruption.
+
+    The act of a table with triggers lists its partitions after a `|`. Only partitions in both lists are compared, since partitions may be
+    attached and detached. Earlier versions recorded `all` for a table that is published through its schema.
+    """
+    (own, _, parts), (own_now, _, parts_now) = before.partition("|"), now.partition("|")
+    publication, _, entry = own.partition("/")
+    if own != own_now and not (entry == "all" and own_now.startswith(f"{publication}/schema-")):
+        return False
+    acts, acts_now = _partition_acts(parts), _partition_acts(parts_now)
+    return all(acts[oid] == acts_now[oid] for oid in acts.keys() & acts_now.keys())
+
+
+def _partition_acts(parts: str) -> dict[str, str]:
+    return dict(part.split("/") for part in parts.split(",") if part)
+
+
+def inspect_memberships(connection: Connection, publication: str, tables: Iterable[TableName]) -> dict[TableName, Membership]:
+    """The membership of each of `tables` that is published."""
+    found = inspect_publication(connection, publication)
+    if found is None:
+        return {}
+    schema_acts: dict[str, int] = {}
+    if connection.info.server_version >= SCHEMAS_VERSION:
+        rows: list[Any] = connection.execute(query("publication", "schemas"), {"publication": found.oid}).fetchall()
+        schema_acts = dict(rows)
+    memberships = {}
+    for relation in inspect_relations(connection, publication, tables):
+        if not relation.is_published:
+            continue
+        schema = relation.name.schema
+        act: object = relation.membership or (f"schema-{schema_acts[schema]}" if schema in schema_acts else "all")
+        memberships[relation.name] = Membership(relation.oid, f"{found.oid}/{act}")
+    return memberships
+
+
+def inspect_captured_tables(
     address: SourceAddress, publication: str, selects: Callable[[TableName], bool], *, old_rows: bool = False
-) -> MemberCatalog:
-    """As it is now. `LockWaitError` if another session holds a lock on a table.
+) -> CapturedTables:
+    """The published tables that `selects` accepts. Reads only the catalog, so a locked table does not block it.
 
-    `PartitionIdentityError` if changes of a member do not identify their rows; with `old_rows`, whole old rows are expected.
+    `PartitionIdentityError` if changes of one of them do not identify their rows; with `old_rows`, whole old rows are expected.
     """
     with connect(address) as connection:
-        connection.execute(lock_patience(_LOCK_SECONDS))
         tables = inspect_tables(connection)
-        chosen = {table.name: table.oid for table in tables if selects(table.name)}
-        acts = inspect_memberships(connection, publication, chosen)
-        check_partition_identities(connection, acts, old_rows=old_rows)
-    return MemberCatalog({table.oid: table.name for table in tables}, {name: Member(chosen[name], act) for name, act in acts.items()})
+        selected = [table.name for table in tables if selects(table.name)]
+        members = inspect_memberships(connection, publication, selected)
+        check_partition_identities(connection, members, publication, old_rows=old_rows)
+    return CapturedTables(members, {table.oid: table.name for table in tables})

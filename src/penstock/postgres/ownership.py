@@ -1,23 +1,31 @@
-"""Owner and definition of objects that Penstock finds in a database instead of creating them.
+"""Owner and definition of database objects that Penstock uses, and locks that only Penstock's role can take.
 
-A role that may create objects could make the schema, table or function that Penstock needs before Penstock does, and have its own code run
-with the rights of Penstock's role. So an object is used only if its owner is trusted: Penstock's role, a role that can act as it anyway
-(a superuser, a member, the administrator that created it), or a role named under `trusted_roles` in the configuration. Tables must have
-the expected definition as well, because an owner can let other roles add to it.
+A role that may create objects could create the schema, table or function that Penstock needs before Penstock
+does, and so run its own code with the rights of Penstock's role. So an object is used only if its owner is
+trusted: Penstock's role, a role that can act as it anyway (a superuser, a member, the administrator that
+created it), or a role named under `trusted_roles` in the configuration. Tables must also have the expected
+definition, because an owner can let other roles add to it.
 
-Nobody but the owners of a schema and of a table can put another table in its place. So once both are known to be trusted, a name cannot
-change its meaning between the check and the use. Writers lock the tables first, so that no trigger is added in between either.
+Only the owners of a schema and of a table can put another table in its place. So once both are known to be
+trusted, a name cannot change its meaning between the check and the use. Writers lock the tables first, so
+that no trigger is added in between either.
+
+Advisory locks are open to every role that may connect. So a lock that lasts as long as a session is a
+*lease*: a row of a table that Penstock owns, which names the session. It is free once that session has ended.
+A short lock is one on a table that Penstock owns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, LiteralString
 
+import psycopg
 from psycopg import sql
 
-from penstock.errors import UntrustedObjectError
+from penstock.errors import LockWaitError, PrivilegeError, UntrustedObjectError
 from penstock.postgres.connection import TRUSTED_ROLES, Connection
 from penstock.postgres.queries import identifier, query
 from penstock.schema import TableName
@@ -51,30 +59,32 @@ class Trust:
         return (self.database_owner if owner == _DATABASE_OWNER else owner) in self.roles
 
     def covers_or_owns_database(self, owner: str) -> bool:
-        """For objects whose owner gains no rights of ours: publications, and the schemas of a target's tables."""
+        """For objects whose owner gains no rights of Penstock's role: publications, and the schemas of a
+        target's tables.
+        """
         return self.covers(owner) or owner == _DATABASE_OWNER or owner in self.database_roles
 
 
 def remedy(owner: str) -> str:
-    """How a person lets objects of a role be used."""
+    """How to allow the use of a role's objects."""
     return f"if you trust role {owner}, add it to {TRUSTED_ROLES}, under source or sink.postgres, in the configuration"
 
 
 @dataclass(frozen=True, slots=True)
 class OwnTable:
-    """A table of Penstock's as this version creates it. Types and expressions are written as the server prints them."""
+    """The definition of one of Penstock's tables in this version. Types and expressions are written as the
+    server prints them.
+    """
 
     name: str
     columns: Mapping[str, str]
     added: frozenset[str] = frozenset()
     """Columns that tables of earlier versions lack."""
-    is_added: bool = False
-    """Whether earlier versions have no such table."""
     defaults: Mapping[str, str] = field(default_factory=dict)
     checks: Sequence[str] = ()
 
     def differences(self, found: Mapping[str, Any], trust: Trust) -> Iterator[str]:
-        """Everything in a table of this name that must not be there, or is missing."""
+        """Everything in a table of this name that must not exist, or is missing."""
         if not trust.covers(found["owner"]):
             yield f"table {self.name} of role {found['owner']}"
         if not found["is_plain"]:
@@ -97,7 +107,7 @@ class OwnTable:
 
 @dataclass(frozen=True, slots=True)
 class FoundSchema:
-    """A schema of Penstock's, as it was found."""
+    """The state of one of Penstock's schemas in the database."""
 
     owner: str
     is_trusted: bool
@@ -114,7 +124,7 @@ class FoundSchema:
 
 @dataclass(frozen=True, slots=True)
 class OwnSchema:
-    """A schema of Penstock's with its tables and functions."""
+    """The definition of one of Penstock's schemas, with its tables and functions."""
 
     name: str
     tables: Sequence[OwnTable]
@@ -154,27 +164,29 @@ class OwnSchema:
     def refusal(self, found: FoundSchema) -> UntrustedObjectError:
         trusted = "" if found.is_trusted else f"; or {remedy(found.owner)}"
         return UntrustedObjectError(
-            f"schema {self.name} has what somebody else has put there: {', '.join(found.strange)}; used, it could run code with the rights "
-            "of Penstock's role",
-            hint=f"find out who made it; then DROP SCHEMA {identifier(self.name)} CASCADE; and start again, which creates it{trusted}",
+            f"schema {self.name} contains objects that others created: {', '.join(found.strange)}. "
+            "Using them could run code with the rights of Penstock's role",
+            hint=f"find out who created them; then DROP SCHEMA {identifier(self.name)} CASCADE; and start again, which creates it{trusted}",
         )
 
     def lock(self, connection: Connection) -> None:
-        """Keep the tables as they are until the end of the transaction, as far as they exist. To be called before `check`."""
+        """Lock the existing tables against changes until the end of the transaction. Call it before `check`."""
         lock_tables(connection, [TableName(self.name, table.name) for table in self.tables])
 
 
 def lock_tables(connection: Connection, tables: Sequence[TableName]) -> None:
-    """Lock tables against being altered, replaced or given triggers, as far as they exist, until the end of the transaction."""
+    """Lock the existing tables against being altered, replaced or given triggers, until the end of the
+    transaction.
+    """
     names = [sql.Identifier(table.schema, table.name) for table in tables]
     texts = sql.SQL(", ").join(sql.Literal(name.as_string(connection)) for name in names)
     body = sql.SQL(query("ownership", "lock")).format(names=texts).as_string(connection)
-    # Not between dollar quotes, which a name could end.
+    # A literal instead of dollar quotes, which a name could close.
     connection.execute(sql.SQL("DO {}").format(sql.Literal(body)))
 
 
 def check_target_table(connection: Connection, place: TableName) -> None:
-    """Raise `UntrustedObjectError` if writing to a table that others made could run code of roles that are not trusted."""
+    """Raise `UntrustedObjectError` if writing to this table could run code of roles that are not trusted."""
     lock_tables(connection, [place])
     rows: Any = connection.execute(query("ownership", "table"), {"schema": place.schema, "table": place.name}).fetchall()
     trust = Trust.load(connection)
@@ -188,18 +200,20 @@ def check_target_table(connection: Connection, place: TableName) -> None:
 
 
 def check_target_schema(connection: Connection, schema: str) -> None:
-    """Raise `UntrustedObjectError` if a schema of the target could be exchanged, with its tables, by a role that is not trusted."""
+    """Raise `UntrustedObjectError` if a role that is not trusted could replace a schema of the target, with
+    its tables.
+    """
     found = OwnSchema(schema, ()).inspect(connection)
     trust = Trust.load(connection)
     if found is not None and not trust.covers_or_owns_database(found.owner):
         raise UntrustedObjectError(
-            f"schema {schema} belongs to role {found.owner}, who could put other tables in the place of those that Penstock creates there",
+            f"schema {schema} belongs to role {found.owner}, who could replace the tables that Penstock creates there",
             hint=f"ALTER SCHEMA {identifier(schema)} OWNER TO {identifier(trust.role)}; or {remedy(found.owner)}",
         )
 
 
 def untrusted_schemas(connection: Connection, schemas: Iterable[str]) -> Iterator[UntrustedObjectError]:
-    """What `check_target_schema` would raise for each of some schemas."""
+    """The errors that `check_target_schema` would raise for these schemas."""
     for schema in sorted(schemas):
         try:
             check_target_schema(connection, schema)
@@ -212,3 +226,99 @@ def _function_differences(found: Mapping[str, Any], trust: Trust) -> Iterator[st
         yield f"function {found['name']} of role {found['owner']}"
     if not found["is_pinned"]:
         yield f"function {found['name']} without search_path = pg_catalog, pg_temp"
+
+
+LOCK_SECONDS = 10.0
+
+LEASES = OwnTable("leases", {"name": "text", "pid": "integer", "role": "oid", "started": "timestamp with time zone"})
+
+
+class Lease:
+    """The lease called `name`, in one of Penstock's schemas that has the table `leases`. Taken and released
+    on one connection.
+    """
+
+    def __init__(self, connection: Connection, schema: str, name: str) -> None:
+        self._connection = connection
+        self._schema = schema
+        self._name = name
+
+    def take(self) -> str | None:
+        """Take the lease until the session ends. Returns None, or a description of the session that holds it."""
+        with waiting_for(self._connection, [TableName(self._schema, LEASES.name)], f"taking the lease {self._name}"):
+            self._execute("lock")
+            self._execute("refresh")
+            if self._execute("take").fetchone() is not None:
+                self._execute("keep_alive")
+                return None
+            rows: Any = self._execute("holder").fetchall()
+            return describe_sessions(rows)
+
+    def ensure_table(self) -> None:
+        """Create the table of leases in a schema that an earlier version created."""
+        own = OwnSchema(self._schema, (LEASES,))
+        found = own.check(self._connection)
+        if found is None or not found.missing:
+            return
+        create = lease_statement("create", self._schema)
+        try:
+            with suppress(psycopg.errors.DuplicateTable, psycopg.errors.UniqueViolation):  # if two sessions create it at once, one fails
+                self._connection.execute(create)
+        except psycopg.errors.InsufficientPrivilege as error:
+            role = identifier(Trust.load(self._connection).role)
+            grant = f"GRANT SELECT, INSERT, UPDATE, DELETE ON {identifier(self._schema, LEASES.name)} TO {role};"
+            raise PrivilegeError(
+                f"the role may not create the table of leases in schema {self._schema}",
+                hint=f"as {identifier(found.owner)}: {' '.join(create.as_string().split())}; {grant}",
+            ) from error
+        own.check(self._connection)
+
+    def release(self) -> None:
+        """Release the lease before the session ends, since the server notices the end of a session late."""
+        with suppress(psycopg.Error):
+            self._execute("release")
+
+    def _execute(self, name: LiteralString) -> psycopg.Cursor[tuple[object, ...]]:
+        return self._connection.execute(lease_statement(name, self._schema), {"name": self._name})
+
+
+def lease_statement(name: LiteralString, schema: str) -> sql.Composed:
+    return sql.SQL(query("lease", name)).format(schema=sql.Identifier(schema))
+
+
+@contextmanager
+def waiting_for(connection: Connection, tables: Iterable[TableName], doing: str) -> Iterator[None]:
+    """A transaction that waits for a lock for at most some seconds. `LockWaitError` names the sessions that
+    hold one on `tables`.
+    """
+    try:
+        with connection.transaction():
+            connection.execute(lock_timeout(LOCK_SECONDS))
+            yield
+    except psycopg.errors.LockNotAvailable as error:
+        raise lock_wait(connection, tables, doing) from error
+
+
+def lock_timeout(seconds: float) -> sql.Composed:
+    return sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{seconds * 1000:.0f}ms"))
+
+
+def lock_wait(connection: Connection, tables: Iterable[TableName], doing: str) -> LockWaitError:
+    """The error for a lock that was not granted in time. Not within a failed transaction."""
+    names = [sql.Identifier(table.schema, table.name).as_string(connection) for table in tables]
+    rows: Any = connection.execute("SELECT pg_catalog.to_regclass(name)::oid FROM pg_catalog.unnest(%s::text[]) AS t (name)", [names])
+    return lock_wait_of(connection, [oid for (oid,) in rows if oid is not None], doing, LOCK_SECONDS)
+
+
+def lock_wait_of(connection: Connection, oids: Sequence[int], doing: str, seconds: float) -> LockWaitError:
+    rows: list[Any] = connection.execute(query("lease", "lock_holders"), {"oids": list(oids)}).fetchall()
+    return LockWaitError(
+        f"{doing}: {describe_sessions(rows)} has held a lock on a table for more than {seconds:.0f} seconds",
+        hint=" ".join(f"SELECT pg_terminate_backend({pid});" for pid, *_ in rows) or None,
+    )
+
+
+def describe_sessions(rows: Sequence[tuple[int, str | None, str | None]]) -> str:
+    """Sessions by process, role and application, without their queries."""
+    people = [(pid, ", ".join(filter(None, (role and f"role {role}", application)))) for pid, role, application in rows]
+    return " and ".join(f"process {pid} ({person})" if person else f"process {pid}" for pid, person in people) or "another session"

@@ -1,7 +1,13 @@
-"""The publication: what the server puts into the stream.
+"""The publication, which selects what the server streams, and the event trigger that logs column changes.
 
-It must exist before the slot does: pgoutput decides what is published by the catalog as of the change. `inspect_publication` and
-`inspect_relations` only look; an `Addition` is the statement that closes a gap, and never waits long for somebody else's lock.
+The publication must exist before the slot does: pgoutput decides what is published by the catalog as of the
+change. `inspect_publication` and `inspect_relations` only read; an `Addition` is the statement that adds
+missing tables, and waits for locks only briefly.
+
+The event trigger is optional; one serves all pipelines of a database. Without it the log shows a new schema
+only with the next change. With it every ALTER TABLE writes a logical message in its own transaction, with the
+numbers and names of the resulting columns, so that a dropped and re-added column is distinguished from a
+renamed one even if no row changed in between. Only a superuser may create it.
 """
 
 from __future__ import annotations
@@ -13,27 +19,28 @@ from typing import Any, LiteralString
 import psycopg
 from psycopg import sql
 
-from penstock.errors import LockWaitError
+from penstock.errors import LockWaitError, PrivilegeError
 from penstock.postgres.connection import Connection, source_errors
-from penstock.postgres.lease import LOCK_SECONDS, lock_wait_of
-from penstock.postgres.queries import query
+from penstock.postgres.ownership import LOCK_SECONDS, OwnSchema, OwnTable, Trust, lock_timeout, lock_wait_of
+from penstock.postgres.queries import identifier, publication_query, query
 from penstock.schema import TableName
 
-_SCHEMAS_VERSION = 150_000
 _GENERATED_VERSION = 180_000
 
 ONE_PUBLICATION = (
-    "changes come by one publication: give the name of one that has all the tables (ALTER PUBLICATION … ADD TABLE …), or a pipeline to each"
+    "a capture uses one publication: name one that has all tables (ALTER PUBLICATION … ADD TABLE …), or run one pipeline for each"
 )
 
 OPERATIONS = ("insert", "update", "delete", "truncate")
 
-# Where these stand in a row of the statement `relations`.
+# Indices in a row of the statement `relations`.
 _OID, _KEYLESS, _LISTED_FULL = 2, 11, 12
 
 
 def names_several(text: str) -> bool:
-    """Whether somebody has listed publications, as a subscription may; a single name with a comma in it is not worth the doubt."""
+    """Whether the text lists several publications, as a subscription may. A single name that contains a comma
+    is not supported.
+    """
     return "," in text
 
 
@@ -54,55 +61,66 @@ class Publication:
 
     @property
     def omitted(self) -> tuple[str, ...]:
-        """The operations that it leaves out."""
+        """The operations that it does not publish."""
         return tuple(operation for operation in OPERATIONS if not getattr(self, operation))
 
 
 @dataclass(frozen=True, slots=True)
 class HeapIdentity:
-    """A heap, and what tells its rows apart in the log, or would."""
+    """A heap and its replica identity."""
 
     name: TableName
     identity: str
     """As in pg_class.relreplident."""
     has_primary: bool
     is_immediate: bool
-    """Whether there is a primary key that is not deferrable."""
+    """Whether it has a primary key that is not deferrable."""
     hidden: str | None
-    """Whether generated columns are part of the identity, but not of what is published: `v` virtual ones, `s` stored ones."""
+    """Whether the identity has generated columns that are not published: `v` virtual ones, `s` stored ones.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a publication should list of a table: the columns that it lists now and those of the key, under the same row filter."""
+    """The column list that a publication should have for a table: its current columns and those of the key,
+    under the same row filter.
+    """
 
     columns: tuple[str, ...]
     row_filter: str | None
     lacks_key: bool
-    """Whether it does not list them all now."""
+    """Whether the current list lacks columns of the key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table that somebody asks for, beside one publication. `oid` and all after it are None or false if there is no such relation."""
+    """A requested table and its state in one publication. `oid` and all fields after it are None or false if
+    there is no such relation.
+    """
 
     name: TableName
     oid: int | None
     kind: str | None
     persistence: str | None
     root: TableName | None
-    """Of a partition: the table that it is a part of."""
+    """The root table, for a partition."""
     is_published: bool
     unidentified: tuple[HeapIdentity, ...]
-    """Where UPDATE and DELETE would fail once it is published: the table itself, or partitions of it."""
+    """The table itself, or partitions of it, on which UPDATE and DELETE would fail once it is published."""
     apart: tuple[str, ...]
-    """Partitions whose changes never enter the log: unlogged or foreign ones."""
+    """Unlogged and foreign partitions, whose changes never enter the log."""
     membership: int | None
-    """Which act put it into the publication by name: taken out and put in again, or put in with another filter, it is another one."""
+    """The OID of the catalog entry that publishes it by name. It changes when the table is removed and added
+    again, or added with another filter.
+    """
     listing: Listing | None
-    """If the publication lists columns, but not all of the key, or of heaps under replica identity FULL."""
+    """Set if the publication has a column list without all of the key, or for heaps with replica identity
+    FULL.
+    """
     listed_full: tuple[HeapIdentity, ...]
-    """Heaps under replica identity FULL of which the publication lists columns: there UPDATE and DELETE fail."""
+    """Heaps with replica identity FULL for which the publication has a column list, so that UPDATE and DELETE
+    fail.
+    """
     owner: str | None
     is_ours: bool
     is_reachable: bool
@@ -115,46 +133,41 @@ def inspect_publication(connection: Connection, name: str) -> Publication | None
 
 
 def inspect_relations(connection: Connection, publication: str, tables: Iterable[TableName]) -> list[Relation]:
-    """All `tables` in name order, in one statement however many there are."""
+    """All `tables` in name order, read with one statement."""
     wanted = sorted(set(tables))
     parameters = {
         "publication": publication,
         "schemas": [table.schema for table in wanted],
         "names": [table.name for table in wanted],
     }
-    rows: list[Any] = connection.execute(query("publication", "relations"), parameters).fetchall()
+    statement = publication_query(connection.info.server_version, "publication", "relations")
+    rows: list[Any] = connection.execute(statement, parameters).fetchall()
     faulty = {row[_OID]: bool(row[_KEYLESS]) for row in rows if row[_KEYLESS] or row[_LISTED_FULL]}
     listings = _inspect_listings(connection, publication, faulty) if faulty else {}
     return [_relation(row, listings.get(row[_OID])) for row in rows]
 
 
 def _inspect_listings(connection: Connection, publication: str, lacking: Mapping[int, bool]) -> dict[int, Listing]:
-    parameters = {"publication": publication, "oids": list(lacking)}
-    rows: list[Any] = connection.execute(query("publication", "listings"), parameters).fetchall()
+    """`LockWaitError` if another session holds one of these tables locked: the server opens a table to print
+    its row filter.
+    """
+    oids = list(lacking)
+    try:
+        with connection.transaction():
+            connection.execute(lock_timeout(LOCK_SECONDS))
+            rows: list[Any] = connection.execute(query("publication", "listings"), {"publication": publication, "oids": oids}).fetchall()
+    except psycopg.errors.LockNotAvailable as error:
+        raise lock_wait_of(connection, oids, f"reading the row filters of publication {publication}", LOCK_SECONDS) from error
     return {oid: Listing(tuple(columns), row_filter, lacking[oid]) for oid, columns, row_filter in rows}
 
 
 def inspect_publisher(connection: Connection, publication: str, relations: Iterable[Relation]) -> str | None:
-    """Of those who own something here: a role that may publish all `relations` in one statement. None if only a superuser may."""
+    """Among the owners of these objects, a role that may publish all `relations` in one statement. None if
+    only a superuser may.
+    """
     parameters = {"publication": publication, "oids": [relation.oid for relation in relations]}
     row: Any = connection.execute(query("publication", "publishers"), parameters).fetchone()
     return None if row is None else row[0]
-
-
-def inspect_memberships(connection: Connection, publication: str, tables: Iterable[TableName]) -> dict[TableName, str]:
-    """For each table that is published: a text that stays the same for as long as it has been in this publication without a break."""
-    found = inspect_publication(connection, publication)
-    if found is None:
-        return {}
-    acts: dict[str, int] = {}
-    if connection.info.server_version >= _SCHEMAS_VERSION:
-        rows: list[Any] = connection.execute(query("publication", "schemas"), {"publication": found.oid}).fetchall()
-        acts = dict(rows)
-
-    def act(each: Relation) -> object:
-        return each.membership or (f"schema-{acts[each.name.schema]}" if each.name.schema in acts else "all")
-
-    return {each.name: f"{found.oid}/{act(each)}" for each in inspect_relations(connection, publication, tables) if each.is_published}
 
 
 def _relation(row: Any, listing: Listing | None) -> Relation:
@@ -183,7 +196,7 @@ def _heaps(rows: Any) -> tuple[HeapIdentity, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Addition:
-    """The one statement that makes a publication hold further tables, and creates it first if need be."""
+    """The statement that adds tables to a publication, or creates it with them."""
 
     publication: str
     statement: sql.Composed
@@ -204,19 +217,19 @@ class Addition:
 
     @property
     def text(self) -> str:
-        """To be pasted."""
+        """The SQL statement, for error messages."""
         return f"{self.statement.as_string()};"
 
     def run(self, connection: Connection, *, keep: bool = True) -> bool:
-        """Run it, and give up if a relation stays locked: an application must not queue up behind us. Without `keep` it is only tried.
-
-        Gives back whether it was done; not if somebody else was faster, so that there is something new to look at.
+        """Run it, and give up if a relation stays locked, so that applications do not queue behind it.
+        Without `keep` it is rolled back. Returns whether it was done; false if another session changed the
+        publication, which must then be inspected again.
         """
         doing = f"adding tables to publication {self.publication}"
         with source_errors(doing):
             try:
                 with connection.transaction(force_rollback=not keep):
-                    connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{LOCK_SECONDS:.0f}s")))
+                    connection.execute(lock_timeout(LOCK_SECONDS))
                     connection.execute(self.statement)
             except psycopg.errors.LockNotAvailable as error:
                 raise self._lock_wait(connection, doing) from error
@@ -229,11 +242,13 @@ class Addition:
 
 
 def drop_table(connection: Connection, publication: str, table: TableName) -> bool:
-    """Take a table out, if it is in by name and this role may; gives back whether that was done. One that stays in does no harm."""
+    """Remove a table from the publication if it is listed by name and this role may; returns whether it was
+    removed. A table that stays does no harm.
+    """
     statement = sql.SQL("ALTER PUBLICATION {} DROP TABLE {}").format(sql.Identifier(publication), _list([table]))
     try:
         with connection.transaction():
-            connection.execute(sql.SQL("SET LOCAL lock_timeout = {}").format(sql.Literal(f"{LOCK_SECONDS:.0f}s")))
+            connection.execute(lock_timeout(LOCK_SECONDS))
             connection.execute(statement)
     except (
         psycopg.errors.UndefinedObject,
@@ -253,3 +268,71 @@ def _list(tables: Iterable[TableName]) -> sql.Composed:
 def drop_publication(connection: Connection, name: str) -> None:
     with source_errors(f"dropping publication {name}"):
         connection.execute(sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(name)))
+
+
+PREFIX = "penstock.ddl"
+"""The prefix of the event trigger's messages."""
+
+_OWN = OwnSchema("penstock_ddl", (OwnTable("secret", {"one": "boolean", "key": "text"}),), ("tell",))
+_TRIGGERS = 2
+_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '10s'"
+
+
+def install_statements() -> str:
+    """The statements for an administrator to run. Running them twice does no harm."""
+    return f"{query('ddl_trigger', 'install').strip()};"
+
+
+def is_installed(connection: Connection) -> bool:
+    """Whether both event triggers exist and are enabled."""
+    row = connection.execute(query("ddl_trigger", "inspect")).fetchone()
+    return row is not None and row[0] == _TRIGGERS
+
+
+def ensure_trigger(connection: Connection, *, keep: bool = True) -> None:
+    """Create what is missing. Raises `PrivilegeError`, with the statements, if this role may not. Without
+    `keep` it is rolled back. Raises `UntrustedObjectError` if the function or its schema belongs to a role
+    that is not trusted, even if everything is installed.
+    """
+    _OWN.check(connection)
+    if is_installed(connection):
+        return
+    with source_errors("creating the event trigger"):
+        try:
+            with connection.transaction(force_rollback=not keep):
+                connection.execute(_LOCK_TIMEOUT)
+                _OWN.lock(connection)
+                _OWN.check(connection)
+                connection.execute(query("ddl_trigger", "install"))
+                _OWN.check(connection)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise PrivilegeError(
+                "this role may not create the event trigger that reports column changes", hint=install_statements()
+            ) from error
+        except psycopg.errors.LockNotAvailable as error:
+            raise LockWaitError("the event trigger could not be created within 10 seconds: another session holds a lock") from error
+
+
+def load_key(connection: Connection) -> bytes | None:
+    """The key that authenticates messages of the event trigger. None if there is no event trigger that signs
+    them.
+    """
+    with source_errors("reading the key of the event trigger"):
+        found = _OWN.check(connection)
+        if found is None or not found.has("secret"):
+            return None
+        try:
+            row = connection.execute(query("ddl_trigger", "key")).fetchone()
+        except psycopg.errors.InsufficientPrivilege as error:
+            role = identifier(Trust.load(connection).role)
+            raise PrivilegeError(
+                "this role may not read the key that signs the messages of the event trigger, so they are ignored",
+                hint=f"GRANT USAGE ON SCHEMA penstock_ddl TO {role}; GRANT SELECT ON penstock_ddl.secret TO {role};",
+            ) from error
+    return None if row is None else str(row[0]).encode()
+
+
+def drop_trigger(connection: Connection) -> None:
+    """Remove it, for all pipelines of the database."""
+    with source_errors("removing the event trigger"):
+        connection.execute(query("ddl_trigger", "remove"))

@@ -1,16 +1,18 @@
-"""The I/O shell of the replication stream.
+"""The replication stream: receive messages, confirm positions, and decide when to read the socket.
 
-`ReplicationStream` owns one connection and one daemon thread. The thread takes raw CopyData messages off the socket, answers keepalives and
-puts the messages, untouched and in order, into a bounded buffer; it never waits for decoding, the spool or Spark. At the buffer's limit it
-stops reading but goes on reporting, so that the server does not take us for dead. Nor do we trust a silent server: when nothing comes it is
-asked for an answer, and without one the connection counts as lost.
-
-How the socket is drained decides the speed; `pace` says how.
+`ReplicationStream` owns one connection and one daemon thread. The thread reads raw CopyData messages from the
+socket, answers keepalives and appends the messages, unchanged and in order, to a bounded buffer. It never
+waits for decoding, the spool or Spark. When the buffer is full it stops reading but continues to send status
+updates, so that the server does not end the connection. If the server sends nothing for some time, the thread
+requests a reply; without one the connection counts as lost. `Pace` decides when the socket is read, which
+determines throughput.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import select
+import socket
 import struct
 import threading
 import time
@@ -27,9 +29,84 @@ from psycopg.pq.abc import PGconn
 from penstock.errors import ConnectionLostError, PublicationError
 from penstock.position import Lsn, Position
 from penstock.postgres.connection import Connection, SourceAddress, connect_replication, replication_command, translate
-from penstock.postgres.pace import Pace
 from penstock.postgres.queries import identifier
-from penstock.postgres.slot import COPY_ANEW, drop_statement
+from penstock.postgres.slot import COPY_AGAIN, drop_statement
+
+_WAIT_SECONDS = 0.05
+_PAUSE_SECONDS = 0.012
+_SHORTEST_PAUSE_SECONDS = 0.001
+_GATHER_SECONDS = 0.001
+_STEADY_SECONDS = 0.008
+_BUSY_WINDOW_SECONDS = 0.005
+_BUSY_MESSAGES = 100
+_LOOPBACK_BUFFER_BYTES = 64_000
+
+
+class Pace:
+    """Decides how long the receive thread of one connection waits before it reads the socket.
+
+    The server sends each row separately. A client that empties the socket at once gets one packet per row,
+    each with its acknowledgement; a client that lets some milliseconds of data queue up gets blocks, at up to
+    twice the rate and with less CPU on both sides. So a busy stream is read in batches with pauses between
+    them, and a quiet one shortly after it becomes readable, when a small transaction has usually arrived
+    completely. With a steady flow of small transactions, a batch is read every few milliseconds: it costs the
+    same for several as for one.
+
+    The place of the queue depends on the transport. On the loopback address it must be the server's send
+    buffer: a small receive buffer closes the TCP window early, and reading opens and refills it in one call.
+    From another machine, refilling takes a round trip, so the queue is the receive buffer, which the system
+    enlarges, and the pause is short enough that it does not fill up. A Unix socket is too small for any
+    pause.
+    """
+
+    def __init__(self, fileno: int) -> None:
+        # A duplicate, so that the socket object does not close libpq's descriptor.
+        with socket.socket(fileno=socket.dup(fileno)) as probe:
+            self._pauses = probe.family != socket.AF_UNIX
+            self._is_loopback = self._pauses and _is_loopback(probe)
+            if self._is_loopback:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LOOPBACK_BUFFER_BYTES)
+        self._fileno = fileno
+        self._readable = select.poll()
+        self._readable.register(fileno, select.POLLIN)
+        self._pause_seconds = _PAUSE_SECONDS
+        self._window_start = time.monotonic()
+        self._window_messages = 0
+
+    def wait(self, count: int, size: int) -> bool:
+        """Wait until it is time to read, for at most some milliseconds; `count` and `size` describe the last
+        batch. Returns whether the socket is readable.
+        """
+        now = time.monotonic()
+        self._window_messages += count
+        is_busy = self._window_messages >= _BUSY_MESSAGES
+        if now - self._window_start > _BUSY_WINDOW_SECONDS:
+            self._window_start, self._window_messages = now, 0
+        if is_busy and self._pauses:
+            time.sleep(self._next_pause_seconds(size))
+            return True
+        is_readable = bool(self._readable.poll(_WAIT_SECONDS * 1000))
+        if is_readable and self._pauses:
+            time.sleep(max(_GATHER_SECONDS, now + _STEADY_SECONDS - time.monotonic()))
+        return is_readable
+
+    def is_readable(self) -> bool:
+        return bool(self._readable.poll(0))
+
+    def _next_pause_seconds(self, size: int) -> float:
+        if not self._is_loopback:
+            with socket.socket(fileno=socket.dup(self._fileno)) as probe:
+                # Small packets take several times their size.
+                room = probe.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) / 4
+            change = min(1.25, max(0.5, room / max(size, 1)))
+            self._pause_seconds = min(_PAUSE_SECONDS, max(_SHORTEST_PAUSE_SECONDS, self._pause_seconds * change))
+        return self._pause_seconds
+
+
+def _is_loopback(connected: socket.socket) -> bool:
+    peer, own = connected.getpeername()[0], connected.getsockname()[0]
+    return bool(peer == own or ipaddress.ip_address(peer.partition("%")[0]).is_loopback)
+
 
 _STATUS = struct.Struct("!cQQQqB")
 _WAL_START = struct.Struct("!Q")
@@ -40,30 +117,33 @@ _INPUT_BUFFER_BYTES = 8_000_000
 _GULP_MESSAGES = 10_000
 _GULP_BYTES = 8 << 20
 _MANY_BYTES = 1 << 18
-"""Decoding fewer takes as long as decoding one."""
-_WAIT_SECONDS = 0.05
+"""Decoding fewer bytes takes as long as decoding one."""
 _LEAVE_SECONDS = 2.0
 _STATUS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
-    """What to stream: `start` is where the caller's own knowledge ends; the server never goes back before what was confirmed."""
+    """The stream to request. It begins at `start`; the server never sends transactions before its confirmed
+    position.
+    """
 
     slot: str
     publication: str
     start: Position
     max_buffer_bytes: int = 128 << 20
     confirmed: Position = Position.ZERO
-    """What the slot has confirmed already. Some servers would let it be moved back; `confirm` does not."""
+    """The slot's confirmed position. Some servers would accept an earlier one; `confirm` never sends one."""
     silence_seconds: float = 60.0
-    """How long the server may say nothing at all, if its wal_sender_timeout is not longer still."""
+    """How long the server may send nothing before the connection counts as lost, unless its
+    wal_sender_timeout is longer.
+    """
     wants_messages: bool = False
-    """Whether the server sends logical messages too."""
+    """Whether the server sends logical messages."""
 
 
 class ReplicationStream:
-    """Receives in the background between `open` and `close`. `take` and `confirm` are for one consumer thread."""
+    """Receives in the background between `open` and `close`. One consumer thread calls `take` and `confirm`."""
 
     def __init__(self, address: SourceAddress, request: StreamRequest) -> None:
         self._address = address
@@ -72,13 +152,13 @@ class ReplicationStream:
         self._pace: Pace
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
-        self._gulps: deque[tuple[list[bytes], int]] = deque()
+        self._batches: deque[tuple[list[bytes], int]] = deque()
         self._buffered_bytes = 0
         self._taken_bytes = 0
         self._failure: BaseException | None = None
         self._stopping = False
         self._confirmed = 0  # the server ignores a zero: nothing is confirmed until `confirm` says so
-        self._told = 0
+        self._reported = 0
         self._received = 0
         self._status_due = 0.0
         self._status_seconds = _STATUS_SECONDS
@@ -89,7 +169,7 @@ class ReplicationStream:
         self.timeline = 0
 
     def open(self) -> None:
-        """Connect and learn who the server is. Nothing flows until `start`."""
+        """Connect and identify the server. No messages flow until `start`."""
         self._connection = connect_replication(self._address, "penstock capture")
         self.system_identifier, timeline, *_ = replication_command(self._connection, "IDENTIFY_SYSTEM", "identifying the server")
         self.timeline = int(timeline)
@@ -99,7 +179,7 @@ class ReplicationStream:
             self._status_seconds = min(_STATUS_SECONDS, timeout_seconds / 4)
             self._silence_seconds = max(self._silence_seconds, timeout_seconds)
         self._pace = Pace(self._connection.pgconn.socket)
-        # libpq's input buffer grows to the largest message and never shrinks: one large value makes room for whole gulps.
+        # libpq's input buffer grows to the largest message and never shrinks: one large value makes room for a whole batch.
         result = self._connection.pgconn.exec_(b"SELECT pg_catalog.repeat('x', %d)" % _INPUT_BUFFER_BYTES)
         if result.status != ExecStatus.TUPLES_OK:
             raise translate(psycopg.errors.error_from_result(result), "making room for the stream")
@@ -120,20 +200,20 @@ class ReplicationStream:
         self._thread.start()
 
     def take(self, timeout_seconds: float, hold_seconds: float = 0.0) -> list[bytes]:
-        """The next messages in order, some ten thousand or some megabytes at most; an empty list if none came in time.
-
-        With `hold_seconds`, they are left to gather for so long, unless that is many already: a caller who can do nothing with them before
-        then saves the cost of each further call. Raises what ended the stream.
+        """The next messages in order, at most about ten thousand or some megabytes; an empty list if none
+        arrived in time. With `hold_seconds`, messages are collected for that long unless there are already
+        many: it saves calls of a consumer that cannot use them earlier. Raises the error that ended the
+        stream.
         """
         with self._changed:
             if hold_seconds > 0:
                 self._changed.wait_for(lambda: self._failure is not None or self._buffered_bytes >= _MANY_BYTES, hold_seconds)
-            elif not self._gulps and self._failure is None:
+            elif not self._batches and self._failure is None:
                 self._changed.wait(timeout_seconds)
-            if self._gulps:
-                messages, size = self._gulps.popleft()
-                while self._gulps and size < _GULP_BYTES and len(messages) + len(self._gulps[0][0]) <= _GULP_MESSAGES:
-                    more, more_bytes = self._gulps.popleft()
+            if self._batches:
+                messages, size = self._batches.popleft()
+                while self._batches and size < _GULP_BYTES and len(messages) + len(self._batches[0][0]) <= _GULP_MESSAGES:
+                    more, more_bytes = self._batches.popleft()
                     messages += more
                     size += more_bytes
                 self._buffered_bytes -= size
@@ -161,7 +241,7 @@ class ReplicationStream:
 
     @property
     def taken_bytes(self) -> int:
-        """The size of all messages that `take` has given out."""
+        """The size of all messages that `take` has returned."""
         return self._taken_bytes
 
     def close(self) -> None:
@@ -194,16 +274,18 @@ class ReplicationStream:
         pgconn = self._connection.pgconn
         self._heard_at = time.monotonic()
         while not self._stopping:
-            is_drained, count, size = self._gulp(pgconn.get_copy_data)
+            is_drained, count, size = self._read_batch(pgconn.get_copy_data)
             self._report_if_due()
             self._wait_for_room()
             if is_drained:
                 self._check_silence(has_heard=self._pace.wait(count, size) or count > 0)
                 self._read(pgconn)
-        self._take_leave(pgconn)
+        self._end_copy(pgconn)
 
     def _read(self, pgconn: PGconn) -> None:
-        """Have libpq read what has arrived. Over TLS a call brings one record, and the server makes one of each row."""
+        """Let libpq read the received data. Over TLS a call reads one record, and the server sends one record
+        per row.
+        """
         pgconn.consume_input()
         if pgconn.ssl_in_use:
             for _ in range(_GULP_MESSAGES):
@@ -211,9 +293,11 @@ class ReplicationStream:
                     return
                 pgconn.consume_input()
 
-    def _take_leave(self, pgconn: PGconn) -> None:
-        """Say what was confirmed last, and end the copy in order: once the server agrees, it has taken note, and the slot is free."""
-        self._report(asks=False)
+    def _end_copy(self, pgconn: PGconn) -> None:
+        """Send the last confirmation and end the copy: once the server acknowledges the end, it has processed
+        the confirmation and the slot is free.
+        """
+        self._report(requests_reply=False)
         pgconn.put_copy_end()
         pgconn.flush()
         deadline = time.monotonic() + _LEAVE_SECONDS
@@ -225,8 +309,10 @@ class ReplicationStream:
                 select.select([pgconn.socket], [], [], _WAIT_SECONDS)
                 pgconn.consume_input()
 
-    def _gulp(self, get: Callable[[int], tuple[int, memoryview]]) -> tuple[bool, int, int]:
-        """Move what libpq has into the buffer. Says whether libpq is drained, how many messages came, and their size."""
+    def _read_batch(self, get: Callable[[int], tuple[int, memoryview]]) -> tuple[bool, int, int]:
+        """Move the messages that libpq holds into the buffer. Returns whether libpq is drained, the number of
+        messages, and their size.
+        """
         messages: list[bytes] = []
         append = messages.append
         size = length = 0
@@ -235,9 +321,9 @@ class ReplicationStream:
             if length <= _KEEPALIVE_BYTES:
                 if length <= 0:
                     break
-                if data[_KEEPALIVE_BYTES - 1]:  # the server wants an answer
+                if data[_KEEPALIVE_BYTES - 1]:  # the server requests a reply
                     self._status_due = 0.0
-            # Bytes, not views: the garbage collector visits every view that is alive, again and again, and spends half the time on that.
+            # Bytes, not memoryviews: the garbage collector would traverse every live view, which takes half of the time.
             append(bytes(data))
             size += length
             if size > _GULP_BYTES:
@@ -252,20 +338,22 @@ class ReplicationStream:
 
     def _hand_over(self, messages: list[bytes], size: int) -> None:
         with self._changed:
-            self._gulps.append((messages, size))
+            self._batches.append((messages, size))
             self._buffered_bytes += size
             self._changed.notify_all()
 
     def _wait_for_room(self) -> None:
-        """Stop reading while the consumer is behind; reporting goes on."""
+        """Stop reading while the consumer is behind; status updates continue."""
         while not self._stopping and self._buffered_bytes > self._request.max_buffer_bytes:
             self._report_if_due()
             with self._changed:
                 self._changed.wait(min(0.1, self._status_seconds))
-            self._heard_at = time.monotonic()  # it is we who did not listen
+            self._heard_at = time.monotonic()  # this side did not read
 
     def _check_silence(self, *, has_heard: bool) -> None:
-        """A connection that is open on our side only never fails by itself; TCP's own checks take minutes, and do not see past a proxy."""
+        """Detect a connection that is open only on this side: it never fails by itself, and TCP's keepalives
+        take minutes and do not see past a proxy.
+        """
         now = time.monotonic()
         silent_seconds = now - self._heard_at
         if has_heard:
@@ -274,30 +362,30 @@ class ReplicationStream:
             raise ConnectionLostError(f"the server has not answered for {silent_seconds:.0f} s")
         elif silent_seconds > self._silence_seconds / 2 and not self._has_asked:
             self._has_asked = True
-            self._report(asks=True)
+            self._report(requests_reply=True)
 
     def _report_if_due(self) -> None:
         if time.monotonic() >= self._status_due:
-            self._report(asks=False)
+            self._report(requests_reply=False)
 
-    def _report(self, *, asks: bool) -> None:
-        """Tell the server where we are; with `asks`, it answers at once."""
+    def _report(self, *, requests_reply: bool) -> None:
+        """Send the received and confirmed positions to the server; with `requests_reply`, request an immediate reply."""
         if self._connection is None:
             return
-        # First, so that a confirmation that comes in meanwhile is not put off.
+        # First, so that a confirmation during the send is not delayed.
         self._status_due = time.monotonic() + self._status_seconds
         confirmed = self._confirmed
-        # Told once: a server that shuts down waits until all it has sent is flushed, if it was told last what is, and that may be never as
-        # long as a target is behind. Of a zero it takes no note, and waits for what we have received.
-        flushed = confirmed if confirmed != self._told else 0
+        # Sent once: a server that shuts down waits until everything it has sent counts as flushed, unless the last message has no flush
+        # position. While a target is behind, that could be never. It ignores a zero, and waits for the received position instead.
+        flushed = confirmed if confirmed != self._reported else 0
         clock = int((time.time() - _POSTGRES_EPOCH_SECONDS) * 1_000_000)
         pgconn = self._connection.pgconn
-        pgconn.put_copy_data(_STATUS.pack(b"r", max(self._received, confirmed), flushed, flushed, clock, asks))
+        pgconn.put_copy_data(_STATUS.pack(b"r", max(self._received, confirmed), flushed, flushed, clock, requests_reply))
         pgconn.flush()
-        self._told = confirmed
+        self._reported = confirmed
 
     def _ended(self) -> None:
-        """The server ended the copy: say why."""
+        """The error for a copy that the server ended."""
         assert self._connection is not None
         result = self._connection.pgconn.get_result()
         if result is not None and result.status == ExecStatus.FATAL_ERROR:
@@ -308,21 +396,25 @@ class ReplicationStream:
         raise ConnectionLostError("the server ended the replication stream")
 
     def _unpublished(self) -> PublicationError:
-        """Servers before 18 decode a change only if there was a publication when it was made, and will stop there again each time."""
+        """The error for changes from before the publication. Servers before 18 decode a change only if the
+        publication existed when it was made, and stop at the same change on every attempt.
+        """
         return PublicationError(
-            f"publication {self._request.publication} did not exist when a change was made that comes next, and the server cannot read on",
+            f"publication {self._request.publication} did not exist when the next change was made, so the server cannot decode it",
             hint=f"{drop_statement(self._request.slot)} CREATE PUBLICATION {identifier(self._request.publication)} FOR TABLE …; "
-            f"unless it is there again; then {COPY_ANEW}",
+            f"unless it exists again; then {COPY_AGAIN}",
         )
 
 
 def plugin_options(request: StreamRequest) -> dict[str, str]:
-    """Options for pgoutput. With protocol version 2 the server sends a long transaction in blocks while it is open.
+    """Options for pgoutput.
 
-    Not with logical messages: inside a block a message names the whole transaction, never the savepoint after which it was
-    sent, so one that is rolled back could not be told from one that commits. Then every transaction comes when it has committed.
+    With protocol version 2 the server sends a long transaction in blocks while it is open. This is off with
+    logical messages: inside a block a message names the whole transaction, not its subtransaction, so
+    messages that are rolled back could not be distinguished from those that commit. Without it, every
+    transaction is sent when it has committed.
 
-    Never two_phase: a prepared transaction comes when it commits, like any other.
+    two_phase is always off: a prepared transaction is sent when it commits, like any other.
     """
     options = {"publication_names": _quoted(request.publication)}
     if request.wants_messages:
@@ -331,13 +423,13 @@ def plugin_options(request: StreamRequest) -> dict[str, str]:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, given how the server prints a setting such as wal_sender_timeout (`1min`, `500ms`, `0`)."""
+    """Seconds, from the server's text of a setting such as wal_sender_timeout (`1min`, `500ms`, `0`)."""
     units = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyz")
     return float(digits or 0) * units.get(text[len(digits) :], 0.001)
 
 
 def _quoted(publication: str) -> str:
-    """As pgoutput's own list of identifiers wants it."""
+    """A name as pgoutput's identifier lists require it."""
     escaped = publication.replace('"', '""')
     return f'"{escaped}"'

@@ -1,7 +1,6 @@
-"""The replication slot: the server's promise to keep what we have not confirmed.
-
-`inspect_slot` reads it, `check_slot` refuses one that cannot be trusted, `ensure_slot` creates it. A slot is created after the
-publication and before any snapshot.
+"""The replication slot, which makes the server keep WAL until the pipeline has confirmed it. `inspect_slot`
+reads it, `check_slot` rejects one that cannot be used, `ensure_slot` creates it. A slot must be created after
+the publication and before any snapshot.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ from penstock.errors import (
 from penstock.lag import OpenTransaction
 from penstock.position import Lsn, Position
 from penstock.postgres.connection import Connection, SourceAddress, connect_replication, replication_command, source_errors
-from penstock.postgres.health import inspect_blockers, log_wait
 from penstock.postgres.queries import query
+from penstock.postgres.server import inspect_blockers, log_wait
 
 PLUGIN = "pgoutput"
 FAILOVER_VERSION = 17
-"""The first one that copies slots to standbys."""
+"""The first version that copies slots to standbys."""
 
-COPY_ANEW = (
-    "copy the tables anew: for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "
-    "for a WalCapture, drop the slot, if it is there, remove the spool, and take a new snapshot"
+COPY_AGAIN = (
+    "copy the tables again: for a pipeline, remove the target tables, their penstock_epochs and the state directory, and run again; "
+    "for a WalCapture, drop the slot if it exists, remove the spool, and take a new snapshot"
 )
 _OTHER_NAME = "choose another name under source.slot (the option slot of the Spark source)"
 _NAME = re.compile(r"[a-z0-9_]{1,63}")
@@ -50,8 +49,8 @@ _REASONS = {
     "wal_removed": "WAL that was still needed has been removed, since the slot held back more than max_slot_wal_keep_size",
     "rows_removed": "catalog rows that were still needed have been vacuumed away on the primary",
     "wal_level_insufficient": "the primary's wal_level was not logical for a while",
-    "idle_timeout": "nobody read it for longer than idle_replication_slot_timeout",
-    "conflicting": "WAL or catalog rows that were still needed are gone; this version of Postgres does not say which",
+    "idle_timeout": "it was not read for longer than idle_replication_slot_timeout",
+    "conflicting": "WAL or catalog rows that were still needed have been removed; this version of Postgres does not report which",
 }
 
 OnWait = Callable[[Sequence[OpenTransaction]], None]
@@ -59,7 +58,7 @@ OnWait = Callable[[Sequence[OpenTransaction]], None]
 
 @dataclass(frozen=True, slots=True)
 class SlotReader:
-    """Who reads the slot now. Without the role pg_monitor, the server does not say all of it."""
+    """The session that reads the slot. Without the role pg_monitor, the server hides some of it."""
 
     pid: int
     application: str | None
@@ -89,9 +88,9 @@ class Slot:
     two_phase: bool = False
     failover: bool = False
     synced: bool = False
-    """Whether it was kept in step with the primary's while this server was a standby."""
+    """Whether it was synchronised from the primary while this server was a standby."""
     invalidation: str | None = None
-    """Why the server has given it up; None while it has not."""
+    """Why the server has invalidated it; None if it is valid."""
     reader: SlotReader | None = None
 
     @property
@@ -101,7 +100,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What must be known about the server before anything is asked of it."""
+    """Properties of the server that decide whether it can be captured."""
 
     wal_level: str
     version: int
@@ -115,10 +114,10 @@ def inspect_server(connection: Connection) -> Server:
 
 
 def server_faults(server: Server) -> Iterator[PenstockError]:
-    """Why no log can be had from this server, all of it; the first is what a run stops with."""
+    """Every reason why this server cannot be captured. A run stops with the first one."""
     if server.in_recovery:
         yield StandbyError(
-            "the server is a standby, on which neither a publication nor a slot's promise can be relied on",
+            "the server is a standby, on which publications and slots are not reliable",
             hint="point source.dsn at the primary; of several hosts, target_session_attrs=read-write in the dsn finds it",
         )
     if server.wal_level != "logical":
@@ -134,18 +133,18 @@ def check_server(server: Server) -> None:
 
 
 def current_position(connection: Connection) -> Position:
-    """Up to where the server has flushed its WAL; everything committed so far lies at or below it."""
+    """The position up to which the server has flushed its WAL. Everything committed so far is at or below it."""
     row: Any = connection.execute(query("replication", "current_lsn")).fetchone()
     return Position.parse(row[0])
 
 
 def nudge(connection: Connection) -> None:
-    """Let the log go on, so that a position comes which is later than all before it, in a database where nothing happens."""
+    """Write a WAL record, so that the position of an idle database moves past everything before."""
     connection.execute(query("replication", "nudge"))
 
 
 def is_slot_name(name: str) -> bool:
-    """The server's own rule, to be known before the server is asked."""
+    """Whether the server accepts the name, checked without asking it."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -184,21 +183,23 @@ def inspect_slot(connection: Connection, name: str) -> Slot | None:
 
 
 def check_slot(slot: Slot, database: str) -> None:
-    """Raise the error that names why this slot cannot be read from, if there is a reason. Being busy is looked at last."""
+    """Raise the error that names why this slot cannot be read, if there is a reason other than a current
+    reader.
+    """
     foreign = _foreign(slot, database)
     if foreign is not None:
         raise foreign
     if slot.invalidation is not None or slot.restart is None:
         reason = slot.invalidation or "unknown"
         raise SlotLostError(
-            f"the server has invalidated slot {slot.name} ({reason}): {_REASONS.get(reason, 'it does not say why')}; "
-            f"what committed after {slot.confirmed} cannot be had any more",
-            hint=f"{drop_statement(slot.name)} then {COPY_ANEW}",
+            f"the server has invalidated slot {slot.name} ({reason}): {_REASONS.get(reason, 'it does not report why')}; "
+            f"what committed after {slot.confirmed} can no longer be read",
+            hint=f"{drop_statement(slot.name)} then {COPY_AGAIN}",
         )
 
 
 def _foreign(slot: Slot, database: str) -> PenstockError | None:
-    name, drop = slot.name, f"or, if nobody needs it, SELECT pg_drop_replication_slot('{slot.name}')"
+    name, drop = slot.name, f"or, if it is not needed, SELECT pg_drop_replication_slot('{slot.name}')"
     if slot.kind != "logical":
         return SlotPhysicalError(f"slot {name} is a {slot.kind} slot, not a logical one", hint=f"{_OTHER_NAME}, {drop}")
     if slot.temporary:
@@ -214,22 +215,22 @@ def _foreign(slot: Slot, database: str) -> PenstockError | None:
         )
     if slot.two_phase:
         return SlotTwoPhaseError(
-            f"slot {name} was created with two_phase: it hands out prepared transactions that may still be rolled back",
+            f"slot {name} was created with two_phase: it sends prepared transactions that may still be rolled back",
             hint=f"{_OTHER_NAME}, {drop}",
         )
     return None
 
 
 def check_idle(slot: Slot) -> None:
-    """Call it last: being busy passes, all else does not."""
+    """Raise if the slot has a reader. Call it after all other checks: only this problem resolves itself."""
     if slot.reader is not None:
         raise SlotBusyError(
             f"slot {slot.name} is being read by server process {slot.reader.describe()}",
-            hint=f"stop that reader; if it is gone and the server has not noticed yet: SELECT pg_terminate_backend({slot.reader.pid})",
+            hint=f"stop that reader; if it has ended and the server has not noticed yet: SELECT pg_terminate_backend({slot.reader.pid})",
         )
     if slot.confirmed == Position.ZERO:
         raise SlotBusyError(
-            f"slot {slot.name} was not created to the end", hint=f"if that lasts: SELECT pg_drop_replication_slot('{slot.name}')"
+            f"slot {slot.name} has not been created completely", hint=f"if that lasts: SELECT pg_drop_replication_slot('{slot.name}')"
         )
 
 
@@ -238,17 +239,17 @@ def check_failover(failover: bool, version: int) -> None:
     if failover and major < FAILOVER_VERSION:
         raise SlotFailoverError(
             f"source.failover is set, and the server is Postgres {major}: slots are copied to standbys from {FAILOVER_VERSION} on",
-            hint="take source.failover out of the configuration, or upgrade the server",
+            hint="remove source.failover from the configuration, or upgrade the server",
         )
 
 
 def inspect_other_slots(connection: Connection, name: str) -> list[str]:
-    """Those of this database that are read as ours are."""
+    """Other logical slots of this database that use pgoutput."""
     return [str(row[0]) for row in connection.execute(query("replication", "other_slots"), {"slot": name})]
 
 
 def drop_statement(name: str) -> str:
-    """To be pasted."""
+    """The SQL statement, for error messages."""
     return f"SELECT pg_drop_replication_slot('{name}');"
 
 
@@ -258,9 +259,8 @@ def drop_slot(connection: Connection, name: str) -> None:
 
 
 def ensure_slot(address: SourceAddress, connection: Connection, name: str, failover: bool = False, on_wait: OnWait = log_wait) -> Slot:
-    """Create the slot if it is not there, and with `failover`, mark it to be copied to standbys.
-
-    Creating waits for the transactions that are open at that moment; `on_wait` is told once a second which they are.
+    """Create the slot if it is missing, and with `failover`, mark it to be copied to standbys. Creating it
+    waits for the transactions that are open at that moment; `on_wait` is called once a second with them.
     """
     check_failover(failover, connection.info.server_version)
     slot = inspect_slot(connection, name)
@@ -274,7 +274,7 @@ def ensure_slot(address: SourceAddress, connection: Connection, name: str, failo
     else:
         return slot
     slot = inspect_slot(connection, name)
-    if slot is None:  # dropped again at once by somebody else
+    if slot is None:  # another session dropped it at once
         raise SlotForeignError(f"slot {name} vanished right after it was created", hint="look for another process that drops it")
     return slot
 

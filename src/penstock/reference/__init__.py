@@ -1,4 +1,4 @@
-"""Reference tables: kept current beside a stream, and joined with it."""
+"""Reference tables: kept current next to a stream, and joined with it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.reference.enrichment import LookupReference, enrich, lookup
-    from penstock.reference.keeping import KeptReference, keep
-    from penstock.reference.keyed import ParquetKeyedTable, PostgresKeyedTable
+    from penstock.reference.keeper import KeptReference, keep
+    from penstock.reference.keyed_tables import ParquetKeyedTable, PostgresKeyedTable
     from penstock.reference.parquet import ParquetReferenceTable
     from penstock.reference.postgres import PostgresReferenceTable
 
@@ -25,20 +25,20 @@ __all__ = [
 ]
 
 _ELSEWHERE = {
-    "KeptReference": "penstock.reference.keeping",
+    "KeptReference": "penstock.reference.keeper",
     "LookupReference": "penstock.reference.enrichment",
-    "ParquetKeyedTable": "penstock.reference.keyed",
+    "ParquetKeyedTable": "penstock.reference.keyed_tables",
     "ParquetReferenceTable": "penstock.reference.parquet",
-    "PostgresKeyedTable": "penstock.reference.keyed",
+    "PostgresKeyedTable": "penstock.reference.keyed_tables",
     "PostgresReferenceTable": "penstock.reference.postgres",
     "enrich": "penstock.reference.enrichment",
-    "keep": "penstock.reference.keeping",
+    "keep": "penstock.reference.keeper",
     "lookup": "penstock.reference.enrichment",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Spark and the database driver are imported only by those who use them.
+    # Spark and the database driver are imported on first use.
     if name in _ELSEWHERE:
         return getattr(import_module(_ELSEWHERE[name]), name)
     raise AttributeError(name)

@@ -1,7 +1,8 @@
-"""`enrich`: the columns of a reference table beside those of a stream, inside a Spark query.
+"""`enrich`: join a stream with a reference table inside a Spark query.
 
-The rows stay in the executors: each batch of the stream goes through one Python function, which finds the rows of the reference table in
-the worker's own copy of it, or looks them up. Nothing is shuffled, and the stream's order is kept.
+One Python function processes each batch of the stream. It finds the rows in the worker's copy of the
+reference table, or looks them up at the source. Spark does not shuffle, and the order of the stream is
+preserved.
 """
 
 from __future__ import annotations
@@ -24,10 +25,9 @@ from pyspark.util import PythonEvalType
 from penstock.change import COMMIT_VERSION
 from penstock.contracts.reference import KeyedReferenceTable
 from penstock.errors import ConfigError
-from penstock.reference.finding import KeptFinder, LookupFinder, ReferenceFinder
-from penstock.reference.joining import Enrichment
-from penstock.reference.keeping import KeptReference
-from penstock.reference.keys import family
+from penstock.reference.history import family
+from penstock.reference.join import Enrichment, KeptFinder, LookupFinder, ReferenceFinder
+from penstock.reference.keeper import KeptReference
 
 _PATIENCE_SECONDS = 120.0
 
@@ -43,15 +43,15 @@ _FAMILIES: dict[type[spark_types.DataType], str] = {
     spark_types.TimestampType: "instant",
     spark_types.TimestampNTZType: "timestamp",
 }
-"""As `keys.family` has them."""
+"""Comparable families of types, as returned by `family`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookupReference:
-    """A table that is asked for rows by key, from the executors, and a cache for each of their workers.
+    """A table that executors query by key, with a cache in each worker.
 
-    What was found counts for `ttl_seconds`, and what was not for `negative_ttl_seconds`; so the result is as old as that, and repeating a
-    batch may give another one. For the row as of a change's own commit, keep the table instead.
+    Found rows are cached for `ttl_seconds`, missing ones for `negative_ttl_seconds`. Results may be that old,
+    and a repeated batch may get others. To join as of a change's own commit, keep the table instead.
     """
 
     table: KeyedReferenceTable
@@ -61,13 +61,15 @@ class LookupReference:
 
     def __post_init__(self) -> None:
         if min(self.ttl_seconds, self.negative_ttl_seconds) < 0 or self.max_entries < 1:
-            raise ConfigError("a cache needs times of 0 or more, and room for one entry", hint="leave them out to have the defaults")
+            raise ConfigError(
+                "cache times must be 0 or more, and the cache must have at least one entry", hint="leave them out for the defaults"
+            )
 
 
 def lookup(
     table: KeyedReferenceTable, *, ttl_seconds: float = 60.0, negative_ttl_seconds: float = 5.0, max_entries: int = 100_000
 ) -> LookupReference:
-    """Look rows up by key, with a cache, in a table that is too large to be kept."""
+    """Look up rows by key, with a cache, in a table that is too large to keep."""
     return LookupReference(table, ttl_seconds, negative_ttl_seconds, max_entries)
 
 
@@ -80,15 +82,16 @@ def enrich(
     prefix: str = "",
     matched: str | None = None,
 ) -> DataFrame:
-    """The stream with columns of a reference table beside its own, null where there is no row: a left join by the reference table's key.
+    """Add columns of a reference table to the stream: a left join by the reference table's key, with nulls
+    for missing rows.
 
-    `on` names the columns of that key, as the stream calls them too, or as `{column of the stream: column of the key}`. `columns` are those
-    that are wanted, by default all but the key, each under its name with `prefix` before it. `matched` names a column that is to say
-    whether there was a row.
+    `on` has the key columns, by their common names or as `{column of the stream: column of the key}`.
+    `columns` are the columns to add, by default all except the key, each with `prefix` before its name.
+    `matched` names a column that is true if a row was found.
 
-    With a table that is kept `as_of_commit`, every change is joined with the table as it was at the change's own commit, also when a batch
-    is repeated; otherwise with the table as it is known when the batch runs. A change that takes rows away gets nulls. A change of the
-    reference table does not bring rows of the stream again.
+    With a table kept `as_of_commit`, every change is joined with the table as of its own commit, even if a
+    batch is repeated; otherwise with the current table. Deletes and truncates get nulls. A change of the
+    reference table does not emit rows of the stream again.
     """
     table, finder, version = _strategy(stream, reference)
     pairs = _pairs(on, table.key)
@@ -115,7 +118,7 @@ def _strategy(stream: DataFrame, reference: KeptReference | LookupReference) -> 
     reference.check()
     if reference.as_of_commit and not _has_long(stream, COMMIT_VERSION):
         raise ConfigError(
-            f"the stream has no column {COMMIT_VERSION}, so nothing can be joined with it as of a commit",
+            f"the stream has no column {COMMIT_VERSION}, so it cannot be joined as of a commit",
             hint="enrich the stream of changes itself, before other steps drop that column, or keep the table without as_of_commit",
         )
     version = COMMIT_VERSION if reference.as_of_commit else None
@@ -128,14 +131,14 @@ def _has_long(stream: DataFrame, name: str) -> bool:
 
 
 def _pairs(on: str | Sequence[str] | Mapping[str, str], key: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """In the order of the key."""
+    """The pairs in key order."""
     if isinstance(on, Mapping):
         given = {key_column: column for column, key_column in on.items()}
     else:
         given = {name: name for name in ([on] if isinstance(on, str) else on)}
     if set(given) != set(key) or len(given) != len(on if not isinstance(on, str) else [on]):
         raise ConfigError(
-            f"a reference table is joined by its key, {', '.join(key)}, and 'on' names {', '.join(given) or 'nothing'}",
+            f"a reference table is joined by its key, {', '.join(key)}, but 'on' has {', '.join(given) or 'nothing'}",
             hint="write on={'column of the stream': 'column of the key'} for every column of the key",
         )
     return tuple((given[name], name) for name in key)
@@ -151,12 +154,12 @@ def _check_types(stream: DataFrame, columns: pa.Schema, pairs: Sequence[tuple[st
             raise ConfigError(
                 f"column {name!r} of the stream is {fields[name].simpleString()}, and {key_column!r} of the reference table "
                 f"{columns.field(key_column).type}: they cannot be compared",
-                hint="cast the column of the stream before",
+                hint="cast the column of the stream first",
             )
 
 
 def _plain(arrow_type: pa.DataType) -> pa.DataType:
-    """The form in which Spark takes values of a type over."""
+    """The type that Spark converts values of this type to."""
     if pa.types.is_large_string(arrow_type):
         return pa.string()
     if pa.types.is_large_binary(arrow_type):
@@ -167,7 +170,7 @@ def _plain(arrow_type: pa.DataType) -> pa.DataType:
 
 
 def _mapped(stream: DataFrame, function: Callable[..., Any], schema: StructType) -> DataFrame:
-    """`stream.mapInArrow`. Where Spark is in this process, that refuses to work without pandas, which it has no use for."""
+    """`stream.mapInArrow` without its check for pandas, which classic Spark requires but does not use here."""
     if not isinstance(stream, ClassicDataFrame):
         return stream.mapInArrow(function, schema)
     whole = UserDefinedFunction(function, schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
@@ -180,7 +183,7 @@ def _spark_type(field: pa.Field) -> spark_types.DataType:
         return from_arrow_type(field.type, prefer_timestamp_ntz=True)
     except PySparkException as error:
         raise ConfigError(
-            f"column {field.name!r} of the reference table is {field.type}, which Spark does not have", hint="choose columns without it"
+            f"column {field.name!r} of the reference table is {field.type}, which Spark does not support", hint="leave it out of columns"
         ) from error
 
 

@@ -1,29 +1,135 @@
-"""A reference table as of any version since its floor: every row's last states, found by key and version.
+"""A reference table at any version since its oldest retained one: row versions indexed by key.
 
-Pure: batches in, places out. A key leads to its newest state, and each state to the one before it, so that a change of now finds its row in
-one step, and one of a moment ago in two. Rows stay in Arrow; a state holds the place of its row, and what is looked up is taken from there
-all at once.
+Two keys are equal if SQL would consider them equal, as far as the decoder can tell. A value that its type
+cannot hold is represented by its exact text. Null equals nothing, so a key with a null is None.
+
+Rows are stored in a few Arrow pieces, each larger than all later ones together. So adding a row copies
+little, and reading a few rows touches only their pieces. A key leads to its newest state, and each state to
+the previous one, so that a current change finds its row in one step. The module does no I/O.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.change import CHANGE_TYPE, COMMIT_VERSION, EXACT, EXACT_TYPE, ORDINAL, UNCHANGED, ChangeType
 from penstock.errors import ReferencePastError, ReferenceTableError
-from penstock.reference.keys import KeyValue, key_values
-from penstock.reference.pieces import RowPieces
+
+KeyValue: TypeAlias = tuple[object, ...]
+
+_NAN = "nan"
+"""NaN equals itself in Postgres, but not in Python."""
+
+
+def key_values(columns: Sequence[pa.Array], names: Sequence[str], exact: pa.Array | None = None) -> list[KeyValue | None]:
+    """The key of each row. `names` are the names of the columns in `exact`, which is the rows' `_exact` if
+    they have one.
+    """
+    values = [_comparable(column) for column in columns]
+    if exact is not None and exact.null_count < len(exact):
+        _insert_exact(values, names, exact)
+    return [None if None in key else key for key in zip(*values, strict=True)]
+
+
+def family(arrow_type: pa.DataType) -> str | None:
+    """The group of types that can be compared with this one; None if values of this type cannot be looked up."""
+    kinds = {
+        "number": pa.types.is_integer(arrow_type) or pa.types.is_decimal(arrow_type),
+        "floating point": pa.types.is_floating(arrow_type),
+        "text": pa.types.is_string(arrow_type) or pa.types.is_large_string(arrow_type),
+        "bytes": pa.types.is_binary(arrow_type) or pa.types.is_large_binary(arrow_type),
+        "boolean": pa.types.is_boolean(arrow_type),
+        "date": pa.types.is_date32(arrow_type),
+        "time of day": pa.types.is_time(arrow_type),
+        "instant": pa.types.is_timestamp(arrow_type) and arrow_type.tz is not None,
+        "timestamp": pa.types.is_timestamp(arrow_type) and arrow_type.tz is None,
+    }
+    return next((name for name, is_it in kinds.items() if is_it), None)
+
+
+def _comparable(column: pa.Array) -> list[Any]:
+    """The values as Python values. Times become numbers, because Python's types have a smaller range than
+    those of Postgres.
+    """
+    if pa.types.is_timestamp(column.type):
+        return list(column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_pylist())
+    if pa.types.is_date32(column.type):
+        return list(column.cast(pa.int32()).to_pylist())
+    if pa.types.is_time(column.type):
+        return list(column.cast(pa.time64("us")).cast(pa.int64()).to_pylist())
+    values = column.to_pylist()
+    if pa.types.is_floating(column.type):
+        return [_NAN if value is not None and math.isnan(value) else value for value in values]
+    return list(values)
+
+
+def _insert_exact(values: list[list[Any]], names: Sequence[str], exact: pa.Array) -> None:
+    for row, entries in enumerate(exact.to_pylist()):
+        for name, text in entries or ():
+            for place, known in enumerate(names):
+                if known == name:
+                    values[place][row] = text
+
+
+class RowPieces:
+    """Rows of one schema, numbered from 0 in insertion order."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._pieces: list[pa.Table] = []
+        self._starts: list[int] = []
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, rows: pa.RecordBatch) -> int:
+        """Append rows; returns the index of the first."""
+        first = self._count
+        if rows.num_rows:
+            self._pieces.append(pa.Table.from_arrays(rows.columns, schema=self._schema))
+            self._starts.append(first)
+            self._count += rows.num_rows
+            self._join()
+        return first
+
+    def take(self, places: pa.Int64Array) -> pa.Table:
+        """The rows at these indexes, in this order; a row of nulls for a null index."""
+        wanted = places.drop_null().to_numpy()
+        owners = np.searchsorted(self._starts, wanted, side="right") - 1
+        order = np.argsort(owners, kind="stable")
+        found = [
+            piece.take(pa.array(wanted[order][owners[order] == number] - start))
+            for number, (piece, start) in enumerate(zip(self._pieces, self._starts, strict=True))
+            if (owners == number).any()
+        ]
+        rows = pa.concat_tables([self._schema.empty_table(), *found]).combine_chunks()
+        # Row i of `rows` belongs at index order[i]; null indexes stay null.
+        where = np.full(len(places), -1, np.int64)
+        at = np.empty(len(wanted), np.int64)
+        at[order] = np.arange(len(wanted))
+        where[~np.asarray(places.is_null(), dtype=bool)] = at
+        return rows.take(pa.array(where, mask=where < 0))
+
+    def _join(self) -> None:
+        while len(self._pieces) > 1 and self._pieces[-2].num_rows <= 2 * self._pieces[-1].num_rows:
+            last = self._pieces.pop()
+            self._starts.pop()
+            self._pieces[-1] = pa.concat_tables([self._pieces[-1], last]).combine_chunks()
 
 
 class _State(NamedTuple):
-    """From `(version, ordinal)` on, the row is the one at `place`; None: there is none.
+    """From `(version, ordinal)` on, the key's row is at index `place`; None if it has no row.
 
-    What was there at the floor, and has not changed since, is a bare place: almost all rows are that.
+    A row unchanged since the floor is a bare index instead of a state, which saves memory for almost all
+    rows.
     """
 
     version: int
@@ -33,30 +139,32 @@ class _State(NamedTuple):
 
 
 class ReferenceHistory:
-    """Filled by one thread, in the order of the changes."""
+    """Row versions by key. One thread applies the changes, in order."""
 
     def __init__(self, columns: pa.Schema, key: Sequence[str], floor: int) -> None:
         self.floor = floor
-        """The version at which the first rows are exact; nothing is known of what was before."""
+        """The version of the initial rows; earlier versions are unknown."""
         self.changes_total = 0
-        """How many changes came after the first rows: what memory goes by, beside them."""
+        """Number of changes after the initial rows. Memory use grows with it."""
         self._schema = row_schema(columns)
         self._key = tuple(key)
         self._newest: dict[KeyValue, _State | int] = {}
         self._emptied: list[tuple[int, int]] = []
         self._rows = RowPieces(self._schema)
         self._moved: tuple[int, int, int | None] | None = None
-        """Version, ordinal and place of the row that the last change deleted."""
+        """Version, ordinal and index of the row that the last change deleted."""
 
     def load(self, rows: pa.RecordBatch) -> None:
-        """Rows as they are at the floor: the table's columns, then `_exact`. All of them come before the first change."""
+        """Load the initial rows, as of the floor: the table's columns, then `_exact`. Call it before the
+        first change.
+        """
         first = self._rows.add(rows)
         for place, key in enumerate(self._keys(rows), first):
             if self._newest.setdefault(key, place) != place:
                 raise twice(self._key)
 
     def apply(self, changes: pa.RecordBatch) -> None:
-        """Changes after all that came before, in order; as a reference table delivers them."""
+        """Apply changes of a reference table, in order."""
         start = 0
         unchanged = changes.column(UNCHANGED)
         if unchanged.null_count < len(unchanged):
@@ -67,7 +175,9 @@ class ReferenceHistory:
         self._apply(changes.slice(start))
 
     def find(self, keys: Sequence[KeyValue | None], versions: Sequence[int] | None = None) -> pa.Int64Array:
-        """For each key, the place of its row as of the version beside it, or as of now; null where there is none."""
+        """For each key, the index of its row as of the given version, or the current one; null if there is
+        none.
+        """
         if versions is None:
             places = [self._place(key, None) for key in keys]
         else:
@@ -77,7 +187,7 @@ class ReferenceHistory:
         return pa.array(places, pa.int64())
 
     def take(self, places: pa.Int64Array) -> pa.Table:
-        """The rows at these places, the table's columns and then `_exact`; all null where the place is."""
+        """The rows at these indexes: the table's columns, then `_exact`; all null for a null index."""
         return self._rows.take(places)
 
     def rows_at(self, version: int) -> pa.Table:
@@ -122,18 +232,18 @@ class ReferenceHistory:
             place += 1
 
     def _is_inserted(self, key: KeyValue, version: int) -> bool:
-        """Whether this very transaction has left a row of that key."""
+        """Whether the current transaction already wrote a row of that key."""
         state = self._newest.get(key)
         return isinstance(state, _State) and state.version == version and self._place(key, None) is not None
 
     def _filled(self, change: pa.RecordBatch) -> pa.RecordBatch:
-        """One change, with the values that it leaves as they were."""
+        """One change, with its unchanged TOAST values filled in from the earlier row."""
         names = frozenset(change.column(UNCHANGED)[0].as_py())
         place = self._place_before(change)
         if place is None:
             raise ReferenceTableError(
-                "a change leaves values of a row as they were, and the reference table does not have that row",
-                hint="remove the directory in which the table is kept, so that it is copied anew",
+                "a change has unchanged TOAST values of a row that the reference table does not have",
+                hint="remove the directory of the stored table, so that it is copied again",
             )
         before = self._rows.take(pa.array([place], pa.int64())).to_batches()[0]
         columns = [before.column(field.name) if field.name in names else change.column(at) for at, field in enumerate(change.schema)]
@@ -143,7 +253,9 @@ class ReferenceHistory:
         return pa.RecordBatch.from_arrays(columns, schema=change.schema)
 
     def _place_before(self, change: pa.RecordBatch) -> int | None:
-        """Where the row stands whose values stay: under its key, or under the one that the change right before this deleted."""
+        """Index of the row with the unchanged values: under its key, or under the key deleted by the
+        preceding change.
+        """
         version, ordinal = (change.column(name)[0].as_py() for name in (COMMIT_VERSION, ORDINAL))
         if self._moved is not None and self._moved[:2] == (version, ordinal - 1) and change.column(CHANGE_TYPE)[0].as_py() == "insert":
             return self._moved[2]
@@ -165,20 +277,18 @@ def row_schema(columns: pa.Schema) -> pa.Schema:
 
 def _too_old(version: int, floor: int) -> ReferencePastError:
     return ReferencePastError(
-        f"a change of version {version} is to be joined with a reference table of which nothing is known before version {floor}",
-        hint="start the query anew, with a new checkpoint, after the reference table has been kept; "
-        "a query that goes on needs the directory in which the table was kept before",
+        f"a change of version {version} is older than the history of the reference table, which starts at version {floor}",
+        hint="restart the query with a new checkpoint, after the reference table has been kept; "
+        "a query that continues needs the directory of the earlier copy",
     )
 
 
 def _without_key(key: Sequence[str]) -> ReferenceTableError:
-    return ReferenceTableError(
-        f"a row of the reference table has no {' and '.join(key)}", hint="name columns as the key of which none is ever null"
-    )
+    return ReferenceTableError(f"a row of the reference table has no {' and '.join(key)}", hint="choose key columns that are never null")
 
 
 def twice(key: Sequence[str]) -> ReferenceTableError:
     return ReferenceTableError(
         f"two rows of the reference table have the same {' and '.join(key)}",
-        hint="name the columns by which its rows can be told apart, or take out the rows that are there twice",
+        hint="choose key columns that identify its rows, or remove duplicate rows",
     )

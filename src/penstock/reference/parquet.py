@@ -1,7 +1,8 @@
-"""`ParquetReferenceTable`: the contract of a reference table, for Parquet files that somebody replaces now and then.
+"""`ParquetReferenceTable`: a reference table of Parquet files that are replaced from time to time.
 
-Files have no log. So their change is the whole table again: a truncate and every row, all of one version, numbered by this side. What was
-there before need not be known for that, and so a checkpoint is small: the number, and a fingerprint of the files.
+Files have no log, so a change of the files delivers the whole table again: a truncate and every row, all with
+one version. The reader numbers the versions. A checkpoint is small: the version, and a fingerprint of the
+files.
 """
 
 from __future__ import annotations
@@ -15,22 +16,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typing_extensions import override
 
+from penstock import storage
 from penstock.change import METADATA_NAMES, ChangeType
 from penstock.contracts.connector import SourceCheckpoint
 from penstock.contracts.reference import ReferenceTableSource, as_changes, as_truncate
 from penstock.errors import CheckpointError, ConfigError, ConnectorStateError, ReferenceUnreadableError, SchemaChangedError
 from penstock.location import absolute_path
-from penstock.spool import storage
 
 _BATCH_ROWS = 10_000
-_ANEW = "start without a checkpoint, which reads the files anew"
+_ANEW = "start without a checkpoint, which reads the files again"
 
 
 class ParquetReferenceTable(ReferenceTableSource):
-    """One Parquet file, or all those in a directory whose names end with `.parquet` and begin with neither `_` nor `.`.
+    """One Parquet file, or all files of a directory whose names end with `.parquet` and begin with neither
+    `_` nor `.`.
 
-    Put another file in the place of a file by renaming it, or let a directory's name lead to another one: then every state is whole. Files
-    that are written in place are read as far as they can be, and read again when they have changed once more.
+    Replace a file by renaming another one, or switch a symbolic link to another directory: then every state
+    is complete. Files written in place are read as far as possible, and read again after their next change.
     """
 
     def __init__(self, path: str | Path, key: Sequence[str]) -> None:
@@ -40,10 +42,10 @@ class ParquetReferenceTable(ReferenceTableSource):
         self._rows: Generator[pa.RecordBatch] | None = None
         self._next: pa.RecordBatch | None = None
         self._version = 0
-        """Of what has been delivered whole."""
+        """The last version that was delivered completely."""
         self._fingerprint: str | None = None
         self._reading = ""
-        """The fingerprint of what is being delivered."""
+        """The fingerprint of the version that is being delivered."""
         self._epoch = 0
         self._has_rows = False
         self._is_used = False
@@ -67,7 +69,7 @@ class ParquetReferenceTable(ReferenceTableSource):
         if self.is_snapshot_complete():
             return None
         if self._rows is None:
-            # Rows that an attempt which broke off has delivered count no more.
+            # Rows of an interrupted attempt are discarded.
             self._begin(ChangeType.SNAPSHOT, emptied=self._has_rows)
         return self._take()
 
@@ -77,10 +79,10 @@ class ParquetReferenceTable(ReferenceTableSource):
 
     @override
     def poll_changes(self) -> pa.RecordBatch | None:
-        """Looks at the files' names, sizes and times, and opens them only if any of these have changed."""
+        """Compare names, sizes and times of the files, and open them only if any of these changed."""
         self._check_open()
         if not self.is_snapshot_complete():
-            raise ConnectorStateError(f"the snapshot of {self._path} is not complete", hint="call poll_snapshot until it gives None")
+            raise ConnectorStateError(f"the snapshot of {self._path} is not complete", hint="call poll_snapshot until it returns None")
         if self._rows is None:
             if self._look() == self._fingerprint:
                 return None
@@ -96,7 +98,9 @@ class ParquetReferenceTable(ReferenceTableSource):
     def restore(self, checkpoint: SourceCheckpoint) -> None:
         self._check_open()
         if self._is_used:
-            raise ConnectorStateError(f"reading of {self._path} has begun, so no checkpoint can be restored", hint="restore first")
+            raise ConnectorStateError(
+                f"reading of {self._path} has started, so no checkpoint can be restored", hint="call restore before the first poll"
+            )
         if checkpoint.metadata.get("key", ",".join(self._key)) != ",".join(self._key):
             raise CheckpointError("the checkpoint is of a table with another key", hint=_ANEW)
         self._epoch = checkpoint.epoch
@@ -104,7 +108,7 @@ class ParquetReferenceTable(ReferenceTableSource):
             try:
                 self._version, self._fingerprint = int(checkpoint.offsets["version"]), checkpoint.offsets["fingerprint"]
             except (KeyError, ValueError) as error:
-                raise CheckpointError("the checkpoint is not one of Parquet files", hint=_ANEW) from error
+                raise CheckpointError("the checkpoint is not one of a Parquet reference table", hint=_ANEW) from error
         self._is_used = True
 
     @override
@@ -115,7 +119,7 @@ class ParquetReferenceTable(ReferenceTableSource):
     # --- reading --------------------------------------------------------------------------------------------------------
 
     def _begin(self, kind: ChangeType, *, emptied: bool) -> None:
-        """All files are opened before the first row goes out: most of what can be wrong with them shows then."""
+        """Open all files before returning the first row, to detect most errors early."""
         self.schema()
         self._reading = self._look()
         stack = ExitStack()
@@ -130,7 +134,7 @@ class ParquetReferenceTable(ReferenceTableSource):
         self._next = self._following()
 
     def _take(self) -> pa.RecordBatch | None:
-        """The batch that waits. Its successor is looked for at once, so that `checkpoint` moves with the last one."""
+        """Return the next batch. Reads one batch ahead, so that `checkpoint` advances with the last one."""
         batch = self._next
         self._has_rows = self._has_rows or batch is not None
         self._next = self._following() if batch is not None else None
@@ -169,19 +173,19 @@ class ParquetReferenceTable(ReferenceTableSource):
     # --- the files ------------------------------------------------------------------------------------------------------
 
     def _files(self) -> list[Path]:
-        if not self._path.is_dir():
+        if not storage.is_directory(self._path):
             return [self._path]
         names = storage.list_files(self._path)
         return [self._path / name for name in names if name.endswith(".parquet") and not name.startswith(("_", "."))]
 
     def _look(self) -> str:
-        marks = [(path.name, *(storage.mark(path) or ())) for path in self._files()]
+        marks = [(path.name, *(storage.file_version(path) or ())) for path in self._files()]
         return hashlib.sha256(repr((str(self._path.resolve()), marks)).encode()).hexdigest()
 
     def _open(self, stack: ExitStack) -> list[pq.ParquetFile]:
         files = self._files()
-        if not files:  # an empty table is a file without rows; a directory without files is one that somebody is filling
-            raise ReferenceUnreadableError(f"there is no Parquet file in {self._path}", hint="put one there, if need be without rows")
+        if not files:  # an empty table has a file without rows; an empty directory is still being filled
+            raise ReferenceUnreadableError(f"no Parquet file in {self._path}", hint="add one; for an empty table, a file without rows")
         try:
             return [stack.enter_context(pq.ParquetFile(path)) for path in files]
         except (OSError, pa.ArrowException) as error:
@@ -191,29 +195,29 @@ class ParquetReferenceTable(ReferenceTableSource):
         # Arrow may quote a value in its message.
         return ReferenceUnreadableError(
             f"the Parquet files at {self._path} cannot be read: {type(error).__name__}",
-            hint="nothing, if they are being written; otherwise put whole files in their place",
+            hint="if they are being written, wait; otherwise replace them with complete files",
         )
 
     def _check_same(self, found: pa.Schema) -> None:
         schema = self.schema()
         if {field.name: field.type for field in found} != {field.name: field.type for field in schema}:
-            raise SchemaChangedError(f"the Parquet files at {self._path} do not have all the same columns as before", hint=_ANEW)
+            raise SchemaChangedError(f"the Parquet files at {self._path} have different columns than before", hint=_ANEW)
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise ConnectorStateError(f"the reference table {self._path} is closed", hint="make another one, and restore its checkpoint")
+            raise ConnectorStateError(f"the reference table {self._path} is closed", hint="create another one and restore its checkpoint")
 
 
 def parquet_columns(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
-    """The columns of files, if they can be a reference table with this key."""
+    """The columns of the files. Raises if they cannot be a reference table with this key."""
     if not key:
-        raise ConfigError("a reference table needs a key", hint="name the columns that tell its rows apart")
+        raise ConfigError("a reference table needs a key", hint="name the columns that identify its rows")
     missing = [name for name in key if name not in schema.names]
     if missing:
         raise ConfigError(f"the Parquet files have no column {missing[0]!r}", hint=f"they have: {', '.join(schema.names)}")
     reserved = sorted(METADATA_NAMES.intersection(schema.names))
     if reserved:
         raise ConfigError(
-            f"the Parquet files have a column named {reserved[0]!r}, a name that changes need for themselves", hint="rename the column"
+            f"the Parquet files have a column named {reserved[0]!r}, which is reserved for metadata of changes", hint="rename the column"
         )
     return pa.schema([pa.field(field.name, field.type) for field in schema])

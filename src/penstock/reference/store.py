@@ -1,38 +1,53 @@
-"""Where a reference table is kept for executors to read: a directory that they and the driver reach.
+"""Files of a stored reference table: state document, row and change files, compaction.
+
+The driver and the executors must be able to reach the directory. Files are written completely and made
+durable before the state refers to them.
 
 ```
-reference.json            what is kept, how far it reaches, and which of the files below count
-base-….parquet            the whole table, exact at the floor
-changes-….parquet         what happened after it, in order
-lock                      held by the one keeper
+reference.json            the state: identity, positions, and the files below that belong to it
+base-….parquet            the whole table, as of the floor
+changes-….parquet         the changes after the floor, in order
+lock                      held by the keeper
 ```
 
-A file counts when `reference.json` names it, which is replaced in one step; so readers see one state of the table or the next, and never
-half a transaction. Files that no longer count stay for a while, for those who have just read an older `reference.json`.
+Only files that `reference.json` names belong to the table. It is replaced atomically, so readers see one
+state or the next, never half a transaction. Unreferenced files stay for a while, for readers that still use
+an older state.
+
+`folded` and `joined` write new files next to the referenced ones and return the state that names them. It
+takes effect when it is stored.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock import storage
+from penstock.change import COMMIT_VERSION, EXACT
 from penstock.contracts.connector import SourceCheckpoint
+from penstock.contracts.reference import reference_schema
 from penstock.errors import CheckpointError, PenstockError, ReferenceStoreError
-from penstock.spool import storage
+from penstock.reference.history import ReferenceHistory
 
 FORMAT = 1
 STATE = "reference.json"
 LOCK = "lock"
 
-_ANEW = "remove the directory, so that the table is copied anew, or name another one"
+_ANEW = "remove the directory, so that the table is copied again, or use another one"
 
 
 @dataclass(frozen=True, slots=True)
 class ChangesFile:
-    """Whole transactions of the versions after `after` and up to `upto`."""
+    """Whole transactions with versions after `after`, up to `upto`."""
 
     name: str
     after: int
@@ -42,7 +57,7 @@ class ChangesFile:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why nothing comes any more, for readers in other processes."""
+    """The error that ended the keeper, for readers in other processes."""
 
     code: str
     message: str
@@ -58,23 +73,23 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """All that `reference.json` says."""
+    """Content of `reference.json`."""
 
     identity: str
-    """Of this copy of the table. One that is made anew in the same directory is another."""
+    """Identity of this copy of the table. A new copy in the same directory has another one."""
     key: tuple[str, ...]
     base: str
     base_rows: int
     floor: int
     reached: int
-    """Everything up to this version is here."""
+    """Everything up to this version is stored."""
     checkpoint: SourceCheckpoint
     changes: tuple[ChangesFile, ...] = ()
     failure: Failure | None = field(default=None)
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the files that count."""
+        """Names of the referenced files."""
         return frozenset({self.base, *(each.name for each in self.changes)})
 
     @property
@@ -98,7 +113,7 @@ class StoreState:
                 )
             return _parse(document)
         except (KeyError, TypeError, ValueError, CheckpointError) as error:
-            raise ReferenceStoreError(f"{where} cannot be understood", hint=_ANEW) from error
+            raise ReferenceStoreError(f"{where} is invalid", hint=_ANEW) from error
 
 
 def _parse(document: dict[str, Any]) -> StoreState:
@@ -113,19 +128,133 @@ def _parse(document: dict[str, Any]) -> StoreState:
 
 
 def load_state(directory: Path) -> StoreState | None:
-    """None if no table is kept there yet."""
-    data = storage.read_bytes(directory / STATE)
+    """None if the directory has no table yet."""
+    data = storage.read(directory / STATE)
     return StoreState.parse(data.decode(), directory / STATE) if data is not None else None
 
 
 def store_state(directory: Path, state: StoreState) -> None:
-    """From here on this is what counts, durably. Files that it names must be durable already."""
-    storage.replace_bytes(directory / STATE, state.to_json().encode())
+    """Publish a state durably. The files it names must be durable already."""
+    storage.put(directory / STATE, state.to_json().encode())
 
 
 def remove_others(directory: Path, kept: Iterable[str]) -> None:
-    """Remove every file of ours but these."""
+    """Remove all files of the store except these."""
     names = {*kept, STATE, LOCK}
     for name in storage.list_files(directory):
         if name not in names and name.startswith(("base-", "changes-", STATE)):
-            storage.remove_file(directory / name)
+            storage.delete(directory / name)
+
+
+class RowFile:
+    """A Parquet file being written. It exists after `finish`, and is removed by `discard`."""
+
+    def __init__(self, directory: Path, kind: str, schema: pa.Schema) -> None:
+        self.name = f"{kind}-{secrets.token_hex(8)}.parquet"
+        self.rows = 0
+        self._path = directory / self.name
+        self._schema = schema
+        storage.ensure_directory(directory)
+        storage.ensure_file(self._path)
+        self._writer = pq.ParquetWriter(self._path, schema, compression="none")
+
+    def write(self, rows: pa.RecordBatch | pa.Table) -> None:
+        """The columns must be in the order of the file."""
+        table = pa.Table.from_arrays(rows.columns, schema=self._schema)
+        self._writer.write_table(table)
+        self.rows += table.num_rows
+
+    def finish(self) -> str:
+        self._writer.close()
+        storage.sync_file(self._path)
+        storage.sync_directory(self._path.parent)
+        return self.name
+
+    def discard(self) -> None:
+        self._writer.close()
+        storage.delete(self._path)
+
+
+def load_history(directory: Path, state: StoreState, upto: int | None = None) -> ReferenceHistory:
+    """The base, and all referenced changes up to a version. Raises `FileNotFoundError` if the state is no
+    longer the newest.
+    """
+    with _opened(directory / state.base) as base:
+        schema = base.schema_arrow
+        history = ReferenceHistory(pa.schema([field for field in schema if field.name != EXACT]), state.key, state.floor)
+        for batch in base.iter_batches():
+            history.load(batch)
+    apply_changes(history, directory, state, after=state.floor, upto=upto)
+    return history
+
+
+def apply_changes(history: ReferenceHistory, directory: Path, state: StoreState, *, after: int, upto: int | None = None) -> None:
+    """Advance a history that has everything up to `after` to the end of the state, or to `upto`."""
+    for batch in read_changes(directory, state.changes, after=after, upto=upto):
+        history.apply(batch)
+
+
+def read_changes(directory: Path, files: Iterable[ChangesFile], *, after: int, upto: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Changes with versions after `after`, up to `upto`, in order."""
+    for each in files:
+        if each.upto <= after or (upto is not None and each.after >= upto):
+            continue
+        with _opened(directory / each.name) as file:
+            for batch in file.iter_batches():
+                versions = batch.column(COMMIT_VERSION)
+                wanted = pc.greater(versions, after)
+                if upto is not None:
+                    wanted = pc.and_(wanted, pc.less_equal(versions, upto))
+                kept = batch.filter(wanted)
+                if kept.num_rows:
+                    yield kept
+
+
+def base_columns(directory: Path, state: StoreState) -> pa.Schema:
+    """The table's own columns."""
+    with _opened(directory / state.base) as base:
+        return pa.schema([field for field in base.schema_arrow if field.name != EXACT])
+
+
+def _opened(path: Path) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        # Arrow may quote a value in its message.
+        raise ReferenceStoreError(
+            f"{path} cannot be read: {type(error).__name__}", hint="remove the directory, so that the table is copied again"
+        ) from error
+
+
+def folded(directory: Path, state: StoreState, floor: int, columns: pa.Schema) -> StoreState:
+    """A new base of the table as of `floor`, and one file with all later changes."""
+    rows = load_history(directory, state, upto=floor).rows_at(floor)
+    base = RowFile(directory, "base", rows.schema)
+    base.write(rows)
+    left = _one_of(directory, state.changes, floor, state.reached, columns)
+    return replace(state, base=base.finish(), base_rows=base.rows, floor=floor, changes=left)
+
+
+def joined(directory: Path, state: StoreState, columns: pa.Schema) -> StoreState:
+    """Join the newest change files, so that each file is more than twice as long as all later ones together.
+    Few files remain, and each change is rewritten only a few times.
+    """
+    first, rows = len(state.changes) - 1, state.changes[-1].rows
+    while first > 0 and state.changes[first - 1].rows <= 2 * rows:
+        first -= 1
+        rows += state.changes[first].rows
+    kept, newest = state.changes[:first], state.changes[first:]
+    return replace(state, changes=(*kept, *_one_of(directory, newest, newest[0].after, newest[-1].upto, columns)))
+
+
+def _one_of(directory: Path, files: Sequence[ChangesFile], after: int, upto: int, columns: pa.Schema) -> tuple[ChangesFile, ...]:
+    """A file with all changes after a version; None if there are none."""
+    file = RowFile(directory, "changes", reference_schema(columns))
+    for batch in read_changes(directory, files, after=after):
+        file.write(batch)
+    if file.rows:
+        return (ChangesFile(file.finish(), after, upto, file.rows),)
+    file.discard()
+    return ()

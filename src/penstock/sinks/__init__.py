@@ -1,1 +1,1 @@
-"""Where changes go. A sink commits a table's data and its position in one atomic act."""
+"""Sinks: write targets. A sink commits a table's data and its position in one commit."""

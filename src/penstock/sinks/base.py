@@ -1,149 +1,214 @@
-"""What a sink promises.
+"""The sink contract: targets, snapshots, epochs and maintenance.
 
-A sink owns the position: `Target.applied` is read from the target itself, where `finish_snapshot` and `apply` put it in the same commit
-as the data. All methods run in the driver; `apply` of different tables may run in different threads at the same time.
+A sink commits a table's data and its position in one commit, and owns the position: `Target.applied` is read
+from the target itself. All methods run in the driver. `apply` may run for different tables in different
+threads at the same time.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pyarrow as pa
+from typing_extensions import override
 
 from penstock.change import ChangeCounts
-from penstock.errors import PenstockError, SinkRefusedError, TargetRewoundError
+from penstock.errors import PenstockError, SchemaChangedError, SinkRefusedError, TargetRewoundError, UnsupportedTableError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.layout import Mode
-from penstock.sinks.origin import Origin
-from penstock.spool.range import FileSlice
+from penstock.sinks.lineage import Origin
+from penstock.sinks.modes import Mode
+from penstock.sinks.slice_reader import slices_upto
+from penstock.spool.reader import FileSlice
+from penstock.storage.temporary import is_case_sensitive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from penstock.sinks.alterations import Alteration
     from penstock.sinks.evolution import Evolution
-    from penstock.sinks.views import View
+    from penstock.sinks.lineage import Alteration
+    from penstock.sinks.row_values import View
+
+
+_TIMES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceSettings:
+    """Maintenance of Delta tables."""
+
+    compact_after: int = 64
+    """Number of small files from which they are compacted into one; 0: no compaction."""
+    checkpoint_after: int = 50
+    """Commits between Delta checkpoints; 0: no checkpoints."""
+    keep_seconds: float | None = 7 * 86400.0
+    """Age from which files and versions are removed; None: nothing is removed."""
+    versions: int = 20_000
+    """Maximum number of versions to keep. Versions younger than `hold_seconds` are kept in any case."""
+    hold_seconds: float = 3600.0
+    vacuum_every_seconds: float = 86400.0
+
+
+class Cooldown:
+    """Pause after a task for ten times its duration, so that it takes at most a tenth of the time, however
+    large a table is.
+    """
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until
+
+    @contextmanager
+    def after(self) -> Iterator[None]:
+        """Start the pause at the end of the block, even if it fails."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            ended = time.monotonic()
+            self._until = ended + _TIMES * (ended - started)
+
 
 SHADOWS = "penstock_shadows"
-"""The name under which shadows of tables stand, above the pipeline's own."""
+"""The directory or namespace of the copies that resyncs fill, above the pipeline's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A table as it stands in the target: how far it is, and what it was made from."""
+    """The state of a target table: its applied position, and the source columns of its columns."""
 
     table: TableName
     source_oid: int
     key: tuple[str, ...]
     schema: pa.Schema
     applied: Position | None
-    """None: the table was begun, and its first snapshot never finished."""
+    """None if the first snapshot did not finish."""
     mode: Mode = Mode.MIRROR
     origin: Origin | None = None
-    """From which columns of the source its own are; None: nobody wrote it down."""
+    """The source column of each column; None if not recorded."""
     copy: str | None = None
-    """Tells the copy of the source that it began with from any other; None: nobody wrote it down. A shadow's goes with its rows."""
+    """Identifies the snapshot of the first rows; None if not recorded. A resync replaces it together with the
+    rows.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlace:
-    """Where and how executors write a table's snapshot files. Travels to the executors."""
+    """Where and how executors write a table's snapshot files. Sent to the executors."""
 
     directory: str
     schema: pa.Schema
-    """With the names that the files must carry, which need not be the table's own."""
+    """With the column names used in the files, which may differ from the table's."""
     prefix: str
     values: tuple[tuple[str, str | int | bool | None], ...] = ()
-    """Columns that are the same in every row, by the name in `schema`; the chunks have all others. Times are texts."""
+    """Columns with one value for all rows, by their name in `schema`. The chunks have all other columns.
+    Times are texts.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFile:
-    """One written file, as its executor reports it."""
+    """A written file, as its executor reports it."""
 
     name: str
     rows: int
     bytes: int
     stats: str
-    """Column statistics, in the sink's own form."""
+    """Column statistics, in the sink's own format."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedRows:
-    """What happened to a table between the first and the last fence of its snapshot: every row under these keys is replaced."""
+    """Rows that changed between the first and the last fence of a snapshot. Every row with one of these keys
+    is replaced.
+    """
 
     keys: str
-    """A directory of Parquet files: `match_<j>` and `match_text_<j>` for each column of the key, each key once."""
+    """A directory of Parquet files with each key once: `match_<j>` and `match_text_<j>` for each column of
+    the key.
+    """
     rows: tuple[str, ...]
-    """Parquet files of the rows that are there at the last fence: `value_<i>` for each column, and `_exact`."""
+    """Parquet files with the rows at the last fence: `value_<i>` for each column, and `_exact`."""
     is_made: bool = False
-    """Whether all that is to be done to them on their way has been done."""
+    """Whether the transform has already been applied to them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableChanges:
-    """What one epoch brings to one table: changes after its applied position, up to the epoch's end."""
+    """The changes of one table in an epoch: those after its applied position, up to the end of the epoch."""
 
     table: TableName
     slices: Sequence[FileSlice]
     counts: ChangeCounts
     views: Mapping[TableSchema, View] = field(default_factory=dict)
-    """How the changes of each shape are read; empty: all of them have the target's columns."""
+    """How to read the changes of each schema version; empty: all have the columns of the target."""
     evolution: Evolution | None = None
-    """What the target has to become for them."""
+    """The schema change that the target has to follow with these changes."""
     alterations: Sequence[Alteration] = ()
-    """What was told of tables that were altered meanwhile, this one and others."""
-    at_once: bool = False
-    """They come with one commit: what else counts with it must not count for a part of them."""
+    """Hints from the DDL trigger about tables that were altered during the epoch, this one and others."""
 
     @property
     def schemas(self) -> list[TableSchema]:
-        """The versions of the source's schema among the changes, oldest first; one that came back is there again."""
+        """The schema versions among the changes, oldest first. A version that was restored appears again."""
         return [version for version, _ in groupby(slice.file.schema for slice in self.slices)]
 
 
 ChunkWriter = Callable[[Iterator[pa.RecordBatch], SnapshotPlace, int, Position], tuple[SnapshotFile, Position]]
-"""Puts the rows of a chunk where the target wants them: the rows, the place, the chunk's number, and the fence that it is read under.
+"""Writes the rows of a chunk to the target: rows, place, number of the chunk, and the fence at which it is
+read.
 
-Gives what was written, and the fence that its rows were read under: an earlier one, if another attempt at the chunk was first. In that case
-the rows are not asked for. Runs on an executor.
+Returns the written file and the fence of its rows, which is an earlier one if another attempt wrote the chunk
+first. In that case the rows are not read. Runs on an executor.
 """
 
 
-def rewound(place: str, table: TableName, applied: Position | None, known: Position) -> TargetRewoundError:
-    """The target at `place` holds less than this run has seen in it: it was dropped, replaced or restored to an older version.
+def rewound_error(place: str, table: TableName, applied: Position | None, known: Position) -> TargetRewoundError:
+    """The error for a target that holds less than this run has applied: it was dropped, replaced or restored
+    to an older version.
 
-    What it lacks was released when it was applied, so that only a new copy can bring it back.
+    The missing changes have been released, so only a resync can restore them.
     """
-    holds = "is gone, or was never filled" if applied is None else f"holds {table} only up to {applied}"
+    holds = "does not exist, or its first snapshot did not finish" if applied is None else f"holds {table} only up to {applied}"
     return TargetRewoundError(
-        f"{place} {holds}, and was at {known}: it was dropped, replaced or restored to an older version",
+        f"{place} {holds}, but was at {known}: it was dropped, replaced or restored to an older version",
         hint=f"penstock tables resync CONFIG {table}",
     )
 
 
 class Targets(ABC):
-    """What can be asked of a sink before anything is written, and without Spark."""
+    """The operations of a sink that need no Spark and write no data."""
 
     @abstractmethod
     def load_target(self, table: TableName) -> Target | None:
-        """Read how the table stands. None if there is nothing. Raises `TargetForeignError` for what another pipeline wrote."""
+        """Load the state of a target. None if there is none. Raises `TargetForeignError` if another pipeline
+        wrote it.
+        """
 
     @abstractmethod
     def describe(self, table: TableName) -> str:
-        """How to find the table, for people."""
+        """The location of the table, for messages."""
 
     @abstractmethod
-    def tells_apart(self, one: TableName, other: TableName) -> bool:
-        """Whether these two tables, whose names differ only in case, have a place each. Asked at start, before anything is written."""
+    def are_distinct(self, one: TableName, other: TableName) -> bool:
+        """Whether two tables whose names differ only in case get different locations. Called at start, before
+        any write.
+        """
 
     def find_problems(self, tables: Collection[TableName]) -> list[PenstockError]:
-        """What would keep a run from writing to these; for a check, which tries besides whether the target can be written to at all."""
+        """Problems that would prevent a run from writing to these tables. `penstock check` tests write access
+        separately.
+        """
         del tables
         return []
 
@@ -151,128 +216,239 @@ class Targets(ABC):
 class Sink(Targets):
     @abstractmethod
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
-        """Make room for a snapshot: create the table if need be, drop what an unfinished one left. Idempotent."""
+        """Create the table if necessary and remove files of an unfinished snapshot. Idempotent."""
 
     @property
     def chunk_writer(self) -> ChunkWriter | None:
-        """How executors write the chunks of a snapshot; None: to Parquet files in the directory of the place."""
+        """How executors write the chunks of a snapshot; None: to Parquet files in the directory of the
+        place.
+        """
         return None
 
     def writer_for(self, schema: TableSchema) -> ChunkWriter | None:
-        """The same for the chunks of one table of the source."""
+        """The chunk writer for one table of the source."""
         del schema
         return self.chunk_writer
 
     @abstractmethod
     def can_resume_snapshot(self, schema: TableSchema, place: SnapshotPlace, files: Sequence[SnapshotFile]) -> bool:
-        """Whether a snapshot that was begun at `place` can go on there: the table still waits for it, and `files` are as they were."""
+        """Whether an unfinished snapshot at `place` can continue: the table has no position yet, and `files`
+        are unchanged.
+        """
 
     @abstractmethod
     def finish_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position) -> None:
-        """Make the table exactly `files`, and its applied position `fence`, in one commit."""
+        """Replace the content of the table by `files`, and set its applied position to `fence`, in one
+        commit.
+        """
 
     @abstractmethod
     def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
-        """Make the table `files` with the rows of `changed` in place of theirs, and its applied position `fence`.
+        """Fill the table with `files`, replace the rows in `changed`, and set the applied position to
+        `fence`.
 
-        The replacement and the position are one commit. Until that the table has no applied position, and a repeated call, with whatever
-        is changed by then, comes to the same.
+        The replacement and the position are one commit. Before it, the table has no applied position, and the
+        call can be repeated with other `changed` rows.
         """
 
     @abstractmethod
     def drop(self, table: TableName) -> None:
-        """Remove the table and all that it holds."""
+        """Remove the table and its content."""
 
     def adopt(self, schema: TableSchema) -> bool:
-        """Take what stands in the place of the table, and is not of this pipeline, for the pipeline's own, unfilled. Its rows stay for now.
+        """Take over a table that this pipeline did not create. Its rows stay for now, and it has no applied
+        position.
 
-        Gives whether they are to be replaced by a shadow (see `replace`); if not, `finish_snapshot` does that in its commit. Raises if the
-        columns do not fit.
+        Returns whether a resync has to replace the rows (see `replace`); otherwise `finish_snapshot` replaces
+        them. Raises if the columns do not fit.
         """
-        raise SinkRefusedError(f"{self.describe(schema.name)} cannot be adopted in this kind of sink", hint="set existing: replace for it")
+        raise SinkRefusedError(
+            f"{self.describe(schema.name)} cannot be adopted in this kind of sink", hint="set existing: replace for this table"
+        )
 
     def remove_foreign(self, table: TableName) -> None:
-        """Remove what stands in the place of the table, whoever wrote it."""
+        """Remove a table that this pipeline did not create."""
         self.drop(table)
 
     @abstractmethod
-    def disown(self, table: TableName) -> None:
-        """What the target holds no longer counts as a copy; a table that is mirrored again is copied anew. The rows stay."""
+    def release_ownership(self, table: TableName) -> None:
+        """Remove the applied position, so that the table is no longer a copy of the source. The rows stay."""
 
     @abstractmethod
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
-        """Make the table what `shadow`, a sink of the same kind, holds of it, and its applied position `position`, in one commit.
+        """Replace the content of the table by what `shadow`, a sink of the same kind, holds of it, and set
+        the position, in one commit.
 
-        A table that has the shadow's `copy` and is at `position` has been replaced; one that was not, whatever was tried, is none such.
+        The replacement succeeded if and only if the table has the `copy` of the shadow and is at `position`.
         """
 
     def prepare_replace(self, table: TableName, shadow: Sink) -> None:
-        """Do beforehand what takes long of `replace`, for a shadow that may still get more changes. The table stays as it is.
+        """Do the slow part of `replace` in advance. The shadow may still receive changes; the table is not
+        changed.
 
-        Called by the thread that copies, beside the epochs, perhaps more than once.
+        Called by the snapshot thread while epochs are applied, possibly more than once.
         """
         del table, shadow
 
     def cancel_replace(self, table: TableName, shadow: Sink) -> None:
-        """Remove what `prepare_replace` left and `replace` did not use. Called before the shadow is dropped, whether it was used or not."""
+        """Remove what `prepare_replace` created and `replace` did not use. Called before the shadow is
+        dropped, in any case.
+        """
         del table, shadow
 
     @abstractmethod
     def shadow(self, copy: str) -> Sink:
-        """A sink of the same kind with room of its own for one copy, known as `copy`, that is to take a table's place (see `replace`)."""
+        """A sink of the same kind that a resync fills. `copy` identifies the new copy (see `replace`)."""
 
     @abstractmethod
     def drop_shadows(self) -> None:
-        """Remove what is left of shadows. Called at the start of a run, when there are none."""
+        """Remove shadows of earlier runs. Called at the start of a run."""
 
     @abstractmethod
     def version_at(self, table: TableName, position: Position) -> int | None:
-        """The newest version of the table that holds nothing of the pipeline's beyond `position`; None if there is none any more."""
+        """The newest version of the table with no changes of the pipeline after `position`; None if it no
+        longer exists.
+        """
 
     @abstractmethod
     def read(self, table: TableName, version: int | None = None) -> DataFrame:
-        """The table's rows, of one version or as they are now: the source's columns and `_exact`, and what a mode adds."""
+        """The table's rows at one version, or now: the source's columns, `_exact`, and the columns of the
+        mode.
+        """
 
     def read_small(self, table: TableName, version: int | None, limit_bytes: int) -> pa.Table | None:
-        """The same rows read by this process, without Spark. None: they take more memory than that, or only Spark can read them."""
+        """Read the same rows in this process, without Spark. None: they exceed the limit, or only Spark can
+        read them.
+        """
         del table, version, limit_bytes
         return None
 
     @abstractmethod
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
-        """Apply one epoch and set the applied position to `end`, in one commit. A repeated or older epoch changes nothing.
+        """Apply one epoch and set the applied position to `end`, in one commit. A repeated or older epoch
+        changes nothing.
 
-        With `changes.evolution`, which `can_evolve` was asked about, the target becomes that in the same commit.
+        The same commit applies `changes.evolution`, for which `can_evolve` returned True.
         """
 
-    def slowed(self, table: TableName) -> PenstockError | None:
-        """A warning about what makes the epochs of this table slow, as far as the last one showed; None if nothing does."""
+    def slow_warning(self, table: TableName) -> PenstockError | None:
+        """A warning about the reason why epochs of this table are slow, as of the last epoch; None if they
+        are not.
+        """
         del table
         return None
 
     def steps(self, slices: Sequence[FileSlice], end: Position) -> list[Position]:
-        """Where the commits end by which `apply` would bring these; the last at `end`. With `at_once` it is one."""
+        """The positions at which commits of these changes should end; the last is `end`. See
+        `apply_in_steps`.
+        """
         del slices
         return [end]
 
-    def find_refused(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
-        """After `ValuesRefusedError`: which changes the target refuses, by commit version and ordinal, and why. Nothing is written."""
+    def find_rejected(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
+        """After `ValuesRefusedError`: the rejected changes, by commit version and ordinal, with the reason.
+        Writes nothing.
+        """
         del target, changes, end
         return {}
 
     def can_evolve(self, target: Target, evolution: Evolution) -> bool:
-        """Whether the target's columns can be changed in place; if not, the table is copied anew. Called right before `apply`."""
+        """Whether the target's columns can be changed in place; otherwise the table is resynced. Called right
+        before `apply`.
+        """
         del target, evolution
         return False
 
     def maintain(self, table: TableName) -> None:
-        """Do what is due to keep the table quick to read and its place from filling up; quick itself where nothing is.
+        """Do the maintenance that is due; return quickly if none is. Rows and positions do not change.
 
-        Called again and again for every table that streams, by one thread, while epochs are applied, which must neither wait for it nor
-        fail by it. No row changes, and no position. What it raises is logged; it may be cut off anywhere.
+        One thread calls it repeatedly for every streaming table while epochs are applied. Epochs must not
+        wait for it or fail because of it. Errors are logged. The process may be stopped at any point of it.
         """
         del table
 
     def close(self) -> None:
-        """Called at the end of a run. What the sink holds on to, a lock or a connection, is let go; it may be used again."""
+        """Release locks and connections at the end of a run. The sink may be used again."""
         return
+
+
+def apply_in_steps(sink: Sink, changes: TableChanges, end: Position, apply: Callable[[TableChanges, Position], object]) -> None:
+    """Call `apply` for each part of the changes that the sink commits separately, with the end position of
+    the part.
+
+    A table that was paused, or waited for its snapshot, may have more changes than one commit should hold. At
+    the end of each part the target equals the source. A schema change is one commit with all changes.
+    """
+    ends = [end] if changes.evolution is not None else sink.steps(changes.slices, end)
+    if len(ends) == 1:
+        apply(changes, end)
+        return
+    for upto in ends:
+        apply(replace(changes, slices=tuple(slices_upto(changes.slices, upto))), upto)
+
+
+def check_changes(target: Target, mode: Mode, changes: TableChanges, place: str) -> None:
+    """Raise if the target does not have the columns of the changes, or has another mode than the configured
+    one.
+    """
+    if target.mode is not mode:
+        raise SchemaChangedError(
+            f"table {target.table} has the mode {target.mode}, but {mode} is configured",
+            hint=f"penstock tables resync {target.table}, or configure the mode {target.mode} again",
+        )
+    for schema in changes.schemas:
+        found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
+        is_same = schema.key == target.key and found.equals(target.schema)
+        if schema not in changes.views and (schema.oid != target.source_oid or not is_same):
+            raise SchemaChangedError(
+                f"table {target.table} changed its columns, its key or its identity, and the target cannot follow that",
+                hint=f"remove {place} and restart the pipeline to copy the table again",
+            )
+
+
+EPOCHS = "penstock_epochs"
+DEAD_LETTERS = "penstock_dead_letters"
+SNAPSHOTS = "penstock_snapshots"
+SCRATCH = "penstock_scratch"
+READS = "penstock_reads"
+RESERVED = frozenset({EPOCHS, DEAD_LETTERS, SNAPSHOTS, SCRATCH, READS, SHADOWS})
+"""Names of a pipeline's own directories, next to those of schemas. A schema with such a name would share a
+directory.
+"""
+
+
+def reserved_schema(table: TableName) -> UnsupportedTableError | None:
+    """The reason why a table of this schema cannot be written to a lake; None if it can."""
+    if table.schema.casefold() not in RESERVED:
+        return None
+    return UnsupportedTableError(
+        f"table {table} cannot be mirrored: the target has a directory {table.schema} for files of pipelines",
+        hint="route the table to another schema with into: in a rule for it, rename the schema at the source, or exclude it",
+    )
+
+
+def directory_name(name: str) -> str:
+    """A directory name, unique for each name. The escape character is a tilde, because delta-rs decodes
+    percent signs in paths.
+    """
+    escaped = quote(name, safe=" ").replace("~", "~7E").replace("%", "~")
+    return f"~2E{escaped[1:]}" if escaped.startswith(".") else escaped
+
+
+class DirectoryTargets(Targets):
+    """The tables of one pipeline under `root`, one directory each."""
+
+    def __init__(self, root: Path, pipeline: str) -> None:
+        self._root = root
+        self._pipeline = pipeline
+
+    def path(self, table: TableName) -> Path:
+        return self._root / directory_name(table.schema) / directory_name(table.name)
+
+    @override
+    def describe(self, table: TableName) -> str:
+        return str(self.path(table))
+
+    @override
+    def are_distinct(self, one: TableName, other: TableName) -> bool:
+        return is_case_sensitive(self._root)

@@ -1,32 +1,78 @@
-"""What a target has to become so that it can take in changes of other shapes than its own, or that nothing but a new copy will do.
+"""Schema evolution: plan how a target must change to accept changes with another schema, or that the table
+must be resynced.
 
-Pure. The target follows to the last of the shapes; changes of earlier ones are read as that one has them: under the names of today, and
-with the values that the source gave to rows which were there when a column was added. Whatever cannot be told for certain is a reason to
-copy the table anew, never a guess.
+All functions are pure. The target gets the columns of the last schema version. Changes of earlier versions
+are read with these columns: under their current names, and with the default value of columns that were added
+later. If the log does not show for certain what changed, the table is resynced.
 
-Columns that are dropped stay in the target as they are, and are null in rows that come later. If their name is given again, they make room.
+`ALTER … TYPE … USING` can replace any value, and no log shows it. A change for which the server does not
+rewrite the rows cannot have done that. A change to a wider numeric type always rewrites them; it is treated
+as value-preserving, since it almost always is.
+
+Dropped columns stay in the target and are null in later rows. If their name is used again, they are renamed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property
 
 import pyarrow as pa
 
 from penstock.change import METADATA_NAMES
-from penstock.postgres.attributes import CatalogShape
+from penstock.postgres.catalog import CatalogShape
+from penstock.postgres.types.registry import BUILTIN_TYPES
 from penstock.postgres.types.rows import decode_readable
 from penstock.schema import Attributes, Column, TableSchema
-from penstock.sinks.lineage import Numbering, Numbers, Told, trace
-from penstock.sinks.origin import Origin, OriginColumn
-from penstock.sinks.type_changes import TypeChange, compare_types
-from penstock.sinks.views import View
+from penstock.sinks.lineage import DdlHint, Numbering, Numbers, Origin, OriginColumn, trace
+from penstock.sinks.row_values import View
+
+_INTEGERS = tuple(BUILTIN_TYPES[name][0] for name in ("int2", "int4", "int8"))
+_FLOATS = tuple(BUILTIN_TYPES[name][0] for name in ("float4", "float8"))
+_NUMERIC = BUILTIN_TYPES["numeric"][0]
+_TEXTS = frozenset(BUILTIN_TYPES[name][0] for name in ("text", "varchar"))
 
 
-class CopyAnew(Exception):
-    """The target cannot follow; the words say why. Never leaves the pipeline."""
+class TypeChange(Enum):
+    NONE = auto()
+    """Same type, all values unchanged."""
+    WIDER = auto()
+    """A wider type, all values unchanged."""
+    OTHER = auto()
+    """Unknown."""
+
+
+def compare_types(before: tuple[int, int, pa.DataType], after: Column, *, is_rewritten: bool) -> TypeChange:
+    """Compare type, modifier and Arrow type of one column. `is_rewritten`: the server rewrote all rows in
+    between.
+    """
+    oid, modifier, arrow_type = before
+    if (oid, modifier, arrow_type) == (after.type_oid, after.type_modifier, after.arrow_type):
+        return TypeChange.NONE
+    if _is_wider_number(oid, after.type_oid):
+        return TypeChange.WIDER
+    if arrow_type == after.arrow_type:
+        alike = oid == after.type_oid or {oid, after.type_oid} <= _TEXTS
+        return TypeChange.NONE if alike and not is_rewritten else TypeChange.OTHER
+    if oid == after.type_oid == _NUMERIC and _is_wider_decimal(arrow_type, after.arrow_type) and not is_rewritten:
+        return TypeChange.WIDER
+    return TypeChange.OTHER
+
+
+def _is_wider_number(before: int, after: int) -> bool:
+    return any(before in kind and after in kind and kind.index(before) < kind.index(after) for kind in (_INTEGERS, _FLOATS))
+
+
+def _is_wider_decimal(before: pa.DataType, after: pa.DataType) -> bool:
+    if not pa.types.is_decimal128(before) or not pa.types.is_decimal128(after):
+        return False
+    return bool(before.scale == after.scale and before.precision < after.precision)
+
+
+class ResyncRequired(Exception):
+    """The target cannot follow a schema change; the message has the reason. Handled inside the pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +80,36 @@ class AddedColumn:
     name: str
     arrow_type: pa.DataType
     fill: pa.Scalar
-    """What all rows have in it that were there before, those that are kept of former times too; null or not."""
+    """The default value of existing rows, also of rows looked up in older data; may be null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """The target's columns become `columns`; all at once, since names may be swapped."""
+    """A schema change of a target. All columns change at once, since names may be swapped."""
 
     columns: pa.Schema
-    """The source's, as the target has them from then on, those that were dropped among them."""
+    """The source's columns as the target has them afterwards, dropped ones included."""
     key: tuple[str, ...]
     origin: Origin
     renamed: Mapping[str, str]
-    """By its name so far, what a column is called from then on; also those that make room."""
+    """The new name of each renamed column, by its old name. Includes dropped columns whose name is used
+    again.
+    """
     added: tuple[AddedColumn, ...]
     widened: Mapping[str, pa.DataType]
-    """By its name from then on."""
+    """The new type of each widened column, by its new name."""
     dropped: tuple[str, ...]
-    """Columns, by their names from then on, that the source had until now."""
+    """Columns that the source has dropped now, by their new names."""
     views: Mapping[TableSchema, View]
 
     @property
     def is_change(self) -> bool:
-        """Whether the target looks different afterwards."""
+        """Whether the columns of the target change."""
         return bool(self.renamed or self.added or self.widened)
 
 
 def same_views(origin: Origin, key: tuple[str, ...], versions: Collection[TableSchema]) -> dict[TableSchema, View] | None:
-    """How to read changes, if all of them have the shape that the target has; None if they do not."""
+    """How to read changes that all have the columns of the target; None if some differ."""
     names = {column.name: column.target for column in origin.columns.values() if column.target is not None}
     for version in versions:
         if not origin.is_shape_of(version) or tuple(names.get(name) for name in version.key) != key:
@@ -79,26 +127,27 @@ def plan_evolution(
     is_fixed: bool = False,
     is_log: bool = False,
     ends: bool = False,
-    told: Sequence[Told] = (),
+    hints: Sequence[DdlHint] = (),
 ) -> Evolution:
-    """From the target's `columns` to the last of `versions`, oldest first, which all are of one table; `now` was asked for after them.
+    """Plan the change from the target's `columns` to the last of `versions`, which are oldest first; `now` is
+    the catalog, read after them.
 
-    `ends`: to what the catalog has now, after all of them; no change of any other shape is still to come. `told`: what is
-    known of each of `versions` from elsewhere.
+    `ends`: the target should get the catalog's columns, because no change with other columns will follow.
+    `hints`: hints of the DDL trigger for each of `versions`.
 
-    `is_fixed`: the target keeps its columns and their names, and columns that are new are left out. `is_log`: it holds changes as they
-    were, so that those from before a column was added have nothing in it. Raises `CopyAnew`.
+    `is_fixed`: the target keeps its columns and names, and ignores new columns. `is_log`: the target holds
+    changes, so rows from before a column was added have no value in it. Raises `ResyncRequired`.
     """
     attributes = now.schema.attributes
     if attributes is None or not now.schema.columns:
-        raise CopyAnew("it is gone, so that nobody can tell what became of its columns")
+        raise ResyncRequired("it was dropped, so the changes of its columns are unknown")
     last = Numbering(attributes.numbers, attributes.width)
-    found = trace([len(version.columns) for version in versions], origin.numbering, last, told)
+    found = trace([len(version.columns) for version in versions], origin.numbering, last, hints)
     if ends:
         versions, found = [*versions, now.schema], [*found, attributes.numbers]
     numbers = [each for each in found if each is not None]
     if len(numbers) < len(found):
-        raise CopyAnew("columns went and others came, and the log does not tell which became which")
+        raise ResyncRequired("columns were dropped and added, and the log does not show which were renamed")
     shapes = [_Shape(*each) for each in zip(versions, numbers, strict=True)]
     return _Plan(columns, key, origin, shapes, now, attributes, is_fixed, is_log).build()
 
@@ -158,18 +207,18 @@ class _Plan:
 
     @cached_property
     def _targets(self) -> dict[int, str]:
-        """What the columns of the last shape are called in the target from then on, as far as it has them."""
+        """The names in the target of the columns of the last version, as far as the target has them."""
         known = self.origin.columns
         if self.is_fixed:
             return {number: target for number in self._last if number in known and (target := known[number].target) is not None}
         for number, column in self._last.items():
             if number in known and known[number].target is None:
-                raise CopyAnew(f"column {column.name!r} was left out until now")
+                raise ResyncRequired(f"column {column.name!r} was not copied until now")
         return {number: column.name for number, column in self._last.items()}
 
     @cached_property
     def _dropped(self) -> dict[int, str]:
-        """Columns that the target has, by their names there, and the source has no more."""
+        """Columns of the target, by name, that the source no longer has."""
         return {
             number: column.target
             for number, column in self.origin.columns.items()
@@ -193,21 +242,25 @@ class _Plan:
         return {old: new for old, new in renamed.items() if old != new}
 
     def _check_names(self) -> None:
-        """What Spark cannot tell apart, or we need for ourselves, is refused when the table is copied, with its reason."""
+        """Raise for names that Spark cannot distinguish or that Penstock reserves. The resync then rejects
+        the table with the reason.
+        """
         folded = [name.casefold() for name in self._targets.values()]
         if len(set(folded)) < len(folded) or METADATA_NAMES & set(folded):
-            raise CopyAnew("a column has a name that the target cannot have")
+            raise ResyncRequired("a column has a name that the target does not allow")
 
     def _check_key(self) -> None:
-        """A shape without a key shows whole rows, and may come between two that have one; another key tells other rows apart."""
+        """A version without a key has whole rows, and may be between two with the same key. With another key,
+        rows are identified differently.
+        """
         known = self.origin.numbers_of(self.key)
         if len(known) != len(self.key) or any(shape.key and shape.key != known for shape in self.shapes) or self.shapes[-1].key != known:
-            raise CopyAnew("its key changed")
+            raise ResyncRequired("its key changed")
         if not self.key and self._dropped:
-            raise CopyAnew("it lost a column, and its rows are told apart by all of them")
+            raise ResyncRequired("it lost a column, and all columns together identify its rows")
 
     def _types(self) -> dict[str, pa.DataType]:
-        """By name, the types of the columns that hold more than before."""
+        """The new types of widened columns, by name."""
         widened: dict[str, pa.DataType] = {}
         for number, target in self._targets.items():
             known = self.origin.columns.get(number)
@@ -221,7 +274,7 @@ class _Plan:
             for column in history:
                 change = compare_types(held, column, is_rewritten=self._is_rewritten)
                 if change is TypeChange.OTHER or (change is TypeChange.WIDER and self.is_fixed):
-                    raise CopyAnew(f"column {column.name!r} changed its type")
+                    raise ResyncRequired(f"column {column.name!r} changed its type")
                 if change is TypeChange.WIDER and known is not None:
                     widened[target] = column.arrow_type
                 held = (column.type_oid, column.type_modifier, column.arrow_type)
@@ -236,12 +289,12 @@ class _Plan:
         }
 
     def _fill(self, number: int) -> pa.Scalar:
-        """What the source gave to rows that were there when the column was added."""
+        """The default value of rows that existed when the column was added."""
         column = self._last[number]
         if self.is_log:
             return pa.scalar(None, column.arrow_type)
         current = dict(zip(self.attributes.numbers, self.now.schema.columns, strict=True)).get(number)
-        unknown = CopyAnew(f"nobody can tell what the rows that were there have in column {column.name!r}, which was added")
+        unknown = ResyncRequired(f"the value of existing rows in the added column {column.name!r} is unknown")
         held = (column.type_oid, column.type_modifier, column.arrow_type)
         if current is None or compare_types(held, current, is_rewritten=self._is_rewritten) is not TypeChange.NONE:
             raise unknown
@@ -266,7 +319,7 @@ class _Plan:
         numbers: dict[TableSchema, Numbers] = {}
         for shape in self.shapes:
             if numbers.setdefault(shape.version, shape.numbers) != shape.numbers:
-                raise CopyAnew("a column was dropped and made again with the same name")
+                raise ResyncRequired("a column was dropped and added again with the same name")
         return {shape.version: self._view(shape) for shape in self.shapes}
 
     def _view(self, shape: _Shape) -> View:
@@ -275,11 +328,13 @@ class _Plan:
         return View(names, {added.name: added.fill for added in later}, leaves_out=len(names) < len(shape.columns))
 
     def _target(self, number: int, column: Column) -> str | None:
-        """What a column that was there once is called in the target; None if the target has nothing that could hold it."""
+        """The name in the target of a column of an earlier version; None if the target has no column
+        for it.
+        """
         if number in self._last or number not in self._dropped:
             return self._targets.get(number)
         name, known = self._dropped[number], self.origin.columns[number]
-        # Where values are text, only the declarations tell types apart.
+        # If values are text, only the declarations distinguish types.
         is_same = (known.type_oid, known.type_modifier) == (column.type_oid, column.type_modifier)
         return self._renamed.get(name, name) if is_same and self.before.field(name).type == column.arrow_type else None
 

@@ -1,14 +1,15 @@
-"""Those who read and write for a sink: Spark's executors. The driver hands them functions, and learns what became of them.
+"""Run tasks of a sink on Spark executors. The driver sends functions and tasks, and gets their results.
 
-An epoch of a few hundred changes is an exception: it takes 12 ms to work out and Spark four times that to have it worked out, on two cores
-that are busy. So what comes to nearly nothing is done by the driver (decision 38), by the same functions.
+An epoch of a few hundred changes takes 12 ms to compute, and four times as long through Spark on two busy
+cores. Such small work therefore runs in the driver (decision 38), with the same functions.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Generic, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -17,11 +18,11 @@ from typing_extensions import override
 
 from penstock.errors import PenstockError, SinkError, TargetFileLostError, parse_error
 from penstock.foreign import describe, missing_file
-from penstock.spool.range import FileSlice
+from penstock.spool.reader import FileSlice
 from penstock.worker import settle_worker
 
 _LIGHT_BYTES = 256 << 10
-"""Of files that are as long as what is read of them: neither compressed nor with a list of values that repeat."""
+"""Applies to files whose size equals their size in memory: without compression and dictionaries."""
 _LIGHT_ROWS = 5_000
 
 In = TypeVar("In")
@@ -29,31 +30,34 @@ Out = TypeVar("Out")
 
 
 class Executors(ABC):
-    """Called by several threads of the driver at once."""
+    """Runs tasks. Called by several threads of the driver at the same time."""
 
     @property
     @abstractmethod
     def parallelism(self) -> int:
-        """How many tasks run at the same time."""
+        """The number of tasks that run at the same time."""
 
     @abstractmethod
     def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
-        """Do all of `tasks`, each by itself, and give what came of them in their order; raises the error of ours that one of them raised.
+        """Run all `tasks` independently, and return their results in order. Raises the Penstock error that a
+        task raised.
 
-        Function, tasks and results travel between processes. A task that fails may be tried again, elsewhere, and while its first attempt
-        still runs: what it writes must have a name of its own each time. `light`: together they are less work than it is to hand them out
-        (see `are_light`), so that they may be done right here.
+        Functions, tasks and results are sent between processes. A failed task may run again on another
+        executor while its first attempt still runs, so each attempt must use its own file names. `light`: the
+        tasks together are less work than a Spark job (see `are_light`), and may run in the driver.
         """
 
 
 def are_light(slices: Sequence[FileSlice]) -> bool:
-    """Whether to read these, and write what they come to, takes less time than Spark takes to start a job."""
+    """Whether reading these and writing the result takes less time than starting a Spark job."""
     size, rows = sum(slice.file.bytes for slice in slices), sum(slice.file.rows for slice in slices)
     return size <= _LIGHT_BYTES and rows <= _LIGHT_ROWS
 
 
 class SparkExecutors(Executors):
-    """One job for each `run`, one task of Spark's for each of `tasks`. `failure`: what is raised for an error that is not one of ours."""
+    """One Spark job per `run`, one Spark task per task. `failure`: the error type for errors that are not
+    Penstock's.
+    """
 
     def __init__(self, spark: SparkSession, failure: type[PenstockError] = SinkError) -> None:
         self._spark = spark
@@ -67,20 +71,24 @@ class SparkExecutors(Executors):
     @override
     def run(self, function: Callable[[In], Out], tasks: Sequence[In], *, light: bool = False) -> list[Out]:
         if light:
-            return [self._done(function, task) for task in tasks]
+            return [self._run_in_driver(function, task) for task in tasks]
 
-        def settled(task: In) -> Out:
+        common, own = split_tasks(tasks)
+
+        def settled(part: object) -> Out:
             settle_worker()
-            return function(task)
+            return function(join_task(common, part))
 
         try:
-            work = self._spark.sparkContext.parallelize(tasks, len(tasks)).map(settled)
-            return work.setName(f"penstock {getattr(function, '__name__', '')}").collect()  # what Spark's own pages show
+            work = self._spark.sparkContext.parallelize(own, len(own)).map(settled)
+            return work.setName(f"penstock {getattr(function, '__name__', '')}").collect()  # shown in the Spark UI
         except (PySparkException, Py4JJavaError) as error:
-            raise error_of_ours(error, self._failure) from error
+            raise penstock_error(error, self._failure) from error
 
-    def _done(self, function: Callable[[In], Out], task: In) -> Out:
-        """By the driver, with the errors that it would have had from an executor. What others than we say may quote a row."""
+    def _run_in_driver(self, function: Callable[[In], Out], task: In) -> Out:
+        """Run a task in the driver, with the same errors as on an executor. Messages of other libraries may
+        quote a row, so they are not passed on.
+        """
         try:
             return function(task)
         except PenstockError:
@@ -89,8 +97,37 @@ class SparkExecutors(Executors):
             raise self._failure(f"a task failed: {describe(error)}") from error
 
 
-def error_of_ours(error: Exception, otherwise: type[PenstockError], doing: str = "a task failed") -> PenstockError:
-    """The error of ours that Spark passed on as text; else one that says what kind of error it is."""
+@dataclass(frozen=True, slots=True)
+class Common(Generic[In]):
+    """Fields that are the same object in all tasks of a job."""
+
+    kind: Callable[..., In]
+    fields: Mapping[str, object]
+
+
+def split_tasks(tasks: Sequence[In]) -> tuple[Common[In] | None, Sequence[object]]:
+    """Separate the fields that all tasks share from the fields of each task, if the tasks are dataclasses.
+
+    Spark serialises the closure once per job, and every task separately. Without this, the file list of a
+    table would be sent once per task.
+    """
+    first = tasks[0]
+    if len(tasks) == 1 or not is_dataclass(first) or any(type(task) is not type(first) for task in tasks):
+        return None, tasks
+    names = [field.name for field in fields(first)]
+    shared = {name: getattr(first, name) for name in names if all(getattr(task, name) is getattr(first, name) for task in tasks)}
+    own = [{name: getattr(task, name) for name in names if name not in shared} for task in tasks]
+    return Common(type(first), shared), own
+
+
+def join_task(common: Common[In] | None, own: Any) -> In:
+    """Restore a task from the two results of `split_tasks`."""
+    task: In = own if common is None else common.kind(**common.fields, **own)
+    return task
+
+
+def penstock_error(error: Exception, otherwise: type[PenstockError], doing: str = "a task failed") -> PenstockError:
+    """The Penstock error in the text of a Spark error; otherwise an error that names the kind of error."""
     found = parse_error(str(error))
     if found is not None:
         return found

@@ -1,53 +1,71 @@
-"""Which column of a table is which, from one shape in the log to the next.
+"""Column lineage: identify columns from one schema version to the next, with hints from the DDL trigger, and
+map target columns to source columns.
 
-A column is its number in the catalog, which is never given twice: a rename keeps it, a drop ends it, what is added gets the next one. The
-log shows only names, in the order of the numbers. So between what was known once and what the catalog has now, a shape of so many columns
-is any choice of numbers that nothing contradicts: what is there before and after is there in between, and of what was added since, the
-earlier was there before the later. If there is just one such choice, that is it, whatever the names are; else nobody can tell from the log,
-and nothing is guessed: a name that is the same on both sides may well be another column.
+A column is identified by its number in the catalog (`attnum`), which is never reused: a rename keeps it, a
+drop ends it, an added column gets the next one. The log shows only names, in the order of the numbers.
+Between a known schema and the current catalog, a version with n columns may be any choice of n numbers that
+is consistent: a column that exists before and after exists in between, and columns are added in the order of
+their numbers. If only one choice is consistent, it is the answer, whatever the names are. Otherwise the log
+does not show it, and equal names prove nothing.
+
+All functions are pure. A DDL message is in the transaction that altered the table. Between two transactions,
+the last message gives the columns. Within a transaction, the order of messages and changes is unknown, so a
+statement must hold for all possible orders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import hmac
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import comb
+from typing import Any, Self
+
+from penstock.change import LogicalMessage
+from penstock.position import Position
+from penstock.schema import Column, TableSchema
+from penstock.spool.reader import FileSlice
 
 Numbers = tuple[int, ...]
-"""Of columns, in the order of the table, which is ascending."""
+"""Column numbers in the order of the table, which is ascending."""
 
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """The columns that a table has at one moment."""
+    """The columns of a table at one time."""
 
     live: Numbers
     width: int
-    """The greatest number that was given out by then."""
+    """The greatest number given out so far."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What is known of a shape from elsewhere."""
+class DdlHint:
+    """Columns that the DDL trigger reported for a schema version."""
 
     before: tuple[Numbers, ...] = ()
-    """The columns that there were at moments between the last shape and this one."""
+    """The columns at times between the previous version and this one."""
     numbers: Numbers | None = None
 
 
-def trace(counts: Sequence[int], before: Numbering, now: Numbering, told: Sequence[Told] = ()) -> list[Numbers | None]:
-    """The numbers of the columns of shapes that the table had, one after the other, between `before` and `now`; of each as many as `counts`
-    says. None: there is more than one answer, or none at all, since what is published has changed otherwise.
+def trace(counts: Sequence[int], before: Numbering, now: Numbering, hints: Sequence[DdlHint] = ()) -> list[Numbers | None]:
+    """The column numbers of successive schema versions between `before` and `now`; `counts` has the number of
+    columns of each. None: there are several answers, or none, because the publication changed as well.
 
-    `told`, if there is any, has what is known of each shape; nothing of it counts if it cannot be so.
+    `hints` are the hints for each version. They are ignored if they are inconsistent.
     """
-    known = [numbers for each in told for numbers in (*each.before, each.numbers) if numbers is not None]
-    if not told or any(numbers[-1] > now.width for numbers in known):
+    known = [numbers for each in hints for numbers in (*each.before, each.numbers) if numbers is not None]
+    if not hints or any(numbers[-1] > now.width for numbers in known):
         return _trace(counts, [None] * len(counts), before, now)
     lengths: list[int] = []
     found: list[Numbers | None] = []
     places: list[int] = []
-    for count, each in zip(counts, told, strict=True):
+    for count, each in zip(counts, hints, strict=True):
         lengths += [*map(len, each.before), count]
         found += [*each.before, each.numbers]
         places.append(len(lengths) - 1)
@@ -56,7 +74,7 @@ def trace(counts: Sequence[int], before: Numbering, now: Numbering, told: Sequen
 
 
 def _trace(counts: Sequence[int], found: list[Numbers | None], before: Numbering, now: Numbering) -> list[Numbers | None]:
-    """Each shape that is known narrows down those beside it, so that they are gone through until that gives nothing new."""
+    """Each known version restricts the versions next to it, so repeat until nothing changes."""
     while True:
         known = list(found)
         for at, count in enumerate(counts):
@@ -67,14 +85,16 @@ def _trace(counts: Sequence[int], found: list[Numbers | None], before: Numbering
 
 
 def _last_known(earlier: Sequence[Numbers | None], before: Numbering) -> Numbering:
-    """A shape does not show numbers that were given out and dropped again: its width is what it is at least."""
+    """A lower bound. A version does not show numbers that were given out and dropped, so its width is a
+    minimum.
+    """
     known = [numbers for numbers in earlier if numbers is not None]
     width = max([before.width, *(numbers[-1] for numbers in known if numbers)])
     return Numbering(known[-1] if known else before.live, width)
 
 
 def _next_known(later: Sequence[Numbers | None], now: Numbering) -> Numbering:
-    """As wide as it can be by then."""
+    """An upper bound, with the greatest possible width."""
     return Numbering(next((numbers for numbers in later if numbers is not None), now.live), now.width)
 
 
@@ -84,7 +104,7 @@ def _between(count: int, before: Numbering, after: Numbering) -> Numbers | None:
         return None
     dropped = [number for number in before.live if number not in stayed]
     added: list[int] = []
-    """Those that are there afterwards, and so were ever since they were added."""
+    """Columns that exist afterwards, and therefore since they were added."""
     passing: list[int] = []
     choices = [_choice(count, [*stayed], dropped)]
     for number in range(before.width + 1, after.width + 1):
@@ -95,8 +115,211 @@ def _between(count: int, before: Numbering, after: Numbering) -> Numbers | None:
 
 
 def _choice(count: int, certain: Sequence[int], possible: Sequence[int]) -> Numbers | None:
-    """`count` columns, all that are certain among them: the numbers; empty if there are several such choices; None if there is none."""
+    """Choose `count` columns, including all certain ones: the numbers; empty if there are several choices;
+    None if there is none.
+    """
     rest = count - len(certain)
     if not 0 <= rest <= len(possible):
         return None
     return tuple(sorted([*certain, *possible[:rest]])) if comb(len(possible), rest) == 1 else ()
+
+
+@dataclass(frozen=True, slots=True)
+class OriginColumn:
+    """A source column as of the last schema change, and its name in the target; None: the target does not
+    have it.
+    """
+
+    name: str
+    type_oid: int
+    type_modifier: int
+    target: str | None
+
+    @classmethod
+    def of(cls, column: Column, target: str | None) -> Self:
+        return cls(column.name, column.type_oid, column.type_modifier, target)
+
+    def is_like(self, column: Column) -> bool:
+        return (self.name, self.type_oid, self.type_modifier) == (column.name, column.type_oid, column.type_modifier)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    columns: Mapping[int, OriginColumn]
+    """By number, in the order of the table. Dropped columns that the target still has are not included."""
+    width: int
+    heap: str
+    """See `Attributes`."""
+    made_by: str = ""
+    """The transform that computed the target's columns; empty if none."""
+
+    @classmethod
+    def of(cls, schema: TableSchema) -> Self | None:
+        """For a target that has all columns under their own names. None: the schema has no column numbers."""
+        attributes = schema.attributes
+        if attributes is None or not attributes.width:
+            return None
+        columns = schema.columns if attributes.source is None else attributes.source
+        if len(attributes.numbers) != len(columns):
+            return None
+        named = [OriginColumn.of(column, column.name if attributes.source is None else None) for column in columns]
+        return cls(dict(zip(attributes.numbers, named, strict=True)), attributes.width, attributes.heap, attributes.made_by)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        found: dict[str, Any] = json.loads(text)
+        columns = {int(number): OriginColumn(*column) for number, column in found["columns"].items()}
+        return cls(columns, int(found["width"]), str(found["heap"]), str(found.get("made_by", "")))
+
+    def __str__(self) -> str:
+        columns = {str(number): [each.name, each.type_oid, each.type_modifier, each.target] for number, each in self.columns.items()}
+        document = {"width": self.width, "heap": self.heap, "columns": columns}
+        made_by = {"made_by": self.made_by} if self.made_by else {}
+        return json.dumps({**document, **made_by}, separators=(",", ":"), ensure_ascii=False)
+
+    @property
+    def numbering(self) -> Numbering:
+        return Numbering(tuple(self.columns), self.width)
+
+    def is_shape_of(self, schema: TableSchema) -> bool:
+        """Whether names and declared types are the same. The columns may still differ."""
+        return len(schema.columns) == len(self.columns) and all(
+            known.is_like(column) for known, column in zip(self.columns.values(), schema.columns, strict=True)
+        )
+
+    def is_same(self, schema: TableSchema) -> bool:
+        """Whether `schema`, which has column numbers, has exactly the same columns."""
+        return self.is_shape_of(schema) and schema.attributes is not None and schema.attributes.numbers == tuple(self.columns)
+
+    def has_all_of(self, schema: TableSchema) -> bool:
+        """Whether, by the column numbers in `schema`, no column was added or dropped, so that at most names
+        changed.
+        """
+        attributes = schema.attributes
+        return attributes is not None and (attributes.numbers, attributes.width) == (tuple(self.columns), self.width)
+
+    def numbers_of(self, targets: tuple[str, ...]) -> frozenset[int]:
+        """The numbers of the columns with these names in the target."""
+        return frozenset(number for number, column in self.columns.items() if column.target in targets)
+
+
+_log = logging.getLogger(__name__)
+
+MAX_HINT_BYTES = 1 << 20
+"""Maximum size of a hint. A table has at most 1,600 columns, with names of at most 63 bytes."""
+_MAC_BYTES = 64
+_MAX_OID = (1 << 32) - 1
+_MAX_COLUMNS = 1_600
+_XID_BITS = (1 << 32) - 1
+"""The log has only these bits of a transaction id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alteration:
+    """The columns of a table, by number, from one transaction on."""
+
+    oid: int | None
+    """None: a message was dropped, which may have been about any table."""
+    position: Position
+    columns: Mapping[int, str]
+
+    def concerns(self, oid: int) -> bool:
+        return self.oid is None or self.oid == oid
+
+    def numbers_of(self, schema: TableSchema) -> Numbers | None:
+        """The numbers of the columns of a version, if they are some or all of these columns; None if not."""
+        numbers = {name: number for number, name in self.columns.items()}
+        if any(name not in numbers for name in schema.column_names):
+            return None
+        found = tuple(numbers[name] for name in schema.column_names)
+        return found if found == tuple(sorted(found)) else None
+
+
+class AlterationReader:
+    """Reads the messages of the event trigger. Any role can emit messages with the same prefix, with any
+    content and size.
+
+    Only messages count that are signed with the key of the event trigger and that are in the transaction that
+    they name: a role that can read the log could repeat a signed message. Other messages are ignored, with a
+    warning at each power of ten.
+    """
+
+    def __init__(self, prefix: str, key: bytes | None = None) -> None:
+        """Without `key`, which may be set later, all messages are ignored."""
+        self._prefix = prefix
+        self.key = key
+        self.ignored = 0
+
+    def read(self, messages: Iterable[LogicalMessage]) -> list[Alteration]:
+        """Read messages in commit order."""
+        found = []
+        for message in messages:
+            if message.prefix != self._prefix or message.position is None:
+                continue
+            if not message.content:  # dropped by the capture, because there were too many or it was too large
+                found.append(Alteration(None, message.position, {}))
+                continue
+            alteration = self._parse(message.content, message.xid, message.position)
+            if alteration is None:
+                self._ignore()
+            else:
+                found.append(alteration)
+        return found
+
+    def _parse(self, content: bytes, xid: int | None, position: Position) -> Alteration | None:
+        if self.key is None or len(content) > MAX_HINT_BYTES:
+            return None
+        mac, _, body = content.partition(b" ")
+        if len(mac) != _MAC_BYTES or not hmac.compare_digest(mac, sign(self.key, body)):
+            return None
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            return None
+        match document:
+            case {"oid": int(oid), "xid": int(named), "columns": None | list() as columns} if 0 < oid <= _MAX_OID:
+                if named & _XID_BITS != xid:
+                    return None
+                numbers = _parse_columns(columns or [])
+                return None if numbers is None else Alteration(oid, position, numbers)
+        return None
+
+    def _ignore(self) -> None:
+        self.ignored += 1
+        if math.log10(self.ignored).is_integer():
+            _log.warning("messages of the event trigger ignored", extra={"ignored": self.ignored, "is_key_known": self.key is not None})
+
+
+def sign(key: bytes, body: bytes) -> bytes:
+    """Sign a message as the event trigger does."""
+    return hashlib.sha256(key + body + key).hexdigest().encode()
+
+
+def _parse_columns(columns: list[object]) -> dict[int, str] | None:
+    found: dict[int, str] = {}
+    for column in columns:
+        match column:
+            case [int(number), str(name)] if 0 < number <= _MAX_COLUMNS:
+                found[number] = name
+            case _:
+                return None
+    return dict(sorted(found.items()))
+
+
+def resolve_attnums(slices: Sequence[FileSlice], alterations: Sequence[Alteration], first: Mapping[int, str]) -> list[DdlHint]:
+    """The hint for each of `TableChanges.schemas`; `first` has the columns before all changes."""
+    hints: list[DdlHint] = []
+    for version, group in groupby(slices, key=lambda slice: slice.file.schema):
+        files = [slice.file for slice in group]
+        start, end = min(file.min_position for file in files), max(file.max_position for file in files)
+        before = [each for each in alterations if each.position < start]
+        within = [each for each in alterations if start <= each.position <= end]
+        # The state before the first message is an assumption. It may contradict an answer, but never proves
+        # one.
+        known = [each.numbers_of(version) for each in (*before[-1:], *within)]
+        doubts = [] if before else [Alteration(version.oid, start, first).numbers_of(version)]
+        sure = {numbers for numbers in known if numbers is not None}
+        is_complete = not any(each.oid is None for each in (*before[-1:], *within))
+        is_sure = is_complete and len(sure) == 1 and {numbers for numbers in doubts if numbers is not None} <= sure
+        hints.append(DdlHint(tuple(tuple(each.columns) for each in before[-1:] if each.columns), sure.pop() if is_sure else None))
+    return hints

@@ -1,10 +1,19 @@
-"""Spooled changes as one Arrow table, read where they are applied: in a task on an executor, without Spark."""
+"""Read spooled changes as one Arrow table, and split an epoch into steps and into tasks of bounded size. Does
+not use Spark.
+
+All changes of a key are in one task, so tasks divide the keys by hash. Changes that only add rows are divided
+by file.
+
+A table that waited for its snapshot, or was paused, may have more changes than one epoch should hold. It is
+applied in steps; after each step the target equals the source at that position, and stores that position.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import MappingProxyType
 
 import numpy as np
@@ -12,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from penstock.arrow import Bools, as_bools, bitmap
 from penstock.change import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
@@ -21,41 +31,61 @@ from penstock.change import (
     ORDINAL,
     UNCHANGED,
     XID,
+    ChangeCounts,
     ChangeType,
 )
-from penstock.errors import SchemaChangedError, SinkError
+from penstock.errors import KeyChangesTooLargeError, SchemaChangedError, SinkError
 from penstock.foreign import describe
-from penstock.postgres.types.arrays import Bools, as_bools, bitmap
+from penstock.position import Position
 from penstock.schema import TableSchema
-from penstock.sinks.gathering import take
-from penstock.sinks.key_hashes import Hashes, key_hashes
-from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.lives import bools_of, ints_of, is_kind
-from penstock.sinks.views import View
-from penstock.spool.range import FileSlice
+from penstock.sinks.keys import Hashes, key_hashes
+from penstock.sinks.layout import Layout
+from penstock.sinks.row_chains import Rows, bools_of, ints_of, is_kind, take
+from penstock.sinks.row_values import View
+from penstock.spool.reader import FileSlice
 
 _PIECE_BYTES = 64 << 20
 _BUFFER_BYTES = 1 << 20
 _PLACE_FACTOR = 0x9E37_79B9_7F4A_7C15
 
+HELPER = "_helper\0"
+"""Marks changes of another part that are read only for values that moved from their key. No source column can
+have this name.
+"""
+
+CONNECTED_ROWS = 2_000_000
+CONNECTED_BYTES = 512 << 20
+"""Maximum size of the changes in one task whose keys are connected by key changes. These cannot be divided
+further.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of `count` parts of an epoch, which together hold each change once, and all changes of a key in the same.
+    """One of `count` parts of an epoch. Together they have each change once, and all changes of a key are in
+    one part.
 
-    A truncate concerns every key, so every part has it; but not of an append log, which is cut into runs of changes. An epoch of a mode
-    that looks rows up is not parted if `truncate` is among its changes.
+    Every part has the truncates, since they affect every key. The parts of a log are runs of changes instead.
+    An epoch with truncates is not divided if its mode looks up rows.
     """
 
     index: int
     count: int
     follows_moves: bool = False
-    """Keys that are connected by key changes which leave values behind are in the same part."""
+    """Keys that are connected by key changes with unchanged values are in the same part."""
+    by_chains: bool = False
+    """Instead, a part also reads the changes of other keys from which values moved to its own keys, marked as
+    `HELPER`.
+
+    Only for a mirror whose parts all look up rows in the target as it was before the epoch.
+    """
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JoinedKeys:
-    """Hashes of keys that are to be in one part with others, ascending, and the hash that stands for them."""
+    """Hashes of keys that have to be in one part with other keys, ascending, and the hash that represents
+    each of them.
+    """
 
     hashes: Hashes
     roots: Hashes
@@ -70,55 +100,175 @@ class JoinedKeys:
 def read_slices(
     slices: Sequence[FileSlice], layout: Layout, part: Part | None = None, views: Mapping[TableSchema, View] = MappingProxyType({})
 ) -> pa.Table:
-    """What is wanted of `slices`, in their order: `layout.columns`, then `METADATA_FIELDS`. A column that a file lacks is null.
+    """The selected changes in `slices`, in their order: `layout.columns`, then `METADATA_FIELDS`. Columns
+    missing from a file are null.
 
-    `views`: how to read the files of a shape, where not by the same names.
+    `views`: how to read the files of a schema version whose columns differ from the target's.
     """
     schema = _schema(layout)
     if part is None or part.count == 1:
         read = [_wanted(_read(slice, schema, views), slice, schema, views) for slice in slices]
         if any(slice.file.is_old for slice in slices):
             return in_order(pa.concat_tables(read))
-    elif layout.mode is Mode.APPEND:
+    elif layout.mode.is_log:
         read = list(_run(slices, schema, part, views))
     else:
-        joined = join_keys(lambda: _key_groups(slices, layout, views), layout) if part.follows_moves else None
-        read = [parted(rows, layout, part, joined) for rows in read_groups(slices, layout, views)]
-    return pa.concat_tables([schema.empty_table(), *read])
+        read = list(_read_part(slices, layout, part, views))
+    return pa.concat_tables(read or [schema.empty_table()])
+
+
+def _read_part(slices: Sequence[FileSlice], layout: Layout, part: Part, views: Mapping[TableSchema, View]) -> Iterator[pa.Table]:
+    """The changes of a part, one row group at a time."""
+    groups = read_groups(slices, layout, views)
+    if not part.follows_moves:
+        yield from (select_part(rows, layout, part) for rows in groups)
+        return
+
+    def read_keys() -> Iterator[pa.Table]:
+        return _key_groups(slices, layout, views)
+
+    limit = _Limit(slices)
+    if part.by_chains:
+        needed = find_needed(read_keys, layout, part, limit)
+        found = (_with_helpers(rows, layout, part, needed) for rows in groups)
+    else:
+        joined = join_keys(read_keys, layout)
+        found = (select_part(rows, layout, part, joined) for rows in groups)
+    for rows in found:
+        limit.hold(rows)
+        yield rows
+
+
+class _Limit:
+    """Limits the connected changes in one task. Raises before they exceed the memory of a worker."""
+
+    def __init__(self, slices: Sequence[FileSlice]) -> None:
+        self._table = slices[0].file.table if slices else None
+        self._rows = self._bytes = 0
+
+    def hold(self, rows: pa.Table) -> None:
+        self._rows += rows.num_rows
+        self._bytes += rows.nbytes
+        self.check(self._rows, self._bytes)
+
+    def check(self, rows: int, size: int = 0) -> None:
+        if rows > CONNECTED_ROWS or size > CONNECTED_BYTES:
+            raise KeyChangesTooLargeError(
+                f"key changes of {self._table} with unchanged TOAST values connect more than {CONNECTED_ROWS:,} changes "
+                f"or {CONNECTED_BYTES >> 20} MiB, which one task would have to hold",
+                hint=f"penstock tables resync CONFIG {self._table}",
+            )
 
 
 def _key_groups(slices: Sequence[FileSlice], layout: Layout, views: Mapping[TableSchema, View]) -> Iterator[pa.Table]:
-    """The changes without the values that are not part of the key."""
+    """The changes with their key columns only."""
     return read_groups(slices, replace(layout, columns=pa.schema([layout.columns.field(name) for name in layout.key])), views)
 
 
 def join_keys(read: Callable[[], Iterable[pa.Table]], layout: Layout) -> JoinedKeys:
-    """Find the keys that key changes connect: an insert that leaves values behind, and the delete with the ordinal before it.
+    """Find keys connected by key changes: an insert with unchanged values, and the delete with the ordinal
+    before it.
 
-    The changes are read twice, so that no more of them are held than such inserts.
+    Reads the changes twice, to hold only such inserts in memory.
     """
     inserts = []
     for rows in read():
         moved = is_kind(rows, ChangeType.INSERT) & bools_of(rows.column(UNCHANGED).is_valid())
-        inserts.append(_places(rows, layout, moved, 1))
+        inserts.append(_numbered_keys(rows, layout, moved, 1))
     places, hashes = _concatenated(inserts)
     order = np.argsort(places)
     places, hashes = places[order], hashes[order]
     deletes = []
     for rows in read() if len(places) else ():
-        own, others = _places(rows, layout, is_kind(rows, ChangeType.DELETE), 0)
+        own, others = _numbered_keys(rows, layout, is_kind(rows, ChangeType.DELETE), 0)
         at = np.minimum(np.searchsorted(places, own), len(places) - 1)
         met = places[at] == own
         deletes.append((others[met], hashes[at[met]]))
-    return _joined(*_concatenated(deletes))
+    return _connect(*_concatenated(deletes))
 
 
-def _places(rows: pa.Table, layout: Layout, chosen: Bools, before: int) -> tuple[Hashes, Hashes]:
-    """Numbers for version and ordinal of the change that is so many `before` each of these, and the hashes of their keys."""
+@dataclass(frozen=True, slots=True, eq=False)
+class NeededKeys:
+    """Hashes of keys, ascending, and the version and ordinal of the last change of each key that another key
+    needs.
+    """
+
+    hashes: Hashes
+    versions: Rows
+    ordinals: Rows
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[Hashes, Rows, Rows]]) -> NeededKeys:
+        hashes = np.concatenate([np.empty(0, np.uint64), *(each[0] for each in found)])
+        versions, ordinals = (np.concatenate([np.empty(0, np.int64), *(each[at] for each in found)]) for at in (1, 2))
+        order = np.lexsort((ordinals, versions, hashes))
+        hashes, versions, ordinals = hashes[order], versions[order], ordinals[order]
+        last = np.append(hashes[1:] != hashes[:-1], True)[: len(hashes)]
+        return cls(hashes[last], versions[last], ordinals[last])
+
+    def covers(self, hashes: Hashes, versions: Rows, ordinals: Rows) -> Bools:
+        if not len(self.hashes):
+            return np.zeros(len(hashes), np.bool_)
+        at = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        last, ordinal = self.versions[at], self.ordinals[at]
+        covers: Bools = (versions < last) | ((versions == last) & (ordinals <= ordinal))
+        covers &= self.hashes[at] == hashes
+        return covers
+
+
+def find_needed(read: Callable[[], Iterable[pa.Table]], layout: Layout, part: Part, limit: _Limit) -> NeededKeys:
+    """Find the changes of other keys from which values moved to the keys of a part, up to the delete that is
+    half of a key change.
+
+    Values may have moved to those keys earlier, so the search repeats until it finds no more changes, which
+    is usually once. It reads the changes each time and holds only the needed ones.
+    """
+    needed, known = NeededKeys.of([]), 0
+    while True:
+        halves = []
+        for rows in read():
+            moved = take(rows, np.flatnonzero(is_kind(rows, ChangeType.INSERT) & bools_of(rows.column(UNCHANGED).is_valid())))
+            hashes, versions, ordinals = _identify(moved, layout)
+            mine = (hashes % np.uint64(part.count) == part.index) | needed.covers(hashes, versions, ordinals)
+            halves.append(_change_numbers(versions, ordinals - 1)[mine])
+        wanted = np.unique(np.concatenate([np.empty(0, np.uint64), *halves]))
+        limit.check(len(wanted))
+        if len(wanted) == known:
+            return needed
+        found = []
+        for rows in read():
+            hashes, versions, ordinals = _identify(take(rows, np.flatnonzero(is_kind(rows, ChangeType.DELETE))), layout)
+            met = np.isin(_change_numbers(versions, ordinals), wanted)
+            found.append((hashes[met], versions[met], ordinals[met]))
+        needed, known = NeededKeys.of(found), len(wanted)
+
+
+def _identify(rows: pa.Table, layout: Layout) -> tuple[Hashes, Rows, Rows]:
+    """Hashes of keys, versions and ordinals."""
+    return key_hashes(rows, layout.key), ints_of(rows.column(COMMIT_VERSION)), ints_of(rows.column(ORDINAL))
+
+
+def _with_helpers(rows: pa.Table, layout: Layout, part: Part, needed: NeededKeys) -> pa.Table:
+    """The changes of a part, and the changes of other parts that it needs."""
+    hashes, versions, ordinals = _identify(rows, layout)
+    mine = (hashes % np.uint64(part.count) == part.index) | is_kind(rows, ChangeType.TRUNCATE)
+    chosen = np.flatnonzero(mine | needed.covers(hashes, versions, ordinals))
+    helps = pa.array(~mine[chosen])
+    return take(rows, chosen).append_column(HELPER, helps)
+
+
+def _change_numbers(versions: Rows, ordinals: Rows) -> Hashes:
+    """One number per version and ordinal. A collision only puts more changes into one part."""
+    return versions.astype(np.uint64) * np.uint64(_PLACE_FACTOR) + ordinals.astype(np.uint64)
+
+
+def _numbered_keys(rows: pa.Table, layout: Layout, chosen: Bools, before: int) -> tuple[Hashes, Hashes]:
+    """Numbers for the changes that are `before` ordinals before these, and the hashes of the keys of
+    these.
+    """
     some = take(rows, np.flatnonzero(chosen))
-    versions, ordinals = (ints_of(some.column(name)).astype(np.uint64) for name in (COMMIT_VERSION, ORDINAL))
-    # Two places with one number would only put more keys together.
-    return versions * np.uint64(_PLACE_FACTOR) + ordinals - np.uint64(before), key_hashes(some, layout.key)
+    hashes, versions, ordinals = _identify(some, layout)
+    return _change_numbers(versions, ordinals - before), hashes
 
 
 def _concatenated(pairs: Sequence[tuple[Hashes, Hashes]]) -> tuple[Hashes, Hashes]:
@@ -126,8 +276,8 @@ def _concatenated(pairs: Sequence[tuple[Hashes, Hashes]]) -> tuple[Hashes, Hashe
     return np.concatenate([empty, *(one for one, _ in pairs)]), np.concatenate([empty, *(other for _, other in pairs)])
 
 
-def _joined(ones: Hashes, others: Hashes) -> JoinedKeys:
-    """Connected components of these pairs, each known by its least hash."""
+def _connect(ones: Hashes, others: Hashes) -> JoinedKeys:
+    """Connected components of these pairs, each represented by its smallest hash."""
     known, numbers = np.unique(np.concatenate([ones, others]), return_inverse=True)
     one, other = numbers[: len(ones)], numbers[len(ones) :]
     label = np.arange(len(known))
@@ -141,14 +291,14 @@ def _joined(ones: Hashes, others: Hashes) -> JoinedKeys:
 
 
 def in_order(changes: pa.Table) -> pa.Table:
-    """In the order of the log, which slices of old rows are out of."""
+    """Changes in commit order. Slices of old rows are not in order."""
     return changes.sort_by([(COMMIT_VERSION, "ascending"), (ORDINAL, "ascending")])
 
 
 def read_groups(
     slices: Sequence[FileSlice], layout: Layout, views: Mapping[TableSchema, View] = MappingProxyType({})
 ) -> Iterator[pa.Table]:
-    """The same, a row group at a time, or a part of a large one: more need not be held."""
+    """Like `read_slices`, but one row group, or part of a large one, at a time."""
     schema = _schema(layout)
     for slice in slices:
         yield from (_wanted(rows, slice, schema, views) for rows in _row_groups(slice, schema, views))
@@ -159,7 +309,7 @@ def _schema(layout: Layout) -> pa.Schema:
 
 
 def _run(slices: Sequence[FileSlice], schema: pa.Schema, part: Part, views: Mapping[TableSchema, View]) -> Iterator[pa.Table]:
-    """Some of the changes of an append log, one after the other; counted as they stand in the files, wanted or not."""
+    """A run of the changes of a log. Positions of runs are counted in the files, before rows are filtered."""
     counts = [_count(slice) for slice in slices]
     low, high = (sum(counts) * at // part.count for at in (part.index, part.index + 1))
     start = 0
@@ -212,7 +362,7 @@ def _names(file: pq.ParquetFile, slice: FileSlice, schema: pa.Schema, views: Map
 
 
 def _wanted(found: pa.Table, slice: FileSlice, schema: pa.Schema, views: Mapping[TableSchema, View]) -> pa.Table:
-    """Rows of a file as the target has them, without those that are not wanted of it."""
+    """Rows of a file with the target's columns, without rows outside the slice."""
     view = views.get(slice.file.schema)
     constants: dict[str, object] = _constants(slice)
     if view is not None and not view.is_plain:
@@ -222,11 +372,11 @@ def _wanted(found: pa.Table, slice: FileSlice, schema: pa.Schema, views: Mapping
     table = pa.table(columns, schema=schema)
     if slice.needs_filter and slice.file.commit_version is None:
         table = table.filter(_within(table.column(COMMIT_VERSION), slice))
-    return table.filter(pa.array(~named_changes(table, slice.without))) if slice.without else table
+    return table.filter(pa.array(~changes_at(table, slice.excluded))) if slice.excluded else table
 
 
 def _constants(slice: FileSlice) -> dict[str, object]:
-    """What the manifest says of a transaction that was still open when its rows were written."""
+    """Metadata from the manifest, for a transaction that was open when its rows were written."""
     file = slice.file
     if file.commit_version is None:
         return {}
@@ -246,8 +396,8 @@ def _column(found: pa.Table, field: pa.Field, constants: dict[str, object]) -> p
         return column if column.type.equals(field.type) else column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise SchemaChangedError(
-            f"values of the column {field.name!r} are of type {column.type} now, and the target's {field.type} cannot hold them",
-            hint="remove the target table and run again to copy it anew",
+            f"values of the column {field.name!r} have type {column.type}, and the target's {field.type} cannot hold them",
+            hint="remove the target table and restart the pipeline to copy it again",
         ) from error
 
 
@@ -259,8 +409,8 @@ def _within(versions: pa.ChunkedArray, slice: FileSlice) -> pa.ChunkedArray:
     return wanted
 
 
-def named_changes(changes: pa.Table, names: Collection[tuple[int, int]]) -> Bools:
-    """Which of `changes` are among `names`, each of them a `_commit_version` and an `_ordinal`."""
+def changes_at(changes: pa.Table, names: Collection[tuple[int, int]]) -> Bools:
+    """Which changes are in `names`, which has pairs of `_commit_version` and `_ordinal`."""
     versions, ordinals = (ints_of(changes.column(name)) for name in (COMMIT_VERSION, ORDINAL))
     found = np.isin(versions, [version for version, _ in names])
     for row in np.flatnonzero(found).tolist():
@@ -268,9 +418,9 @@ def named_changes(changes: pa.Table, names: Collection[tuple[int, int]]) -> Bool
     return found
 
 
-def parted(changes: pa.Table, layout: Layout, part: Part, joined: JoinedKeys | None = None) -> pa.Table:
-    """One part of the changes of an epoch, or of any of them; but of an append log only of all."""
-    if layout.mode is Mode.APPEND:
+def select_part(changes: pa.Table, layout: Layout, part: Part, joined: JoinedKeys | None = None) -> pa.Table:
+    """One part of the changes. Of a log, `changes` must be all changes of the epoch."""
+    if layout.mode.is_log:
         low, high = (changes.num_rows * at // part.count for at in (part.index, part.index + 1))
         return changes.slice(low, high - low)
     if not changes.num_rows:
@@ -280,3 +430,67 @@ def parted(changes: pa.Table, layout: Layout, part: Part, joined: JoinedKeys | N
     truncates = pc.equal(changes.column(CHANGE_TYPE), ChangeType.TRUNCATE.value).combine_chunks()
     mine = (hashes % np.uint64(part.count) == part.index) | as_bools(truncates)
     return changes.filter(pa.Array.from_buffers(pa.bool_(), len(mine), [None, bitmap(mine)]))
+
+
+ROWS_A_TASK = 500_000
+BYTES_A_TASK = 128 << 20
+"""Maximum size of the changes in one task."""
+
+_ADDED_ROWS_A_TASK = 100_000
+
+
+def share_files(slices: Sequence[FileSlice], counts: ChangeCounts, parallelism: int) -> list[tuple[FileSlice, ...]]:
+    """Divide changes that only add rows: each task streams some of the files."""
+    wanted = max(min(-(-counts.rows // _ADDED_ROWS_A_TASK), parallelism), -(-counts.rows // ROWS_A_TASK), 1)
+    count = min(wanted, len(slices))
+    return [tuple(slices[at::count]) for at in range(count)]
+
+
+def plan_parts(slices: Sequence[FileSlice], counts: ChangeCounts, *, looks_up: bool, at_once: bool = False) -> list[Part | None]:
+    """Divide the keys, one part for each task. If rows are looked up and the epoch has a truncate, which
+    affects all keys, there is one task.
+
+    `at_once`: all parts see the target as it was before the epoch, so a part may need rows that another part
+    deletes.
+    """
+    size = sum(slice.file.bytes for slice in slices)  # equals the size in memory, since these files are not compressed
+    count = 1 if counts.truncates and looks_up else max(-(-counts.rows // ROWS_A_TASK), -(-size // BYTES_A_TASK), 1)
+    follows_moves = bool(counts.unchanged and counts.moves)
+    by_chains = follows_moves and at_once and not looks_up
+    return [Part(index, count, follows_moves, by_chains) for index in range(count)] if count > 1 else [None]
+
+
+def step_ends(slices: Sequence[FileSlice], rows: int, end: Position) -> list[Position]:
+    """The ends of steps of about `rows` rows; the last is `end`. Neither a transaction nor a file is
+    split.
+    """
+    found: list[Position] = []
+    later = _least_after(slices)
+    count, reached = 0, Position.ZERO
+    for slice, least in zip(slices, later, strict=True):
+        count += slice.file.rows
+        reached = max(reached, slice.file.max_position)
+        if count >= rows and least is not None and reached < least and reached < end:
+            found.append(reached)
+            count = 0
+    return [*found, end]
+
+
+def slices_upto(slices: Sequence[FileSlice], end: Position) -> list[FileSlice]:
+    """The parts of `slices` at or before `end`."""
+    wanted = [slice for slice in slices if slice.file.min_position <= end]
+    return [replace(slice, upto=min(slice.upto or end, end)) if slice.file.max_position > end else slice for slice in wanted]
+
+
+def slices_after(slices: Sequence[FileSlice], position: Position) -> list[FileSlice]:
+    """The parts of `slices` after `position`."""
+    wanted = [slice for slice in slices if slice.file.max_position > position]
+    return [
+        replace(slice, after=max(slice.after or position, position)) if slice.file.min_position <= position else slice for slice in wanted
+    ]
+
+
+def _least_after(slices: Sequence[FileSlice]) -> list[Position | None]:
+    """For each slice, the smallest position of the following slices; None after the last."""
+    least = list(accumulate((slice.file.min_position for slice in reversed(slices[1:])), min))
+    return [*reversed(least), None][: len(slices)]

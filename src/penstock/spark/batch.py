@@ -1,36 +1,112 @@
-"""`spark.read`: the rows of one table as they are now, read in parallel under one snapshot.
+"""`spark.read`: the current rows of one table, read in parallel under one snapshot, with Spark's filters
+pushed down.
 
-Spark plans a batch in one short-lived process and reads it in others, so neither can hold the snapshot: `penstock.spark.holder` does, in a
-process of its own, unless a single task reads everything. The rows have the columns of the stream, as its `snapshot` rows do, but no
-position: an ordinary snapshot has none.
+A pushed condition may return more rows than its filter, never fewer, since Spark filters again. So only types
+with the same order and equality on both sides are pushed down; strings are compared by bytes, as in Spark.
+`IS NULL` is not pushed down: a value that the Spark type cannot hold is null in Spark, but not in Postgres.
+
+Spark plans a batch in one short-lived process and reads it in others, so neither can hold the snapshot.
+Unless a single task reads everything, `penstock.spark.holder` holds it in a separate process. The rows have
+the columns of the stream's `snapshot` rows, but no position, since an ordinary snapshot has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import (
+    ColumnPath,
+    DataSourceReader,
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    InputPartition,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+    StringEndsWith,
+    StringStartsWith,
+)
 
 from penstock.capture.settings import CaptureSettings
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.chunks import Chunk, plan_chunks
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.schema import TableSchema
-from penstock.spark.filters import translate_filter
+from penstock.postgres.queries import compare, contains, is_comparable, is_one_of, is_present
+from penstock.schema import Column, TableSchema
 from penstock.spark.holder import hold_snapshot
 from penstock.spark.request import SourceRequest
-from penstock.spark.snapshots import ChunkPartition, read_snapshot
+from penstock.spark.snapshot import ChunkPartition, read_snapshot
 from penstock.worker import settle_worker
+
+_OPERATORS: Mapping[type[Filter], str] = {
+    EqualTo: "=",
+    GreaterThan: ">",
+    GreaterThanOrEqual: ">=",
+    LessThan: "<",
+    LessThanOrEqual: "<=",
+}
+_TEXTS: Mapping[type[Filter], str] = {StringStartsWith: "starts", StringEndsWith: "ends", StringContains: "contains"}
+
+
+def translate_filter(filter: Filter, table: TableSchema) -> str | None:
+    """Return the SQL condition, or None if the filter cannot be pushed down."""
+    if isinstance(filter, Not):
+        return _negated(filter.child, table)
+    column = _column(getattr(filter, "attribute", ()), table)
+    if column is None:
+        return None
+    if isinstance(filter, IsNotNull):
+        return is_present(column)
+    if not is_comparable(column):
+        return None
+    return _compared(filter, column)
+
+
+def _compared(filter: Filter, column: Column) -> str | None:
+    value = getattr(filter, "value", None)
+    if _holds_nul(value):
+        return None
+    if isinstance(filter, EqualNullSafe):
+        return None if value is None else compare(column, "=", value)
+    if isinstance(filter, In):
+        return is_one_of(column, list(filter.value))
+    if type(filter) in _TEXTS:
+        return contains(column, str(value), _TEXTS[type(filter)])
+    operator = _OPERATORS.get(type(filter))
+    return None if operator is None or value is None else compare(column, operator, value)
+
+
+def _negated(child: Filter, table: TableSchema) -> str | None:
+    column = _column(getattr(child, "attribute", ()), table)
+    if column is None or not is_comparable(column) or not isinstance(child, EqualTo) or child.value is None or _holds_nul(child.value):
+        return None
+    return compare(column, "<>", child.value)
+
+
+def _holds_nul(value: object) -> bool:
+    """Whether a string contains NUL, which Postgres does not store and rejects in a statement."""
+    texts = value if isinstance(value, tuple) else (value,)
+    return any(isinstance(text, str) and "\0" in text for text in texts)
+
+
+def _column(path: ColumnPath, table: TableSchema) -> Column | None:
+    return next((column for column in table.columns if (column.name,) == tuple(path)), None)
 
 
 class _Pushdown:
-    """`pushFilters` of the reader, which takes part where Spark offers it and does no harm where it does not.
+    """`pushFilters` of the reader, used if Spark supports it and harmless otherwise.
 
-    With `spark.sql.python.filterPushdown.enabled` left at false, Spark refuses to read from any reader that has a method of that name which
-    is not the base class's own; it tells by `__func__`.
+    With `spark.sql.python.filterPushdown.enabled` at its default, false, Spark refuses every reader that
+    overrides this method. It compares `__func__` with the base class's.
     """
 
     def __get__(self, reader: CurrentRowsReader | None, owner: type | None = None) -> Any:
@@ -46,14 +122,14 @@ class _BoundPushdown:
         return DataSourceReader.pushFilters
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Spark looks at every row again: the source may let more rows through than a filter does, never fewer."""
+        """Collect the conditions, and return all filters: Spark applies them again to the rows."""
         conditions = (translate_filter(each, self.reader.table) for each in filters)
         self.reader.conditions += [condition for condition in conditions if condition is not None]
         return filters
 
 
 class CurrentRowsReader(DataSourceReader):
-    """Lives in the process that plans the query; a copy of it in each task."""
+    """Lives in the process that plans the query. Each task has a copy."""
 
     pushFilters = _Pushdown()
 
@@ -70,7 +146,8 @@ class CurrentRowsReader(DataSourceReader):
         chunks = self._chunks(settings, wanted)
         held = None
         if len(chunks) > 1:
-            # Blocks that are filled between the plan and the snapshot would be in none of the chunks but the last: plan again, after it.
+            # Blocks filled between planning and snapshot would be missing in all chunks but the last: plan
+            # again under the snapshot.
             held = hold_snapshot(settings.address, self._request.hold_seconds)
             chunks = self._chunks(settings, wanted)
         return [self._partition(settings.address, held, chunk, number) for number, chunk in enumerate(chunks)]
@@ -92,7 +169,5 @@ class CurrentRowsReader(DataSourceReader):
             yield pa.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _partition(self, address: SourceAddress, snapshot: str | None, chunk: Chunk, number: int) -> ChunkPartition:
-        conditions = [chunk.row_filter] if chunk.row_filter is not None else []
-        row_filter = " AND ".join(f"({condition})" for condition in conditions + self.conditions) or None
-        refuse_inexact = self._request.capture().types.refuses_inexact
-        return ChunkPartition(address, snapshot, replace(chunk, row_filter=row_filter), None, number, refuse_inexact)
+        reject_inexact = self._request.capture().types.rejects_inexact
+        return ChunkPartition(address, snapshot, chunk.with_conditions(self.conditions), None, number, reject_inexact)

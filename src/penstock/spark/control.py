@@ -1,4 +1,6 @@
-"""The control stream of a pipeline, as Spark sees it. Whoever only has to know what it is called and has need not load how it is read."""
+"""Spark data source of a pipeline's control stream. The reader is imported lazily, since most users need only
+the name.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ CONTROL_FORMAT = "penstock-control"
 
 
 class ControlSource(DataSource):
-    """The clock of a pipeline; see `ControlStreamReader`."""
+    """Data source that triggers epochs; see `ControlStreamReader`."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,6 +1,7 @@
-"""`format("postgres-cdc")`.
+"""Data source `format("postgres-cdc")`.
 
-Spark builds a data source object whenever it needs one, also only to ask for the schema; all work is done in the reader.
+Spark creates a data source object whenever it needs one, even only for the schema, so all work is done in the
+readers.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from penstock.errors import ConfigError, SchemaChangedError, UnsupportedTableErr
 from penstock.postgres.catalog import inspect_schema
 from penstock.postgres.connection import connect
 from penstock.schema import TableSchema
-from penstock.spark.available import FORMAT
 from penstock.spark.batch import CurrentRowsReader
-from penstock.spark.beginning import choose_tables
 from penstock.spark.envelope import ENVELOPE_SCHEMA
-from penstock.spark.request import SourceRequest
+from penstock.spark.request import FORMAT, SourceRequest
+from penstock.spark.start import choose_tables
 from penstock.spark.stream import EnvelopeStreamReader, TableStreamReader
 
 __all__ = ["FORMAT", "PostgresCdcSource", "register"]
@@ -37,7 +37,7 @@ class PostgresCdcSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """The same for stream and batch: Spark does not say which of them it asks for."""
+        """The schema, for stream and batch: Spark does not tell which of them it needs."""
         request = SourceRequest.parse(self.options)
         if request.choice.single is None:
             return _spark_schema(ENVELOPE_SCHEMA)
@@ -65,7 +65,7 @@ class PostgresCdcSource(DataSource):
 
 
 def _inspect_table(request: SourceRequest) -> TableSchema:
-    """The one table that is asked for, as it is now."""
+    """The current schema of the requested table."""
     settings = request.capture()
     with connect(settings.address) as connection:
         (table,) = choose_tables(connection, request)
@@ -73,7 +73,7 @@ def _inspect_table(request: SourceRequest) -> TableSchema:
     reserved = sorted(METADATA_NAMES.intersection(found.column_names))
     if reserved:
         raise UnsupportedTableError(
-            f"table {found.name} has a column named {reserved[0]!r}, a name that changes need for themselves", hint="rename the column"
+            f"table {found.name} has a column named {reserved[0]!r}, a name reserved for the metadata of changes", hint="rename the column"
         )
     return found
 
@@ -88,8 +88,8 @@ def _chosen(schema: pa.Schema, request: SourceRequest) -> pa.Schema:
 def _check_same(found: pa.Schema, schema: StructType, what: str) -> None:
     if _spark_schema(found) != schema:
         raise SchemaChangedError(
-            f"{what} does not have the shape that the query was built with",
-            hint="build the query anew with .load(), and give it no schema of its own",
+            f"{what} does not have the schema that the query was built with",
+            hint="build the query again with .load(), and do not set a schema",
         )
 
 
@@ -98,9 +98,9 @@ def _spark_schema(schema: pa.Schema) -> StructType:
 
 
 def register(spark: SparkSession) -> None:
-    """Make `postgres-cdc` known to this session. Needed only where Spark does not find it by itself.
+    """Register `postgres-cdc` in this session. Needed only if Spark does not discover it.
 
-    Not the control stream, which pipelines register for themselves: Spark refuses a name in one session that another, active one has
-    registered, except for those that it finds by itself.
+    Pipelines register the control stream themselves: Spark rejects a name in one session that another active
+    session has registered, unless Spark discovered it.
     """
     spark.dataSource.register(PostgresCdcSource)

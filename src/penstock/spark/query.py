@@ -1,4 +1,6 @@
-"""What is said between those who ask Spark to work out a query on rows, and Spark. No import of it here: executors read this."""
+"""Names and values shared by the analysis of row queries and the tasks that use its results. Imports no
+Spark: executors load it.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +9,33 @@ from dataclasses import dataclass
 from typing import Final
 
 VALUE: Final = "value"
-"""The one field of the struct that an answer is; the struct is null where Spark met an error."""
+"""The field of each result struct. The struct is null if the evaluation failed."""
 WHERE: Final = "where"
-"""The column with the answers of the condition. Those of a query's columns are called by their place."""
+"""Column with the results of the condition. Results of the query's columns are named by their index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """One column of a query."""
+    """A column of a query's result."""
 
     name: str
     kind: str
-    """Its type, as Spark writes it in JSON."""
+    """Spark type as JSON."""
     needs: tuple[str, ...]
-    """The source's columns that it is made of."""
+    """Source columns that it is computed from."""
     is_plain: bool = False
-    """Whether it is one of them as it is, under whatever name."""
+    """Whether it is a source column without computation, possibly renamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
     columns: tuple[Selected, ...]
-    asked: tuple[str, ...] | None
-    """The source's columns that the condition depends on; None: there is no condition."""
+    condition_columns: tuple[str, ...] | None
+    """Source columns of the condition; None without a condition."""
 
 
 def row_column(names: Sequence[str]) -> str:
-    """What the number of a row is called in files, beside columns of these names."""
+    """Name of the row number column in files that also have columns with these names."""
     name = "_row"
     while name in names:
         name = f"_{name}"

@@ -1,38 +1,52 @@
-"""What a SELECT over one table comes to, by Spark's own analysis: its columns, what each of them is made of, and what is not for us to run.
+"""Analyse and run a user's SELECT over one table with Spark: columns, their inputs, unsupported parts,
+results per row.
 
-A query is worked out row by row, on changes of rows as well as on rows. So nothing may be in it that looks at more than one row, or that
-would come to something else when the same row is looked at again: an epoch that is repeated has to make the same rows of it.
+The analysis uses the session of this process, or starts one. A query is evaluated row by row, on changes as
+well as on rows. It must not use other rows, and must be deterministic: a repeated epoch has to produce the
+same rows.
+
+Every computed column, and the condition, is returned as a struct of one value, which is null if Spark raised
+an error: invalid text for a number, an overflow, a division by zero. The condition is not applied here; the
+caller knows which values of a row are available.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import pyarrow as pa
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.classic.column import Column as ClassicColumn
 from pyspark.sql.classic.dataframe import DataFrame as ClassicDataFrame
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from penstock.errors import ConfigError
-from penstock.spark.query import Analysis, Selected
+from penstock.errors import ConfigError, SinkError
+from penstock.foreign import describe
+from penstock.spark.query import VALUE, WHERE, Analysis, Selected, row_column
+from penstock.spark.session import SHORT_LIVED, build_session
 
 SOURCE = "source"
-"""What the table is called in a query."""
+"""Name of the table in a query."""
 
 _SETTINGS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.caseSensitive": "true",
     "spark.sql.ansi.enabled": "true",
-    # What two columns have in common would be worked out before either of them is, and its errors would not be those of a row.
+    # A common subexpression would be evaluated before the columns that use it, so its error would not be
+    # limited to one row and column.
     "spark.sql.subexpressionElimination.enabled": "false",
-    # A column that is made of another one of the same SELECT is a query over a query.
+    # A column that uses another column of the same SELECT would be a nested query.
     "spark.sql.lateralColumnAlias.enableImplicitResolution": "false",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.compression.codec": "uncompressed",
@@ -53,8 +67,8 @@ _STEPS: Final = {
     "LocalLimit": "LIMIT",
     "Offset": "OFFSET",
     "Tail": "LIMIT",
-    "Generate": "a function that makes several rows of one",
-    "Expand": "several rows of one",
+    "Generate": "a function that returns several rows per row",
+    "Expand": "several rows per row",
     "Union": "UNION",
     "Intersect": "INTERSECT",
     "Except": "EXCEPT",
@@ -69,43 +83,49 @@ _SUBQUERIES: Final = frozenset({"ScalarSubquery", "Exists", "InSubquery", "ListQ
 _FOREIGN: Final = frozenset({"PythonUDF", "ScalaUDF", "ScalaAggregator", "HiveSimpleUDF", "HiveGenericUDF", "ApplyFunctionExpression"})
 _CLOCKS: Final = frozenset({"Now", "LocalTimestamp", "SessionUser"})
 _RANDOM: Final = frozenset({"AesEncrypt"})
-"""Spark takes it for deterministic, though it draws a new vector for every call."""
+"""Deterministic for Spark, although it returns a new vector for every call."""
 _TABLES: Final = frozenset({"UnresolvedRelation", "UnresolvedTableValuedFunction", "UnresolvedInlineTable", "OneRowRelation"})
-"""What a query reads from, before it is analysed. Some statements are carried out by the analysis itself."""
+"""Leaves that a parsed query may have before analysis. Other statements are refused, since the analysis
+itself may execute them.
+"""
 _CLOCK_LITERAL = re.compile(r"""['"]\s*(now|today|tomorrow|yesterday)\b""", re.IGNORECASE)
-"""In `TIMESTAMP 'now'` and `DATE 'today'`, which are the time of the analysis when it is done."""
+"""Matches `TIMESTAMP 'now'` and `DATE 'today'`, which Spark resolves to the time of the analysis."""
 
 _TOO_MUCH: Final = "it is more than columns and a condition over the table `source`"
 _AS_WRITTEN: Final = "write it as SELECT … FROM source, with or without WHERE"
-_IN_A_VIEW: Final = "make one row of each row of the table here, and the rest in a view over the target"
-_IN_THE_SOURCE: Final = "have the source keep it in a column, or let a view over the target add it"
-_OF_SPARK: Final = "use functions that Spark has built in, or let a view over the target add it"
+_IN_A_VIEW: Final = "return one row per row of the table, and do the rest in a view over the target"
+_IN_THE_SOURCE: Final = "store it in a column of the source table, or add it in a view over the target"
+_OF_SPARK: Final = "use Spark's built-in functions, or add it in a view over the target"
 
 
 _idle: list[SparkSession] = []
-"""Sessions that nobody uses at the moment: a new one costs more than most queries."""
+"""Unused sessions: creating one costs more than most queries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """A query taken apart, as Spark has it."""
+    """The parsed parts of a query."""
 
     columns: tuple[Any, ...]
     condition: Any | None
 
 
 def analyse(spark: SparkSession, text: str, columns: pa.Schema) -> Analysis:
-    """Of a query over a table with these columns. `ConfigError` says why it cannot be run row by row, or not at all."""
+    """Analyse a query over a table with these columns. Raises `ConfigError` with the reason if it cannot be
+    run row by row, or not at all.
+    """
     struct = from_arrow_schema(columns, prefer_timestamp_ntz=True)
     with private_session(spark) as session:
         parts = resolve(session, _empty(session, struct), text)
-        asked = None if parts.condition is None else _needs(parts.condition)
-        return Analysis(tuple(_selected(each) for each in parts.columns), asked)
+        condition_columns = None if parts.condition is None else _needs(parts.condition)
+        return Analysis(tuple(_selected(each) for each in parts.columns), condition_columns)
 
 
 @contextmanager
 def private_session(spark: SparkSession) -> Iterator[SparkSession]:
-    """One with settings and views of its own: queries of several tables are worked out at the same time. It is kept for the next."""
+    """A session with its own settings and views, because queries of several tables run concurrently. It is
+    kept for reuse.
+    """
     session = _taken(spark)
     try:
         yield session
@@ -125,19 +145,21 @@ def _taken(spark: SparkSession) -> SparkSession:
 
 
 def _empty(session: SparkSession, struct: StructType) -> DataFrame:
-    """Not by `createDataFrame` of the session, which would become that of the whole thread."""
-    java: Any = session._jsparkSession  # noqa: SLF001 - the session that it stands for
-    jvm: Any = session._jvm  # noqa: SLF001 - pyspark's own door to the JVM
+    """An empty frame with this schema. `createDataFrame` of the session would make it the active session of
+    the thread.
+    """
+    java: Any = session._jsparkSession  # noqa: SLF001 - the JVM's session
+    jvm: Any = session._jvm  # noqa: SLF001 - pyspark's access to the JVM
     return ClassicDataFrame(java.createDataFrame(jvm.java.util.ArrayList(), java.parseDataType(struct.json())), session)
 
 
 def resolve(session: SparkSession, frame: DataFrame, text: str) -> Parts:
-    """Have Spark analyse a query over `frame`; nothing is run, whatever the text may be."""
+    """Have Spark analyse a query over `frame`. The text is never executed, even if it is another statement."""
     frame.createOrReplaceTempView(SOURCE)
-    jvm: Any = session._jvm  # noqa: SLF001 - pyspark's own door to the JVM
-    state = session._jsparkSession.sessionState()  # noqa: SLF001 - and to the session that it stands for
+    jvm: Any = session._jvm  # noqa: SLF001 - pyspark's access to the JVM
+    state = session._jsparkSession.sessionState()  # noqa: SLF001 - the JVM's session
     try:
-        # Not `parseQuery`, which is content when the text begins like one, and drops what follows.
+        # Not `parseQuery`, which accepts a query that is followed by other text, and ignores that text.
         parsed = state.sqlParser().parsePlan(text)
         if not all(_kind(leaf) in _TABLES for leaf in _leaves(parsed)):
             _refuse(_TOO_MUCH)
@@ -147,7 +169,7 @@ def resolve(session: SparkSession, frame: DataFrame, text: str) -> Parts:
     except PySparkException as error:
         words = str(error).strip().splitlines()
         _refuse(f"Spark says: {words[0] if words else type(error).__name__}")
-    except Py4JJavaError:  # an error of Spark's own, for statements that are no queries
+    except Py4JJavaError:  # internal error of Spark for statements that are not queries
         _refuse(_TOO_MUCH)
     parts = _taken_apart(plan)
     for each in (*parts.columns, *(() if parts.condition is None else (parts.condition,))):
@@ -156,7 +178,7 @@ def resolve(session: SparkSession, frame: DataFrame, text: str) -> Parts:
 
 
 def inner(expression: Any) -> Any:
-    """What stands before AS."""
+    """The expression before AS."""
     return expression.child() if _kind(expression) == "Alias" else expression
 
 
@@ -167,7 +189,7 @@ def is_plain(expression: Any) -> bool:
 def _taken_apart(plan: Any) -> Parts:
     for node in _above_source(plan):
         if node.nodeName() in _STEPS:
-            _refuse(f"it has {_STEPS[node.nodeName()]}, and every row has to be looked at by itself", _IN_A_VIEW)
+            _refuse(f"it has {_STEPS[node.nodeName()]}, but a query is evaluated row by row", _IN_A_VIEW)
     top, below, condition = plan, None, None
     if top.nodeName() == "Project":
         below = top.child()
@@ -189,7 +211,7 @@ def _above_source(plan: Any) -> Iterator[Any]:
 
 
 def _is_source(plan: Any) -> bool:
-    """Only a view of the session's own is known by a name without more."""
+    """Whether the node is the session's temporary view. Only temporary views have an unqualified name."""
     if plan.nodeName() != "SubqueryAlias" or plan.identifier().name() != SOURCE or plan.identifier().qualifier().size():
         return False
     return bool(plan.child().nodeName() == "View" and plan.child().isTempView())
@@ -199,15 +221,15 @@ def _check(expression: Any) -> None:
     for each in _tree(expression):
         kind = _kind(each)
         if kind in _SUBQUERIES:
-            _refuse("it has a query within the query, and every row has to be looked at by itself", _IN_A_VIEW)
+            _refuse("it has a subquery, but a query is evaluated row by row", _IN_A_VIEW)
         if kind in _FOREIGN:
-            _refuse(f"{each.prettyName()} is not one of Spark's own functions", _OF_SPARK)
+            _refuse(f"{each.prettyName()} is not a built-in function of Spark", _OF_SPARK)
         if kind in _CLOCKS or kind.startswith("Current"):
-            _refuse(f"{each.prettyName()} depends on when, or by whom, a row is looked at", _IN_THE_SOURCE)
+            _refuse(f"{each.prettyName()} depends on when, or by which user, it is evaluated", _IN_THE_SOURCE)
         if kind == "Literal" and _CLOCK_LITERAL.search(_written(each)):
-            _refuse(f"{_written(each)} depends on when a row is looked at", _IN_THE_SOURCE)
+            _refuse(f"{_written(each)} depends on when it is evaluated", _IN_THE_SOURCE)
         if kind in _RANDOM or (not each.deterministic() and all(below.deterministic() for below in _listed(each.children()))):
-            _refuse(f"{each.prettyName()} comes to something else each time", _IN_THE_SOURCE)
+            _refuse(f"{each.prettyName()} is not deterministic", _IN_THE_SOURCE)
 
 
 def _selected(expression: Any) -> Selected:
@@ -234,7 +256,7 @@ def _leaves(plan: Any) -> Iterator[Any]:
 
 
 def _written(literal: Any) -> str:
-    """A date or a time as the query has it; nothing of other literals."""
+    """The text of a date or time literal in the query; empty for other literals."""
     origin = literal.origin()
     if literal.dataType().typeName() not in ("date", "timestamp", "timestamp_ntz") or not origin.sqlText().isDefined():
         return ""
@@ -251,3 +273,57 @@ def _kind(expression: Any) -> str:
 
 def _refuse(reason: str, hint: str = _AS_WRITTEN) -> NoReturn:
     raise ConfigError(reason, hint=hint)
+
+
+def answer(spark: SparkSession, text: str, columns: pa.Schema, files: Sequence[str], directory: str) -> None:
+    """Evaluate `text` on the rows of `files`, and write the results to files in the new `directory`.
+
+    Input files have the row number and the needed columns of `columns`. Output files have the row number, and
+    a struct for each computed column, named by its index in the query (`0`, `1` …), and for the condition,
+    named `where`.
+    """
+    number = row_column(columns.names)
+    struct = from_arrow_schema(columns.append(pa.field(number, pa.int64())), prefer_timestamp_ntz=True)
+    try:
+        with private_session(spark) as session:
+            rows = session.read.schema(struct).parquet(*files)
+            parts = resolve(session, rows.drop(number), text)
+            made = [(str(at), each) for at, each in enumerate(parts.columns) if not is_plain(each)]
+            if parts.condition is not None:
+                made.append((WHERE, parts.condition))
+            rows.select(number, *(_tried(session, inner(each)).alias(name) for name, each in made)).write.parquet(directory)
+    except (PySparkException, Py4JJavaError) as error:
+        raise SinkError(f"Spark could not evaluate a query: {describe(error)}") from error
+
+
+def _tried(session: SparkSession, expression: Any) -> Column:
+    """The value in a struct; null if the evaluation failed."""
+    jvm: Any = session._jvm  # noqa: SLF001 - pyspark's access to the JVM
+    made = jvm.org.apache.spark.sql.catalyst.expressions
+    name = session._jsparkSession.sessionState().sqlParser().parseExpression(f"'{VALUE}'")  # noqa: SLF001 - see above
+    struct = made.CreateNamedStruct(jvm.PythonUtils.toSeq([name, expression]))
+    return ClassicColumn(jvm.org.apache.spark.sql.classic.ExpressionUtils.column(made.TryEval(struct)))
+
+
+_MOST_ANALYSES: Final = 10_000
+_started: list[SparkSession] = []
+
+
+@lru_cache(maxsize=_MOST_ANALYSES)
+def analysed(text: str, columns: tuple[tuple[str, pa.DataType], ...]) -> Analysis:
+    """Cached analysis of a query over a table with these columns. Raises `ConfigError` if it cannot be run."""
+    return analyse(_session(), text, pa.schema(list(columns)))
+
+
+def end_started() -> None:
+    """Stop the session if this module started it."""
+    while _started:
+        _started.pop().stop()
+
+
+def _session() -> SparkSession:
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001 - the only check that does not start a session
+        return SparkSession.builder.getOrCreate()
+    session = build_session("penstock-check", master="local[1]", conf=SHORT_LIVED, log=Path(os.devnull))
+    _started.append(session)
+    return session

@@ -1,11 +1,13 @@
 """Stream readers over the spool, with the capture running inside them.
 
-Spark keeps one reader alive in one driver-side Python process for each run of a query, so the capture's threads live there too: started by
-the first call that needs them, ended with the process. Offsets are commit positions.
+For each run of a query, Spark keeps one reader in one Python process on the driver. The capture's threads run
+in that process: the first call that needs them starts them, and they end with the process. Offsets are commit
+positions.
 
-What Spark calls, and when, differs between versions; what holds on all of them: an `end` that was planned before `latestOffset` is called
-again belongs to a finished batch, and so does the `start` of a range that is not empty. Only these are ever acknowledged. Spark 4.2 hands
-the finished position in as `start`; on 4.1 it is the last `end` that `partitions` saw.
+The order of Spark's calls differs between versions. In all of them, an `end` that was planned before the next
+call of `latestOffset` belongs to a finished batch, and so does the `start` of a range that is not empty. Only
+these positions are acknowledged. Spark 4.2 passes the finished position as `start`; with 4.1 it is the last
+`end` that `partitions` received.
 """
 
 from __future__ import annotations
@@ -21,8 +23,7 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from penstock.capture.choosing import open_capture
-from penstock.capture.following import SpoolFollower
+from penstock.capture.factory import SpoolFollower, open_capture
 from penstock.capture.settings import CaptureSettings
 from penstock.capture.thread import CaptureThread
 from penstock.errors import ConnectionLostError
@@ -30,7 +31,7 @@ from penstock.logs import configure_from_environment
 from penstock.position import Position
 from penstock.postgres.connection import connect
 from penstock.postgres.slot import current_position
-from penstock.spark.admission import Admission, ReadMaxRows, SupportsTriggerAvailableNow
+from penstock.spark.options import Admission, ReadMaxRows, SupportsTriggerAvailableNow
 from penstock.spool.barriers import BarrierWatch
 from penstock.spool.reader import SpoolReader
 
@@ -44,10 +45,12 @@ def position_of(value: Mapping[str, str]) -> Position:
 
 
 class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    """Offsets, admission and the embedded capture. Subclasses say what a batch holds and when it is acknowledged."""
+    """Offsets, admission and the embedded capture. Subclasses define the content of a batch and when it is
+    acknowledged.
+    """
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        # Called twice, once only to be pickled: nothing may be opened here.
+        # Called twice, once only for pickling: open nothing here.
         self._options = {name.lower(): value for name, value in options.items()}
         self._admission = Admission.from_options(options)
         self._capture: CaptureThread | SpoolFollower | None = None
@@ -58,25 +61,32 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
     # Spark's API ------------------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, str]:
-        """Always the same, since Spark may ask again after a crash of the first batch. The targets know where they are."""
+        """Always the same, since Spark may call it again after a crash in the first batch. The targets store
+        their positions.
+        """
         return {"position": str(Position.ZERO)}
 
     def getDefaultReadLimit(self) -> Any:
-        """Spark 4.2 and later. It passes on one kind of limit only; bytes are looked after here."""
+        """Spark 4.2 and later. Spark passes on only one kind of limit, so this class applies the limit on
+        bytes.
+        """
         return ReadMaxRows(self._admission.rows)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Spark 4.2 and later, before anything else: the query ends when it holds what has committed by now.
+        """Spark 4.2 and later, before all other calls: the query ends when it has everything that is
+        committed now.
 
-        It ends with the segment that holds the last of it. The server's own position would not do as an offset: it may lie inside a commit
-        record, and confirming such a place would lose that transaction.
+        It ends at the end of the segment with the last of these commits. The server's current position cannot
+        be an offset: it may be inside a commit record, and confirming it would lose that transaction.
         """
         with connect(CaptureSettings.from_options(self._options).address) as connection:
             goal = current_position(connection)
         self._end_at(goal if self._goal is None else min(goal, self._goal))
 
     def latestOffset(self, start: Mapping[str, str] | None = None, limit: Any = None) -> dict[str, str]:
-        """The first call after a finished batch, and the only one that acknowledges it. Never goes back, whatever the spool holds."""
+        """The end of the next batch. The first call after a finished batch acknowledges it; no other call
+        does. Never moves back.
+        """
         reached = position_of(start) if start is not None else self._planned or Position.ZERO
         if reached > Position.ZERO:
             self._acknowledge(reached)
@@ -89,7 +99,7 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         else:
             return self._offset(reached)
         if spool.start is None:
-            return self._offset(reached)  # asked first: its first segment may come at any moment, and begins where it begins
+            return self._offset(reached)  # before the first segment is read, which may be sealed at any moment
         first = self._first(spool, reached)
         admission = self._admission.under(limit)
         planned = spool.limit(first, max_rows=admission.rows, max_bytes=admission.bytes, max_transactions=admission.transactions)
@@ -103,27 +113,32 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if start == end:
             return []
         _, spool = self._running(position_of(start))
-        # After a crash the range was planned by an earlier process, and a lost spool may have to be captured again first.
+        # After a crash an earlier process planned the range, and a lost spool may have to be captured again
+        # first.
         self._wait_until(self._planned)
         return self._plan(spool, self._first(spool, position_of(start)), self._planned)
 
     def commit(self, end: Mapping[str, str]) -> None:
-        """Comes while the next batch is already being built, and never when idle: nothing is decided here."""
+        """Does nothing: Spark calls it while the next batch is being built, and never while the query is
+        idle.
+        """
 
     def stop(self) -> None:
         if self._capture is not None:
             self._capture.stop()
 
     def _end_at(self, goal: Position) -> None:
-        """Read nothing beyond the segment that holds `goal`. On a quiet database, it is reached when the server has vouched for it."""
+        """Read nothing beyond the segment that contains `goal`. On an idle database, the goal is reached when
+        the server confirms that nothing else commits before it.
+        """
         self._goal = goal
         self._options.setdefault("quietseconds", str(_AVAILABLE_NOW_QUIET_SECONDS))
 
     def _offset(self, position: Position) -> dict[str, str]:
-        """Spark compares offsets as JSON text: one order of keys, one spelling."""
+        """Spark compares offsets as JSON text, so the key order and the format are fixed."""
         return {"position": str(position)}
 
-    # what subclasses say ------------------------------------------------------------------------------------------------------
+    # --- for subclasses -------------------------------------------------------------------------------------
 
     def _acknowledge(self, position: Position) -> None:
         """Every batch up to `position` is finished."""
@@ -132,19 +147,19 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         return []
 
     def _first(self, spool: SpoolReader, reached: Position) -> Position:
-        """Where to read on. A query that has never run begins where the spool begins."""
+        """The position to read from. A new query starts at the beginning of the spool."""
         begin = spool.start
         return begin if begin is not None and reached == Position.ZERO else reached
 
     def _cut(self, spool: SpoolReader, start: Position, planned: Position) -> Position:
-        """Where a batch that is planned up to `planned` is to end instead; `start` if there is to be none now."""
+        """The end of a batch that is planned up to `planned`, which may be earlier; `start` for no batch now."""
         return planned
 
     def _prepare(self, settings: CaptureSettings, finished: Position) -> None:
         """Called once, before the capture starts; every batch up to `finished` is finished."""
 
     def _waiting(self) -> None:
-        """Called whenever there may be nothing to read, and again and again while something is waited for."""
+        """Called repeatedly while the reader waits for changes."""
 
     # the capture ----------------------------------------------------------------------------------------------------------------
 
@@ -156,13 +171,15 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             self._spool = SpoolReader(settings.spool)
             self._capture = SpoolFollower(settings) if settings.is_separate else open_capture(settings)
             _end_on_sigterm()
-            # Whatever way this process takes out, the capture sends its last confirmation first: its thread is a daemon.
+            # Send the last confirmation however this process exits: the capture's thread is a daemon.
             atexit.register(self._capture.stop)
             self._capture.start()
         return self._capture, self._spool
 
     def _wait_until(self, position: Position) -> None:
-        """Wait until the spool holds everything up to `position`, by our own capture or by another that holds the spool's lock."""
+        """Wait until the spool has everything up to `position`, from this capture or from another one with
+        the spool's lock.
+        """
         assert self._capture is not None
         assert self._spool is not None
         deadline = time.monotonic() + _CATCH_UP_SECONDS
@@ -172,20 +189,21 @@ class SpoolStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
                 return
             self._waiting()
             if time.monotonic() > deadline:
-                raise ConnectionLostError(f"the capture did not get to {position} in {_CATCH_UP_SECONDS:.0f} s")
+                raise ConnectionLostError(f"the capture did not reach {position} within {_CATCH_UP_SECONDS:.0f} s")
 
 
 def _segment_end_at(spool: SpoolReader, position: Position) -> Position | None:
-    """The first place at or after `position` where a batch may end."""
+    """The first possible end of a batch at or after `position`."""
     return min((segment.end for segment in spool.segments() if segment.end >= position), default=None)
 
 
 def _end_on_sigterm() -> None:
-    """Spark ends this process with SIGTERM, which by default would leave the slot taken until the server notices.
+    """Raise SystemExit on SIGTERM, with which Spark ends this process. By default the slot would stay active
+    until the server notices.
 
-    An exception instead unwinds to Spark's own loop, which calls `stop()` on its way out. Nothing is stopped here: a handler may run while
-    this very thread holds the lock that stopping needs. Spark sends the signal twice, and only the first counts: the second finds the
-    capture at its last confirmation, and would cut it short.
+    The exception unwinds to Spark's loop, which calls `stop()`. The handler itself stops nothing: it may run
+    while this thread holds the lock that stopping needs. Spark sends the signal twice. The second one is
+    ignored, since it would interrupt the capture's last confirmation.
     """
     is_ending = False
 
@@ -200,10 +218,11 @@ def _end_on_sigterm() -> None:
 
 
 class ControlStreamReader(SpoolStreamReader):
-    """The clock of a pipeline: its batches hold no rows, so no task runs; `foreachBatch` takes the range from the offset log.
+    """Triggers epochs: its batches have no rows, so no task runs. `foreachBatch` takes the range from the
+    offset log.
 
-    It never acknowledges: the pipeline releases what its targets hold, by itself. Its offsets also carry the run, so that every run begins
-    with a batch, in which tables catch up that are behind the checkpoint.
+    It never acknowledges: the pipeline releases what its targets have. Its offsets contain the run's id, so
+    that every run begins with a batch in which tables behind the checkpoint catch up.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -217,7 +236,9 @@ class ControlStreamReader(SpoolStreamReader):
         return {"position": str(position), "run": self._options.get("run", "")}
 
     def _first(self, spool: SpoolReader, reached: Position) -> Position:
-        """The pipeline looks for holes, by what its targets hold; a checkpoint older than the spool is no reason to stop."""
+        """Start at the beginning of the spool if the checkpoint is older. The pipeline detects holes from its
+        targets' positions.
+        """
         begin = spool.start
         return begin if begin is not None and reached < begin else reached
 

@@ -1,32 +1,41 @@
-"""What a user of the source asks for: the options, read and completed by their defaults."""
+"""Parse the options of one use of the source, and read what is available.
+
+From Spark 4.2 on, `Trigger.AvailableNow` does the latter. Spark 4.1 runs exactly one batch of a Python source
+under that trigger, and after a crash only the failed one; there the query is repeated until a run finds
+nothing up to the source's position at the first start.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
-from penstock.capture.settings import CaptureSettings, tables_option
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.capture.settings import CAPTURE_OPTIONS, CaptureSettings, tables_option
 from penstock.errors import ConfigError
 from penstock.position import Position
 from penstock.postgres.chunks import BLOCK_BYTES
-from penstock.postgres.connection import SourceAddress
+from penstock.postgres.connection import SourceAddress, connect
+from penstock.postgres.slot import current_position
 from penstock.schema import TableName
-from penstock.spark import options as declared
-from penstock.spark.admission import Admission
+from penstock.spark.options import NOW, SLOT, SNAPSHOT, Admission, SourceOptions, check_options
 from penstock.spark.snapshot_plan import ROW_BYTES
 
 _NAME_LENGTH = 63
-_CAPTURE_OPTIONS = frozenset(CaptureSettings.OPTION_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
 class TableChoice:
-    """Which tables are wanted: names with patterns in them, or none at all for everything that the publication holds."""
+    """The selected tables: names, patterns, or nothing for all tables of the publication."""
 
     patterns: tuple[TableName, ...]
     is_single: bool = False
@@ -54,10 +63,10 @@ class TableChoice:
 
 @dataclass(frozen=True, slots=True)
 class SourceRequest:
-    """A stream as it was asked for, complete."""
+    """The parsed options of one use of the source, with defaults."""
 
     options: Mapping[str, str]
-    """As `CaptureSettings` reads them, without tables: these are for whoever knows the source to fill in."""
+    """Options for `CaptureSettings`, without tables, which the caller adds after reading the catalog."""
     choice: TableChoice
     consumer: str
     start: str | Position
@@ -67,29 +76,30 @@ class SourceRequest:
     chunk_bytes: int
     hold_seconds: float
     columns: tuple[str, ...] = ()
-    """Of a batch; empty for all."""
+    """Columns of a batch query; empty for all."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceRequest:
-        given = declared.check_options(options)
+        given = check_options(options)
+        own = SourceOptions.parse(given)
         choice = TableChoice.parse(given)
-        capture = {name: value for name, value in given.items() if name in _CAPTURE_OPTIONS and name != "tables"}
+        capture = {name: value for name, value in given.items() if name in CAPTURE_OPTIONS.keys and name != "tables"}
         capture["slot"] = given.get("slot") or _default_slot(given["dsn"], choice)
         capture["spool"] = given.get("spool") or str(_state_directory() / "spool" / _server(given["dsn"]) / capture["slot"])
         admission = Admission.from_options(given)
-        # Blocks of a heap have no count of rows: bytes bound a batch of them, unless rows were asked for.
-        in_blocks = admission if "maxrowsperbatch" in given else Admission(None, admission.bytes, None)
+        # Heap blocks have no row count: bytes limit a batch of them, unless the option for rows is set.
+        snapshot_admission = admission if "maxrowsperbatch" in given else Admission(None, admission.bytes, None)
         return cls(
             capture,
             choice,
-            given.get("consumer") or f"spark-{choice}",
-            _start(given.get("startingposition") or declared.SNAPSHOT),
-            _position("endingPosition", given["endingposition"]) if "endingposition" in given else None,
+            own.consumer or f"spark-{choice}",
+            _start(own.starting_position),
+            _position("endingPosition", own.ending_position) if own.ending_position else None,
             admission,
-            in_blocks,
-            _chunk_bytes(given, in_blocks.rows),
-            declared.seconds_option(given, "snapshotHoldSeconds"),
-            tuple(_column(part) for part in _split(given.get("columns", ""))),
+            snapshot_admission,
+            _chunk_bytes(own.chunk_bytes, snapshot_admission.rows),
+            own.snapshot_hold_seconds,
+            tuple(_column(part) for part in _split(own.columns)),
         )
 
     def capture(self, tables: Iterable[TableName] = ()) -> CaptureSettings:
@@ -100,14 +110,13 @@ def _column(text: str) -> str:
     return text[1:-1].replace('""', '"') if text.startswith('"') else text
 
 
-def _chunk_bytes(given: Mapping[str, str], rows: int | None) -> int:
-    """Not more than a batch may hold; a chunk has one block at least."""
-    wanted = declared.count_option(given, "chunkBytes") or 0
+def _chunk_bytes(wanted: int, rows: int | None) -> int:
+    """At most what a batch may contain, and at least one block."""
     return wanted if rows is None else min(wanted, max(BLOCK_BYTES, rows * ROW_BYTES))
 
 
 def _split(text: str) -> list[str]:
-    """At commas that stand outside of double quotes."""
+    """Split at commas outside of double quotes."""
     parts = [part.strip() for part in re.findall(r'((?:"(?:[^"]|"")*"|[^,"])+)', text)]
     return [part for part in parts if part]
 
@@ -120,7 +129,7 @@ def _name(option: str, text: str) -> TableName:
 
 
 def _start(text: str) -> str | Position:
-    if text.lower() in (declared.SNAPSHOT, declared.NOW, declared.SLOT):
+    if text.lower() in (SNAPSHOT, NOW, SLOT):
         return text.lower()
     return _position("startingPosition", text)
 
@@ -136,7 +145,7 @@ def _position(option: str, text: str) -> Position:
 
 
 def _default_slot(dsn: str, choice: TableChoice) -> str:
-    """Says what it is for, and is another one for other tables; slots are named in one space for all databases of a server."""
+    """A descriptive name that differs between tables; slot names are unique per server, across databases."""
     address = SourceAddress.parse(dsn)
     database = address.describe().rpartition("/")[2]
     text = f"penstock_{database}_{choice}"
@@ -147,7 +156,9 @@ def _default_slot(dsn: str, choice: TableChoice) -> str:
 
 
 def _server(dsn: str) -> str:
-    """The server as the name of a directory: databases, and so slots, of the same name on two servers are two sources."""
+    """The server as a directory name: equal database names, and so slots, on two servers are different
+    sources.
+    """
     place = SourceAddress.parse(dsn).describe().rpartition("/")[0].rpartition("@")[2]
     plain = re.sub(r"[^A-Za-z0-9.-]+", "_", place).strip("._")
     is_same = plain.replace("_", ":") == place and len(plain) <= _NAME_LENGTH
@@ -157,3 +168,37 @@ def _server(dsn: str) -> str:
 def _state_directory() -> Path:
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "penstock"
+
+
+FORMAT = "postgres-cdc"
+
+
+def available_now(spark: SparkSession, options: Mapping[str, str], write: Callable[[DataFrame], DataStreamWriter]) -> StreamingQuery:
+    """Read everything committed before the call, in batches as large as the options allow; returns the last
+    query.
+
+    `write` gets the stream and returns its writer, with sink and checkpoint but without a trigger. It is
+    called once per run. Raises the error that ended a query. On Spark 4.1 the calling program itself must be
+    able to connect to the source.
+    """
+    is_once_enough = tuple(map(int, spark.version.split(".")[:2])) >= (4, 2)
+    chosen = dict(options) if is_once_enough else {**options, "endingPosition": _now(options)}
+    while True:
+        stream = spark.readStream.format(FORMAT).options(**chosen).load()
+        query = write(stream).trigger(availableNow=True).start()
+        query.awaitTermination()
+        if is_once_enough or not any(_has_moved(progress) for progress in query.recentProgress):
+            return query
+
+
+def _now(options: Mapping[str, str]) -> str:
+    with connect(SourceRequest.parse(options).capture().address) as connection:
+        return str(current_position(connection))
+
+
+def _has_moved(progress: Any) -> bool:
+    """Whether a batch read changes of this source. The query may have other sources too, which may always
+    have data.
+    """
+    ours = [source for source in progress["sources"] if "position" in str(source["endOffset"])]
+    return any(source["startOffset"] != source["endOffset"] for source in ours)

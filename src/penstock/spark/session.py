@@ -1,7 +1,11 @@
-"""A SparkSession with the settings that Penstock's streams and sinks need.
+"""Build a SparkSession with the settings that Penstock needs, and a file lock held by the JVM.
 
-All of them must be in the SparkConf before the JVM starts: several (Delta's snapshot partitions among them) are not seen by other sessions
-of the same application when they are set later.
+When the Python driver is killed, its JVM runs on for a moment and may still finish a commit. A lock held by
+Python would be released too early. A lock held by the JVM keeps the next run waiting until the old JVM can no
+longer write.
+
+All settings must be in the SparkConf before the JVM starts: other sessions of the application do not see some
+of them (such as Delta's snapshotPartitions) if they are set later.
 """
 
 from __future__ import annotations
@@ -9,23 +13,63 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from penstock.errors import EnvironmentUnfitError
+from penstock import storage
+from penstock.errors import EnvironmentUnfitError, PipelineBusyError
 from penstock.secret import Secret
-from penstock.spark.java import ensure_java, own_temporary_dir
-from penstock.spool import storage
+from penstock.spark.java import ensure_java
+from penstock.storage.temporary import user_temporary_directory
+
+
+@contextmanager
+def jvm_lock(spark: SparkSession, path: Path, timeout_seconds: float) -> Iterator[None]:
+    """Hold the file lock at `path` during the block. Raises `PipelineBusyError` if another JVM holds it
+    longer than the timeout.
+    """
+    storage.ensure_directory(path.parent)
+    storage.ensure_file(path)
+    deadline = time.monotonic() + timeout_seconds
+    jvm = spark.sparkContext._jvm  # noqa: SLF001 - no public accessor; pyspark's own modules use it too
+    assert jvm is not None
+    file = jvm.java.io.RandomAccessFile(str(path), "rw")
+    try:
+        while not _try_lock(file):
+            if time.monotonic() > deadline:
+                raise PipelineBusyError(
+                    f"{path} is locked by another run, or by a verify of the stopped pipeline; the lock was not released within "
+                    f"{timeout_seconds:.0f} s",
+                    hint="wait for it to end, or stop it; pipelines that share a spool must have different names",
+                )
+            time.sleep(0.1)
+        yield
+    finally:
+        file.close()
+
+
+def _try_lock(file: Any) -> bool:
+    try:
+        return file.getChannel().tryLock() is not None
+    except Py4JJavaError as error:
+        # Raised if this JVM holds the lock through another channel.
+        if "OverlappingFileLockException" not in str(error.java_exception):
+            raise
+        return False
+
 
 _SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # Spark keeps what a UI would show, plans and all, whether or not there is one: by default of the last 1,000 queries, jobs and stages.
+    # Spark keeps the data of its UI, including plans, even without a UI: by default of the last 1,000
+    # queries, jobs and stages.
     "spark.sql.ui.retainedExecutions": "20",
     "spark.ui.retainedJobs": "100",
     "spark.ui.retainedStages": "100",
@@ -34,13 +78,14 @@ _SETTINGS = {
     "spark.sql.caseSensitive": "true",
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.adaptive.enabled": "true",
-    # Epochs are short and snapshots long; neither is to wait until the other has ended.
+    # Epochs are short and snapshots long; neither should wait for the other.
     "spark.scheduler.mode": "FAIR",
     "spark.sql.execution.arrow.localRelationThreshold": "0",
-    # A control batch carries no rows, so there is nothing to gain from keeping many of its logs.
+    # A control batch has no rows, so few of its logs are worth keeping.
     "spark.sql.streaming.minBatchesToRetain": "20",
     "spark.sql.streaming.metricsEnabled": "false",
-    # A run that is killed while it writes its first offset leaves a temporary file behind, which must not keep the next one from starting.
+    # A run killed while it writes its first offset leaves a temporary file, which must not prevent the next
+    # start.
     "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
 
@@ -56,26 +101,30 @@ _DELTA_SETTINGS = {
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.databricks.delta.properties.defaults.enableDeletionVectors": "true",
     "spark.databricks.delta.stalenessLimit": "0",
-    # Delta keeps the tables that it was last asked about for an hour: by default 10,000 of them, at some MB each.
+    # Delta caches recently used tables for an hour: by default 10,000 of them, at some MB each.
     "spark.databricks.delta.delta.log.cacheSize": "16",
 }
 
 
 SHORT_LIVED = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"}
-"""For a JVM that lives for a minute, as in the demo and in tests: compile quickly, not thoroughly. It saves a quarter of the time there.
+"""For a JVM that runs for a minute, as in the demo and in tests: compile quickly, not thoroughly, which saves
+a quarter of the time.
 
-Without the second setting, the first shrinks the room for compiled code to a fifth, and when that is full, calls fail in odd places.
+The first setting alone reduces the code cache to a fifth, and calls fail in unexpected places when it is
+full. The second one restores its size.
 """
 
 
 _LONGEST_SOCKET_DIRECTORY = 60
-"""In bytes: the whole path of a socket has at most 107, and Spark's names take 42."""
+"""In bytes: a socket path has at most 107, and Spark's file names take 42."""
 
 _SECRET_NAME = re.compile("(?i)secret|password|token|access[.]?key")
-"""Spark's own idea of a setting that is not to be shown (`spark.redaction.regex`). One that is given in clear is no argument either."""
+"""Names of settings that Spark considers secret (`spark.redaction.regex`). Such a value is never passed as an
+argument, even if it is not a `Secret`.
+"""
 
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
-"""By which spark-submit tells a Python program where its JVM is."""
+"""The environment variable in which spark-submit passes the JVM's port to a Python program."""
 
 
 def build_session(
@@ -86,13 +135,14 @@ def build_session(
     conf: Mapping[str, str | Secret] | None = None,
     log: Path | None = None,
 ) -> SparkSession:
-    """Start (or join) the Spark application of this process. `packages` are Maven coordinates; `conf` wins over our settings.
+    """Start or join the Spark application of this process. `packages` are Maven coordinates; `conf` overrides
+    the defaults.
 
-    Without a `master`, it is the one that spark-submit was given; in a process that spark-submit did not start, this machine. What only
-    counts before the JVM starts, `packages` too, is for spark-submit's own options there. A secret in `conf` reaches the JVM once it runs,
-    and never as an argument of its process.
+    Without `master`, spark-submit's master is used, or `local[*]` if spark-submit did not start this process.
+    Under spark-submit, pass settings that only apply before the JVM starts, including `packages`, as its own
+    options. A secret in `conf` is set after the JVM has started, and is never a process argument.
 
-    With `log`, everything that the JVM and its workers print goes to that file instead of the terminal.
+    With `log`, all output of the JVM and its workers goes to that file instead of the terminal.
     """
     ensure_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -121,7 +171,7 @@ def build_session(
         for name, value in {**settings, **secrets}.items():
             builder = builder.config(name, value)
         session = builder.getOrCreate()
-    # What goes wrong in a query or a task reaches the caller as an exception; the JVM's own account of it is only noise beside that.
+    # Errors of queries and tasks reach the caller as exceptions, so the JVM's own log of them is redundant.
     session.sparkContext.setLogLevel("FATAL")
     if is_first and (session.sparkContext.master or "").startswith("local"):
         _leave_out_checksums(session)
@@ -129,7 +179,9 @@ def build_session(
 
 
 def _start_jvm(settings: Mapping[str, str]) -> None:
-    """Start the JVM with settings that are no secrets: PySpark passes all that it has before the JVM runs as arguments of the process."""
+    """Start the JVM with the settings that are not secret: PySpark passes all settings known at this point as
+    process arguments.
+    """
     made = SparkConf(loadDefaults=False)
     for name, value in settings.items():
         made.set(name, value)
@@ -137,22 +189,26 @@ def _start_jvm(settings: Mapping[str, str]) -> None:
 
 
 def _unix_sockets() -> dict[str, str]:
-    """Sockets between the JVM and Python in a directory of this user; they save some 80 ms of every micro-batch.
+    """Settings that put the sockets between the JVM and Python into a directory of this user. Unix sockets
+    save some 80 ms per micro-batch.
 
-    Spark does not authenticate clients of such a socket, and would create it in the temporary directory, for any user to connect.
-    On a cluster no such directory exists on every machine: there, workers talk over TCP, with a secret.
+    Spark does not authenticate clients of such a socket. By default it creates the socket in the temporary
+    directory, where any user can connect. On a cluster the directory does not exist on every machine; workers
+    there use TCP with a secret.
     """
-    directory = own_temporary_dir()
+    directory = user_temporary_directory()
     if directory is None or len(os.fsencode(directory)) > _LONGEST_SOCKET_DIRECTORY:
         return {}
     return {"spark.python.unix.domain.socket.enabled": "true", "spark.python.unix.domain.socket.dir": str(directory)}
 
 
 def _leave_out_checksums(session: SparkSession) -> None:
-    """On a disk, Hadoop puts a file of checksums beside each file, and starts a process, chmod, for each of the two.
+    """Do not write Hadoop's checksum files on local disks.
 
-    The second is 20 ms of every epoch of an Iceberg table, and nearly as much of the stream's own records. What is given up: Hadoop's own
-    readers would find out that a disk has altered such a file. Nobody else looks at them, and most file systems know none.
+    Hadoop writes a checksum file next to each file, and starts a chmod process for each of the two. The
+    second one costs 20 ms per epoch of an Iceberg table, and nearly as much per batch of the stream's logs.
+    Without it, Hadoop's readers no longer detect that a disk has corrupted such a file. Other readers ignore
+    the checksums, and most file systems have none.
     """
     context: Any = session.sparkContext
     jvm, conf = context._jvm, context._jsc.hadoopConfiguration()  # noqa: SLF001
@@ -161,16 +217,15 @@ def _leave_out_checksums(session: SparkSession) -> None:
 
 @contextmanager
 def _stderr_to(log: Path | None) -> Iterator[None]:
-    """A JVM that is started inside inherits the file as its standard error, and keeps it."""
+    """Redirect standard error to the file; a JVM started in this block inherits it."""
     if log is None:
         yield
         return
-    storage.make_directory(log.parent)
+    storage.ensure_directory(log.parent)
     sys.stderr.flush()
     terminal = os.dup(2)
     try:
-        storage.ensure_file(log)
-        with log.open("ab") as file:
+        with storage.open_append(log) as file:
             os.dup2(file.fileno(), 2)
         yield
     except Exception as error:

@@ -1,15 +1,17 @@
-"""Barriers: places in the log at which a pipeline is asked to end an epoch.
+"""Barriers: requests to a running pipeline to end an epoch at a given position.
 
-Somebody who holds a snapshot of the source, exact at a position, wants the targets as of that very position. The position comes from the
-server, and under load a pipeline would long be past it when it hears of it. So a barrier is first announced, then placed:
+`verify` holds a snapshot of the source, exact at a position, and compares it with the targets as of that position. The server names the
+position only after the snapshot; under load the pipeline would already be past it. So a barrier has two phases:
 
-- Announced, it says that the place will come later than `after`. Readers end no batch beyond that.
-- Placed, it has its `position`. A batch that would reach past it ends there.
+- Announced: the position will be later than `after`. Readers end no batch beyond `after`.
+- Placed: the `position` is known. A batch that would pass it ends there.
 
-A reader looks for barriers after it has planned a batch. If it sees none, the server had already written everything in the plan when the
-barrier was announced, and the place, which the server names only after that, lies behind the plan. If it sees one, it cuts the plan. So no
-batch ever steps over a barrier, whatever the load. What keeps a barrier from holding up a reader for longer than its owner lives is a
-beat: a number that goes up. When it has not for `LEASE_SECONDS`, by the reader's own clock, the owner is dead, and the file is removed.
+A reader checks for barriers after it has planned a batch. If it finds none, the server had written everything in the plan before the
+barrier was announced, so the barrier's position is later than the plan. If it finds one, it shortens the plan. So no batch passes a
+barrier, whatever the load.
+
+The owner renews its lease by a counter, the beat. If the beat has not changed for `LEASE_SECONDS` by the reader's clock, the owner is dead,
+and the reader deletes the file.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from penstock import storage
 from penstock.position import Position
-from penstock.spool import storage
 from penstock.spool.reader import SpoolReader
 
 LEASE_SECONDS = 15.0
@@ -35,7 +37,7 @@ _BEAT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """What its file says."""
+    """The content of a barrier file."""
 
     name: str
     after: Position
@@ -43,17 +45,17 @@ class Barrier:
     beat: int = 0
 
     def cut(self, spool: SpoolReader, start: Position, planned: Position) -> Position:
-        """Where a batch from `start`, planned up to `planned`, may end; `start` if it has to wait."""
+        """The end of a batch from `start`, planned up to `planned`; `start` if the batch has to wait."""
         if self.position is not None:
             return planned if self.position <= start else min(planned, self.position)
         if planned <= self.after:
             return planned
-        # `after` itself may lie anywhere, also inside a commit record. Ends of segments do not.
+        # `after` may be any address, also inside a commit record. Ends of segments are positions.
         return max((segment.end for segment in spool.segments() if start < segment.end <= self.after), default=start)
 
 
 class BarrierRequest:
-    """A barrier as its owner has it: a context manager, with a file that is there as long. It beats by itself."""
+    """The owner's side of a barrier: a context manager whose file exists for the block. A daemon thread increases the beat."""
 
     def __init__(self, directory: Path, after: Position, *, beat_seconds: float = _BEAT_SECONDS) -> None:
         self._directory = directory
@@ -61,10 +63,10 @@ class BarrierRequest:
         self._beat_seconds = beat_seconds
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._keep_beating, name="penstock-barrier", daemon=True)
+        self._thread = threading.Thread(target=self._beat, name="penstock-barrier", daemon=True)
 
     def advance(self, after: Position) -> None:
-        """The place is still not known, and will come later than `after`."""
+        """Announce that the position will be later than `after`."""
         with self._lock:
             self._write(replace(self._barrier, after=max(after, self._barrier.after)))
 
@@ -81,22 +83,22 @@ class BarrierRequest:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._ended.set()
         self._thread.join()
-        storage.remove_file(self._path)
+        storage.delete(self._path)
 
-    def _keep_beating(self) -> None:
+    def _beat(self) -> None:
         while not self._ended.wait(self._beat_seconds):
             with self._lock:
                 self._write(replace(self._barrier, beat=self._barrier.beat + 1))
 
     def _write(self, barrier: Barrier) -> None:
-        """Not durable: a barrier means nothing once its owner is gone, and a crash of the machine takes both."""
+        """Write the file. It is not durable: a machine crash ends the owner too."""
         self._barrier = barrier
         document = {
             "after": str(barrier.after),
             "position": str(barrier.position) if barrier.position is not None else None,
             "beat": barrier.beat,
         }
-        storage.replace_bytes(self._path, json.dumps(document).encode(), durable=False)
+        storage.put(self._path, json.dumps(document).encode(), durable=False)
 
     @property
     def _path(self) -> Path:
@@ -104,7 +106,7 @@ class BarrierRequest:
 
 
 class BarrierWatch:
-    """The barriers in a directory, as a reader of the spool sees them. Costs one directory listing when there are none."""
+    """The reader's side of barriers. Without barriers a check costs one directory listing."""
 
     def __init__(self, directory: Path, *, lease_seconds: float = LEASE_SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
@@ -113,13 +115,13 @@ class BarrierWatch:
         self._seen: dict[str, tuple[int, float]] = {}
 
     def cut(self, spool: SpoolReader, start: Position, planned: Position) -> Position:
-        """Where the batch from `start` may end. To be asked after `planned` was found, never before."""
-        for barrier in self.look():
+        """The end of the batch from `start`. Call it after `planned` was determined, never before."""
+        for barrier in self.load():
             planned = barrier.cut(spool, start, planned)
         return planned
 
-    def look(self) -> list[Barrier]:
-        """Those whose owners live."""
+    def load(self) -> list[Barrier]:
+        """The barriers whose owners are alive. Deletes the files of the others."""
         loaded = [_load(self._directory / file_name) for file_name in storage.list_files(self._directory)]
         found = [barrier for barrier in loaded if barrier is not None]
         now = self._clock()
@@ -130,13 +132,13 @@ class BarrierWatch:
             self._seen[barrier.name] = (barrier.beat, since if beat == barrier.beat else now)
         dead = [name for name, (_, since) in self._seen.items() if now - since > self._lease_seconds]
         for name in dead:
-            storage.remove_file(self._directory / f"{name}.json")
+            storage.delete(self._directory / f"{name}.json")
         return [barrier for barrier in found if barrier.name not in dead]
 
 
 def _load(path: Path) -> Barrier | None:
-    """None for one that has just been taken away, and for whatever else lies there: it must not stop a pipeline."""
-    data = storage.read_bytes(path) if path.suffix == ".json" else None
+    """Load a barrier; None if it was just deleted. Foreign or damaged files are ignored, so that they cannot stop a pipeline."""
+    data = storage.read(path) if path.suffix == ".json" else None
     try:
         document = json.loads(data or b"null")
         position = document["position"]

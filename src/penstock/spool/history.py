@@ -1,14 +1,14 @@
-"""Which shape each table had from which position on, for as long as anybody may ask.
+"""Schema history: the schema versions of each table, and the position from which each version holds.
 
-Manifests know the shape of the changes in their own segment, and go with it. The history outlives them: for every table, by its OID, the
-versions that a consumer may still meet, and the current one for good. The writer adds to it before it seals the segment in which a new
-version appears, and only then; so whatever a reader finds in a segment is in the history too.
+Manifests contain the schemas of their own segment and are deleted with it. The history outlives them: by OID, it keeps the versions that a
+consumer may still read, and always the current one. The writer adds a version before it seals the first segment that uses it, so every
+schema in a segment is also in the history.
 
-A version holds from the first transaction that brought a change under it. When one transaction brought several, they have the same
-position, and stand in their order.
+A version holds from the first transaction with a change under it. Several versions in one transaction have the same position and keep
+their order.
 
-On disk it is a file of lines, one for each version, to which lines are added; a last line that has no end is what a crash left, and does
-not count. When the writer starts, and when the file has doubled, it is written anew without what is no longer needed.
+The file has one line per version and is append-only. An incomplete last line is left by a crash and ignored. The writer rewrites the file
+without unneeded versions when it starts, and when the file has doubled.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Self
 
+from penstock import storage
 from penstock.errors import SpoolCorruptError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.spool import consumers, storage
-from penstock.spool.layout import FORMAT, SpoolLayout
-from penstock.spool.manifest import parse_document, parse_schema, schema_document
+from penstock.spool.manifest import FORMAT, SpoolLayout, parse_document, parse_schema, schema_document
+from penstock.spool.retention import released_by_all
 
 _WHERE = "history.jsonl"
 _HEAD = json.dumps({"format": FORMAT}).encode() + b"\n"
@@ -35,7 +35,7 @@ _SPARE_LINES = 100
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """A table's shape from `position` on, until its next version."""
+    """A table's schema from `position` until its next version."""
 
     position: Position
     schema: TableSchema
@@ -43,14 +43,14 @@ class SchemaVersion:
 
 @dataclass(frozen=True, slots=True)
 class SchemaHistory:
-    """The versions of every table, by OID, in order. A value: recording gives another one."""
+    """The ordered versions of every table, by OID. Immutable: `recorded` and `pruned` return a new history."""
 
     tables: Mapping[int, tuple[SchemaVersion, ...]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, root: Path) -> Self:
-        """What the spool knows; nothing, if it has not been written to."""
-        data = storage.read_bytes(SpoolLayout(root).history)
+        """Load the history of a spool; empty for a new spool."""
+        data = storage.read(SpoolLayout(root).history)
         if data is None:
             return cls()
         head, *lines = data.split(b"\n")[:-1] or [b""]
@@ -68,7 +68,7 @@ class SchemaHistory:
         return self.tables.get(oid, ())
 
     def at(self, oid: int, position: Position) -> TableSchema | None:
-        """The shape that the table's changes have at the end of the transaction at `position`; None if it has had none by then."""
+        """The schema at the end of the transaction at `position`; None if the table had no change up to there."""
         versions = self.versions(oid)
         found = bisect_right(versions, position, key=lambda version: version.position)
         return versions[found - 1].schema if found else None
@@ -78,14 +78,14 @@ class SchemaHistory:
         return versions[-1].schema if versions else None
 
     def keys(self, position: Position) -> dict[int, tuple[str, ...]]:
-        """By OID, of every table that had changes by then. A crash may have left later ones, of a segment that was never sealed."""
+        """The keys, by OID, of tables with changes up to `position`. Later versions may be left by a crash before a seal."""
         schemas = {oid: self.at(oid, position) for oid in self.tables}
         return {oid: schema.key for oid, schema in schemas.items() if schema is not None}
 
     def recorded(self, changes: Iterable[SchemaVersion]) -> SchemaHistory:
-        """This history with what `changes` adds to it; itself, if that is nothing.
+        """The history with `changes` added; the same object if they add nothing.
 
-        They are in order, and those of a transaction are all there. Changes that were captured before, and are again, add nothing.
+        `changes` are ordered and contain whole transactions. Changes that are captured again add nothing.
         """
         tables: dict[int, tuple[SchemaVersion, ...]] = {}
         for oid, group in _by_table(changes).items():
@@ -98,7 +98,7 @@ class SchemaHistory:
         return SchemaHistory({**self.tables, **tables}) if tables else self
 
     def pruned(self, upto: Position) -> SchemaHistory:
-        """Without the versions that only changes up to `upto` have, and without tables whose name another table has had since then."""
+        """Drop versions that hold only up to `upto`, and tables whose name has belonged to another table since before `upto`."""
         taken: dict[TableName, Position] = {}
         for versions in self.tables.values():
             name = versions[-1].schema.name
@@ -112,12 +112,12 @@ class SchemaHistory:
         )
 
     def store(self, root: Path) -> None:
-        """Make it durable, in place of what was there. Only for the one who holds the spool's lock."""
+        """Replace the file durably. The caller holds the spool's lock."""
         lines = [_line(version) for versions in self.tables.values() for version in versions]
-        storage.replace_bytes(SpoolLayout(root).history, b"".join([_HEAD, *lines]))
+        storage.put(SpoolLayout(root).history, b"".join([_HEAD, *lines]))
 
     def added_to(self, before: SchemaHistory) -> list[SchemaVersion] | None:
-        """What this history has at the end of tables beyond `before`; None if it differs in any other way."""
+        """The versions appended to tables since `before`; None if the histories differ in any other way."""
         added: list[SchemaVersion] = []
         for oid, versions in self.tables.items():
             known = before.versions(oid)
@@ -129,48 +129,48 @@ class SchemaHistory:
 
     @property
     def size(self) -> int:
-        """How many versions there are."""
+        """The number of versions."""
         return sum(map(len, self.tables.values()))
 
 
 class HistoryRecorder:
-    """The writer's hand on the history. What it has seen costs nothing to see again."""
+    """Adds versions to the history; used by the writer. A known schema object costs one comparison."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._latest: dict[int, TableSchema] = {}
         self._history = SchemaHistory.load(root)
-        data = storage.read_bytes(SpoolLayout(root).history)
-        self._is_there = data is not None
-        self._most = 2 * self._history.size + _SPARE_LINES
+        data = storage.read(SpoolLayout(root).history)
+        self._exists = data is not None
+        self._rewrite_size = 2 * self._history.size + _SPARE_LINES
         if data is not None and (not data.endswith(b"\n") or self._pruned(self._history).size < self._history.size):
             self._rewrite(self._history)
 
     def record(self, changes: Iterable[SchemaVersion]) -> None:
-        """Call it before the segment is sealed that holds these changes, which are further on in the log than those before."""
+        """Record the schemas of changes before their segment is sealed. Positions must not go back."""
         recorded = self._history.recorded([change for change in changes if self._is_new(change.schema)])
         if recorded is self._history:
             return
         added = recorded.added_to(self._history)
-        if added is None or not self._is_there or recorded.size > self._most:
+        if added is None or not self._exists or recorded.size > self._rewrite_size:
             self._rewrite(recorded)
         else:
-            storage.append_bytes(SpoolLayout(self._root).history, b"".join(map(_line, added)))
+            storage.append(SpoolLayout(self._root).history, b"".join(map(_line, added)))
             self._history = recorded
 
     def _rewrite(self, history: SchemaHistory) -> None:
         self._history = self._pruned(history)
-        self._most = 2 * self._history.size + _SPARE_LINES
+        self._rewrite_size = 2 * self._history.size + _SPARE_LINES
         self._history.store(self._root)
-        self._is_there = True
+        self._exists = True
 
     def _pruned(self, history: SchemaHistory) -> SchemaHistory:
-        """Without what no consumer can meet any more."""
-        upto = consumers.minimum(self._root)
+        """Drop versions that all consumers have released."""
+        upto = released_by_all(self._root)
         return history if upto is None else history.pruned(upto)
 
     def _is_new(self, schema: TableSchema) -> bool:
-        """A decoder gives out the same object until the shape changes, so looking at every column would be in vain."""
+        """Compare by identity: a decoder returns the same object until the schema changes."""
         is_new = self._latest.get(schema.oid) is not schema
         self._latest[schema.oid] = schema
         return is_new
@@ -184,7 +184,7 @@ def _by_table(changes: Iterable[SchemaVersion]) -> dict[int, dict[Position, list
 
 
 def _merged(versions: tuple[SchemaVersion, ...], position: Position, schemas: list[TableSchema]) -> tuple[SchemaVersion, ...]:
-    """`versions` with the shapes that the changes of the transaction at `position` have, one after the other."""
+    """`versions` with those at `position` replaced by `schemas`, without repetitions."""
     before = [version for version in versions if version.position < position]
     after = [version for version in versions if version.position > position]
     merged: list[SchemaVersion] = before
@@ -195,16 +195,16 @@ def _merged(versions: tuple[SchemaVersion, ...], position: Position, schemas: li
 
 
 def _needed(versions: tuple[SchemaVersion, ...], upto: Position) -> tuple[SchemaVersion, ...]:
-    """From the version that changes right after `upto` have, or the last one."""
+    """The version that holds right after `upto`, and all later ones."""
     first = bisect_right(versions, upto, key=lambda version: version.position)
     return versions[max(0, first - 1) :]
 
 
 def _named_at(versions: tuple[SchemaVersion, ...]) -> Position:
-    """From where on the table has had the name that it has now."""
+    """The position from which the table has had its current name."""
     name = versions[-1].schema.name
-    own = takewhile(lambda version: version.schema.name == name, reversed(versions))
-    return min(version.position for version in own)
+    same_name = takewhile(lambda version: version.schema.name == name, reversed(versions))
+    return min(version.position for version in same_name)
 
 
 def _line(version: SchemaVersion) -> bytes:

@@ -1,25 +1,129 @@
-"""What a segment says about itself.
+"""The file layout of a spool, and the manifest of a segment.
 
-A manifest covers the ground `(start, end]` of the log: every transaction that committed there, and nothing else. It also keeps the schema
-of each table *as of that place in the log*, so neither the catalog nor a Parquet footer is needed to know what the files hold. A segment
-without files is an empty one: the log went on and nothing captured was in it.
+```
+capture.json            the slot and database system that the spool belongs to
+capture-status.json     status of the capture
+history.jsonl           schema history: the schemas of each table, and the position from which each holds
+lock                    locked by the writer
+moments.lock            locked while a polling capture assigns a position to a poll
+segments/<end>/         manifest.json and Parquet files; a directory without manifest.json is not a segment
+open/<xid>/             pieces of open transactions
+consumers/<name>.json   released position of a consumer
+consumers/<name>.lock   locked by that consumer while it runs
+tables/<name>.json      how each table of that consumer was first added to the publication
+records.json            acknowledged position of a record source
+```
+
+The history has a line `{"format": 2}`, then a line for each version: the `position` from which it holds, and `table`, `oid`, `key` and
+`columns` as in a manifest. The versions of a table are in order.
+
+A manifest covers the range `(start, end]` of the log: every transaction that committed there, and no other. It contains the schema of each
+table as of that range, so readers need neither the catalog nor a Parquet footer. A segment without files is empty: no captured table
+changed in its range.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
+from penstock.arrow import parse_type, type_text
 from penstock.change import ChangeCounts, LogicalMessage
 from penstock.errors import SpoolCorruptError, SpoolFormatError
 from penstock.position import Lsn, Position
 from penstock.schema import Column, TableName, TableSchema
-from penstock.spool.arrow_text import parse_type, type_text
-from penstock.spool.layout import FORMAT
+
+FORMAT = 3
+"""The format version of all files in a spool. Readers reject newer versions and read all older ones.
+
+2: a file may give its rows their xid, and a manifest may contain logical messages.
+"""
+
+MANIFEST = "manifest.json"
+TOMBSTONE = "manifest.json.deleted"
+"""Retention renames a manifest to this: the segment is deleted, and its files may be removed."""
+
+_SEGMENT = re.compile(r"[0-9A-F]{16}")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolLayout:
+    root: Path
+
+    @property
+    def identity(self) -> Path:
+        return self.root / "capture.json"
+
+    @property
+    def status(self) -> Path:
+        return self.root / "capture-status.json"
+
+    @property
+    def history(self) -> Path:
+        return self.root / "history.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def moment_lock(self) -> Path:
+        return self.root / "moments.lock"
+
+    @property
+    def records(self) -> Path:
+        return self.root / "records.json"
+
+    @property
+    def segments(self) -> Path:
+        return self.root / "segments"
+
+    @property
+    def open(self) -> Path:
+        return self.root / "open"
+
+    @property
+    def consumers(self) -> Path:
+        return self.root / "consumers"
+
+    def segment(self, end: Position) -> Path:
+        return self.segments / f"{end.value:016X}"
+
+    def open_transaction(self, xid: int) -> Path:
+        return self.open / str(xid)
+
+    def consumer(self, name: str) -> Path:
+        return self.consumers / f"{quote(name, safe='')}.json"
+
+    def consumer_lock(self, name: str) -> Path:
+        """The lock file of the consumer with that name."""
+        return self.consumers / f"{quote(name, safe='')}.lock"
+
+
+def parse_segment_name(name: str) -> Position | None:
+    """The end of the segment in the directory of this name; None if it is not a segment."""
+    return Position.of(int(name, 16)) if _SEGMENT.fullmatch(name) else None
+
+
+def consumer_name(file_name: str) -> str | None:
+    """The consumer that a file belongs to; None for other files."""
+    return unquote(file_name.removesuffix(".json")) if file_name.endswith(".json") else None
+
+
+def change_file_name(start: Position, index: int, table: TableName) -> str:
+    """The name of a Parquet file in a segment. It contains the start, so that a re-captured segment has other file names.
+
+    It does not begin with `_` or `.`, which Spark treats as hidden, and contains no glob characters.
+    """
+    return f"{start.value:016X}-{index:04d}-{_UNSAFE.sub('_', str(table))[:60]}.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +138,12 @@ class SegmentFile:
     min_position: Position
     max_position: Position
     commit_version: Position | None = None
-    """Of the one transaction in the file, where its rows were written before it committed: their own columns are null."""
+    """Position of the transaction whose rows were written before it committed; the column in the rows is null."""
     commit_timestamp: datetime | None = None
     xid: int | None = None
-    """Of that transaction; the rows' own column may name subtransactions. None also where a spool of format 1 has it in the rows."""
+    """Top-level xid of that transaction; the column in the rows may hold subtransactions. None in spools of format 1."""
     is_old: bool = False
-    """Whether these are rows as they were before updates. Who has not asked for them does not read them."""
+    """Whether the file has only old rows of updates (`update_preimage`)."""
 
     @property
     def table(self) -> TableName:
@@ -56,14 +160,14 @@ class Manifest:
     end: Position
     transactions: int
     commit_time: datetime | None
-    """Of the last transaction; None if there is none."""
+    """Commit time of the last transaction; None if there is none."""
     files: tuple[SegmentFile, ...]
-    """The files of one table stand in the order of its changes."""
+    """The files of one table are in the order of its changes."""
     messages: tuple[LogicalMessage, ...] = ()
-    """Those that were asked for, in the order of the log, each in one segment only.
+    """Logical messages in log order, each in one segment only.
 
-    A message outside of transactions belongs to the segment with `start <= lsn < end`: a server that is asked to start at a position
-    sends just those that stand at it or after it.
+    A non-transactional message belongs to the segment with `start <= lsn < end`, because a server that starts at a position sends the
+    messages at or after it.
     """
 
     @property
@@ -89,7 +193,7 @@ def dump_manifest(manifest: Manifest) -> bytes:
 
 
 def parse_manifest(data: bytes, *, where: str) -> Manifest:
-    """Read what `dump_manifest` wrote; `where` names the segment in errors."""
+    """Parse a manifest; `where` names the segment in errors."""
     document = parse_document(data, where=where)
     try:
         return Manifest(
@@ -101,11 +205,13 @@ def parse_manifest(data: bytes, *, where: str) -> Manifest:
             messages=tuple(_parse_message(message) for message in document.get("messages", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise SpoolCorruptError(f"{where} is not a manifest", hint="delete the spool; what the targets lack is captured again") from error
+        raise SpoolCorruptError(
+            f"{where} is not a manifest", hint="delete the spool; changes that the targets lack are captured again"
+        ) from error
 
 
 def parse_document(data: bytes, *, where: str) -> dict[str, Any]:
-    """Read one of the spool's JSON documents and refuse what a newer version wrote."""
+    """Parse a JSON document of the spool. Raises SpoolFormatError for a newer format."""
     try:
         document = json.loads(data)
         written = document["format"]
@@ -139,7 +245,7 @@ def schema_document(schema: TableSchema) -> dict[str, object]:
 
 
 def parse_schema(document: dict[str, Any]) -> TableSchema:
-    """What says the same gives the same object: a schema is much larger than the rest of a manifest, and thousands repeat it."""
+    """Parse a schema. Equal documents give the same object, because thousands of manifests repeat a schema."""
     columns = tuple(
         (column["name"], column["arrow_type"], column["type_oid"], column["type_modifier"], column.get("reader", ""))
         for column in document["columns"]
@@ -179,7 +285,7 @@ def _file_document(file: SegmentFile) -> dict[str, object]:
 
 
 def _counts_document(counts: ChangeCounts) -> dict[str, int]:
-    """Versions that do not know `unidentified` cannot read a manifest that has it, and must not: they would apply such rows."""
+    """Omit `unidentified` if it is 0. Older versions fail on the unknown field, as they must: they would apply such rows."""
     document = asdict(counts)
     if not counts.unidentified:
         del document["unidentified"]

@@ -1,81 +1,242 @@
-"""Reads the spool: which segments there are, and what lies in `(start, end]`.
+"""Read the spool: list its segments, and find the files that contain the changes in `(start, end]`.
 
-Any number of readers, in any process, beside the writer and retention. Looking costs one directory listing; only manifests not seen
-before are parsed. Segments may vanish, and the whole spool may be deleted and captured again, at any time: what is used is checked first.
+Each change is returned exactly once. `SpoolRange` lists the file slices of a range by table.
+
+Segments may overlap if a range was captured again with other boundaries. They hold the same transactions, so either may be used. A file
+that extends beyond the wanted range has a filter.
+
+Any number of readers may run, in any process, while the writer and retention run. A refresh costs one directory listing; only new
+manifests are parsed. Segments may disappear, and the spool may be deleted and captured again, at any time, so manifests are checked before
+their files are used.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock import storage
+from penstock.change import ChangeCounts, LogicalMessage
 from penstock.errors import SpoolGapError
 from penstock.position import Position
-from penstock.spool import storage
-from penstock.spool.layout import MANIFEST, SpoolLayout, parse_segment_name
-from penstock.spool.manifest import Manifest, parse_manifest
-from penstock.spool.range import FileSlice, Ground, SpoolRange, Stretch, TableRange, slice_range
+from penstock.schema import TableName
+from penstock.spool.manifest import MANIFEST, Manifest, SegmentFile, SpoolLayout, parse_manifest, parse_segment_name
+
+
+@dataclass(frozen=True, slots=True)
+class FileSlice:
+    """A file with a filter: `_commit_version > after` and `<= upto`, if these are set.
+
+    Files with a constant `commit_version` need no filter: they are used as a whole or not at all.
+    """
+
+    path: Path
+    file: SegmentFile
+    after: Position | None
+    upto: Position | None
+    excluded: frozenset[tuple[int, int]] = frozenset()
+    """Changes to leave out, each by its `_commit_version` and `_ordinal`."""
+
+    @property
+    def needs_filter(self) -> bool:
+        return self.after is not None or self.upto is not None
+
+
+@dataclass(frozen=True, slots=True)
+class TableRange:
+    """Changes of one table name. After a rename or re-creation, its files may differ in `oid` and `schema`."""
+
+    table: TableName
+    slices: tuple[FileSlice, ...]
+    """Ordered as the changes."""
+    counts: ChangeCounts
+    """Exact if no slice needs a filter, otherwise an upper bound. Does not include old rows."""
+    old: tuple[FileSlice, ...] = ()
+    """Slices with the old rows of updates, if the capture keeps them."""
+
+    @property
+    def with_old(self) -> tuple[FileSlice, ...]:
+        """All slices; old rows follow the changes of the same schema. The order of rows is given by their columns only."""
+        found: list[FileSlice] = []
+        waiting = list(self.old)
+        for schema, slices in groupby(self.slices, lambda each: each.file.schema):
+            found += [*slices, *(each for each in waiting if each.file.schema == schema)]
+            waiting = [each for each in waiting if each.file.schema != schema]
+        return (*found, *waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolRange:
+    start: Position
+    end: Position
+    tables: dict[TableName, TableRange]
+    commit_time: datetime | None
+    """Commit time of the last transaction in the segments that are entirely in the range; None if there is none."""
+    messages: tuple[LogicalMessage, ...] = ()
+    """Logical messages in log order, each once."""
+
+    @property
+    def counts(self) -> ChangeCounts:
+        return sum((table.counts for table in self.tables.values()), ChangeCounts())
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """The part `(after, segment.end]` of a segment; `after` is not before the segment's start."""
+
+    segment: Manifest
+    after: Position
+
+
+class Coverage:
+    """The range of the log that the segments cover. Ignores segments that are inside another one."""
+
+    def __init__(self, segments: Iterable[Manifest]) -> None:
+        self._segments: list[Manifest] = []
+        reached = -1
+        for segment in sorted(segments, key=lambda each: (each.start.value, -each.end.value)):
+            if segment.end.value > reached:
+                reached = segment.end.value
+                self._segments.append(segment)
+        # Starts and ends are both ascending now: of the segments that start at or before a position, the last one ends last.
+        self._starts = [segment.start.value for segment in self._segments]
+
+    @property
+    def start(self) -> Position | None:
+        return self._segments[0].start if self._segments else None
+
+    @property
+    def end(self) -> Position | None:
+        return self._segments[-1].end if self._segments else None
+
+    def walk(self, start: Position) -> Iterator[Extent]:
+        """The extents from `start` up to the first hole."""
+        while (at := bisect_right(self._starts, start.value) - 1) >= 0:
+            segment = self._segments[at]
+            if segment.end <= start:
+                return
+            yield Extent(segment, start)
+            start = segment.end
+
+    def cover(self, start: Position, end: Position) -> list[Extent]:
+        """The extents that cover `(start, end]`. Raises SpoolGapError if there is a hole."""
+        found: list[Extent] = []
+        reached = start
+        for extent in self.walk(start):
+            if reached >= end:
+                break
+            found.append(extent)
+            reached = extent.segment.end
+        if reached < end:
+            raise self._gap(reached)
+        return found
+
+    def _gap(self, at: Position) -> SpoolGapError:
+        held = "is empty" if self.start is None else f"reaches from {self.start} to {self.end}"
+        following = bisect_right(self._starts, at.value)
+        if 0 < following < len(self._starts):
+            held += f" with a hole up to {self._segments[following].start}"
+        return SpoolGapError(
+            f"the changes right after {at} are not in the spool, which {held}",
+            hint="if the slot still holds them, start the capture at that position; "
+            "otherwise resync the tables whose applied position is earlier",
+        )
+
+
+def slice_range(layout: SpoolLayout, start: Position, end: Position, extents: Iterable[Extent]) -> SpoolRange:
+    slices: dict[TableName, list[FileSlice]] = {}
+    messages: list[LogicalMessage] = []
+    commit_time: datetime | None = None
+    for extent in extents:
+        messages += (message for message in extent.segment.messages if _is_within(message, extent.after, end))
+        for file in extent.segment.files:
+            if file.max_position > extent.after and file.min_position <= end:
+                after = extent.after if file.min_position <= extent.after else None
+                upto = end if file.max_position > end else None
+                path = layout.segment(extent.segment.end) / file.path
+                slices.setdefault(file.table, []).append(FileSlice(path.absolute(), file, after, upto))
+        if extent.segment.end <= end:
+            commit_time = extent.segment.commit_time or commit_time
+    tables = {table: _table_range(table, found) for table, found in slices.items()}
+    return SpoolRange(start, end, tables, commit_time, tuple(messages))
+
+
+def _is_within(message: LogicalMessage, after: Position, end: Position) -> bool:
+    if message.position is not None:
+        return after < message.position <= end
+    return after.lsn <= message.lsn < end.lsn
+
+
+def _table_range(table: TableName, slices: list[FileSlice]) -> TableRange:
+    changes, old = (tuple(each for each in slices if each.file.is_old == is_old) for is_old in (False, True))
+    return TableRange(table, changes, sum((each.file.counts for each in changes), ChangeCounts()), old)
+
 
 __all__ = ["FileSlice", "SpoolRange", "SpoolReader", "TableRange"]
 
 
 class _Known(NamedTuple):
     inode: int
-    mark: storage.Mark
+    version: storage.FileVersion
     manifest: Manifest
 
 
 class SpoolReader:
-    """A view of a spool. Every method looks anew. Not for use by several threads."""
+    """A view of a spool. Every method refreshes it first. Not thread-safe."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._layout = SpoolLayout(root)
         self._known: dict[str, _Known] = {}
         self._segments: tuple[Manifest, ...] = ()
-        self._ground = Ground(())
+        self._coverage = Coverage(())
         self._is_stale = False
 
     def segments(self) -> tuple[Manifest, ...]:
-        """All sealed segments by their end, those on re-captured ground among them."""
+        """All segments by their end, including overlapping ones."""
         self.refresh()
         return self._segments
 
     @property
     def start(self) -> Position | None:
-        """Where the spool begins; None if it holds no segment."""
+        """The start of the first segment; None for an empty spool."""
         self.refresh()
-        return self._ground.start
+        return self._coverage.start
 
     @property
     def end(self) -> Position | None:
-        """How far the spool reaches; None if it holds no segment."""
+        """The end of the last segment; None for an empty spool."""
         self.refresh()
-        return self._ground.end
+        return self._coverage.end
 
     @property
     def extent(self) -> tuple[Position, Position] | None:
-        """From where to where the spool reaches, as of one look; None if it holds no segment."""
+        """Start and end of the spool, from one refresh; None for an empty spool."""
         self.refresh()
-        start, end = self._ground.start, self._ground.end
+        start, end = self._coverage.start, self._coverage.end
         return None if start is None or end is None else (start, end)
 
     def read(self, start: Position, end: Position) -> SpoolRange:
-        """The changes in `(start, end]`, each once. `SpoolGapError` if the spool does not hold all of that ground."""
+        """The changes in `(start, end]`, each once. Raises SpoolGapError if the spool does not cover that range."""
         self.refresh()
-        stretches = self._cover(start, end)
-        while not self._are_current(stretches):
+        extents = self._cover(start, end)
+        while not self._are_current(extents):
             self.refresh()
-            stretches = self._cover(start, end)
-        return slice_range(self._layout, start, end, stretches)
+            extents = self._cover(start, end)
+        return slice_range(self._layout, start, end, extents)
 
     def limit(
         self, start: Position, *, max_rows: int | None = None, max_bytes: int | None = None, max_transactions: int | None = None
     ) -> Position:
-        """The furthest segment end after `start` up to which all counts stay within their limits; at least one segment.
+        """The last segment end after `start` up to which all counts are within their limits; at least one segment.
 
-        `start` itself if nothing is there after it. `SpoolGapError` if there is, but not from `start` on.
+        Returns `start` if there is nothing after it. Raises SpoolGapError if there is a hole right after `start`.
         """
         end = self.end
         if end is None or end <= start:
@@ -83,16 +244,16 @@ class SpoolReader:
         self._cover(start, Position.of(start.value + 1))
         reached, counts = start, [0, 0, 0]
         limits = [math.inf if limit is None else limit for limit in (max_rows, max_bytes, max_transactions)]
-        for stretch in self._ground.walk(start):
-            found = (stretch.segment.rows, stretch.segment.bytes, stretch.segment.transactions)
+        for extent in self._coverage.walk(start):
+            found = (extent.segment.rows, extent.segment.bytes, extent.segment.transactions)
             counts = [count + more for count, more in zip(counts, found, strict=True)]
             if reached > start and any(count > limit for count, limit in zip(counts, limits, strict=True)):
                 break
-            reached = stretch.segment.end
+            reached = extent.segment.end
         return reached
 
     def refresh(self) -> None:
-        """Look which segments there are now."""
+        """List the segments, and load new manifests."""
         known: dict[str, _Known] = {}
         is_changed = self._is_stale
         for name, inode in storage.list_directories(self._layout.segments):
@@ -106,34 +267,34 @@ class SpoolReader:
         self._known, self._is_stale = known, False
         if is_changed:
             self._segments = tuple(sorted((each.manifest for each in known.values()), key=lambda manifest: manifest.end.value))
-            self._ground = Ground(self._segments)
+            self._coverage = Coverage(self._segments)
 
-    def _cover(self, start: Position, end: Position) -> list[Stretch]:
+    def _cover(self, start: Position, end: Position) -> list[Extent]:
         try:
-            return self._ground.cover(start, end)
+            return self._coverage.cover(start, end)
         except SpoolGapError:
-            # A segment may have been replaced by one that reaches further back, unnoticed so far: look at every manifest again.
+            # A segment may have been replaced by one with an earlier start without a change of its inode: load every manifest again.
             self._known, self._is_stale = {}, True
             self.refresh()
-            return self._ground.cover(start, end)
+            return self._coverage.cover(start, end)
 
     def _load(self, name: str, inode: int) -> _Known | None:
         if parse_segment_name(name) is None:
             return None
         path = self._layout.segments / name / MANIFEST
-        # The mark is taken first: if the file is replaced in between, it is loaded again rather than believed.
-        mark = storage.mark(path)
-        data = storage.read_bytes(path) if mark is not None else None
-        if mark is None or data is None:
+        # The version is read first: if the file is replaced in between, the next check loads it again.
+        version = storage.file_version(path)
+        data = storage.read(path) if version is not None else None
+        if version is None or data is None:
             return None
-        return _Known(inode, mark, parse_manifest(data, where=f"segment {name}"))
+        return _Known(inode, version, parse_manifest(data, where=f"segment {name}"))
 
-    def _are_current(self, stretches: list[Stretch]) -> bool:
-        """Check the segments that are about to be used, and forget those that are no longer what they were."""
-        for stretch in stretches:
-            path = self._layout.segment(stretch.segment.end) / MANIFEST
+    def _are_current(self, extents: list[Extent]) -> bool:
+        """Check that the manifests are unchanged, and forget those that are not."""
+        for extent in extents:
+            path = self._layout.segment(extent.segment.end) / MANIFEST
             held = self._known.get(path.parent.name)
-            if held is None or storage.mark(path) != held.mark:
+            if held is None or storage.file_version(path) != held.version:
                 self._known.pop(path.parent.name, None)
                 self._is_stale = True
         return not self._is_stale

@@ -1,27 +1,35 @@
-"""Reading the rows of one spooled file: each with its commit, and only those that are wanted."""
+"""Read the rows of a spool file with their commits, and detect rejected rows.
+
+Rejected are invalid texts, values out of range if the configuration asks for an error, and changes without a complete key. The capture
+writes such rows to the spool, because other tables share its stream and other readers may accept NULL. Manifests count them, so only files
+that contain some are opened.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, UNCHANGED, XID, ChangeType, metadata_place
-from penstock.errors import SpoolCorruptError
-from penstock.spool.range import FileSlice
+from penstock.change import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, EXACT, REPLACED, UNCHANGED, XID, ChangeType, metadata_index
+from penstock.errors import PenstockError, RowUnidentifiedError, SpoolCorruptError, UnreadableTextError, UnrepresentableError
+from penstock.schema import TableName
+from penstock.spool.reader import FileSlice
 
 _OLD = frozenset({ChangeType.DELETE.value, ChangeType.UPDATE_PREIMAGE.value})
 
 ExactEntries: TypeAlias = Sequence[tuple[str, str]]
-"""The entries of an `_exact` map: column names, and exact texts."""
+"""The entries of an `_exact` map: column name and exact text."""
 
 
 def read_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The wanted rows in order, in batches of at most so many rows, fewer of long ones; each has `change_schema` of the table."""
+    """The rows of a slice in order, in batches of at most `max_rows` and about `max_bytes`, with `change_schema` of the table."""
     with _opened(slice) as file:
         for batch in file.iter_batches(_batch_rows(slice, max_rows, max_bytes)):
             kept = _within(_with_commit(batch, slice), slice)
@@ -30,9 +38,9 @@ def read_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> Iterator[pa.Re
 
 
 def read_exact(slice: FileSlice) -> Iterator[tuple[int, ExactEntries]]:
-    """The commit and the `_exact` entries of each wanted row that has some, in order. Other columns are not read.
+    """The commit and the `_exact` entries of each row that has some, in order. Other columns are not read.
 
-    Of old rows, those of deletes too, only the key counts: what else they show came and was looked at before.
+    Of old rows and deletes only key columns count: their other values were checked when they were inserted.
     """
     key = frozenset(slice.file.schema.key)
     for kind, version, entries in _read_filled(slice, EXACT):
@@ -42,8 +50,7 @@ def read_exact(slice: FileSlice) -> Iterator[tuple[int, ExactEntries]]:
 
 
 def read_unidentified(slice: FileSlice) -> Iterator[int]:
-    """The commit of each wanted row that does not identify its row, in order: it names a key column in `_unchanged`, or it is a delete
-    that names any column there."""
+    """The commit of each row without a complete identity, in order: `_unchanged` names a key column, or any column of a delete."""
     key = frozenset(slice.file.schema.key)
     for kind, version, names in _read_filled(slice, UNCHANGED):
         if kind == ChangeType.DELETE or not key.isdisjoint(names):
@@ -51,13 +58,13 @@ def read_unidentified(slice: FileSlice) -> Iterator[int]:
 
 
 def _read_filled(slice: FileSlice, name: str) -> Iterator[tuple[str, int, Any]]:
-    """Change type, commit and value of each wanted row in which the metadata column `name` is not null. Other columns are not read."""
+    """Change type, commit and value of each row of the slice in which the metadata column `name` is not null."""
     after = slice.after.value if slice.after is not None else None
     upto = slice.upto.value if slice.upto is not None else None
     wanted = (CHANGE_TYPE, COMMIT_VERSION, name)
     with _opened(slice) as file:
         for batch in file.iter_batches(columns=list(wanted)):
-            # Columns of the table that have these names are read too: of each name, the metadata is the last.
+            # Table columns with these names are read too; the metadata column is the last of its name.
             kinds, versions, values = (batch.column(max(batch.schema.get_all_field_indices(each))) for each in wanted)
             if slice.file.commit_version is not None:
                 versions = pa.repeat(pa.scalar(slice.file.commit_version.value, pa.int64()), batch.num_rows)
@@ -68,8 +75,8 @@ def _read_filled(slice: FileSlice, name: str) -> Iterator[tuple[str, int, Any]]:
 
 
 def metadata_column(batch: pa.RecordBatch, slice: FileSlice, name: str) -> pa.Array:
-    """By its place, since the table may have a column of the same name."""
-    return batch.column(metadata_place(slice.file.schema, name))
+    """A metadata column, by its index: the table may have a column of that name."""
+    return batch.column(metadata_index(slice.file.schema, name))
 
 
 @contextmanager
@@ -81,7 +88,7 @@ def _opened(slice: FileSlice) -> Iterator[pq.ParquetFile]:
         # Arrow may quote a value in its message.
         raise SpoolCorruptError(
             f"{slice.path.parent.name}/{slice.path.name} cannot be read: {type(error).__name__}",
-            hint="restore the file, or delete the spool; what the slot still holds is captured again",
+            hint="restore the file, or delete the spool; changes that the slot still holds are captured again",
         ) from error
 
 
@@ -91,7 +98,7 @@ def _batch_rows(slice: FileSlice, max_rows: int, max_bytes: int) -> int:
 
 
 def _with_commit(batch: pa.RecordBatch, slice: FileSlice) -> pa.RecordBatch:
-    """Rows of a transaction that was open when they were written learn its commit and its xid from the manifest."""
+    """Fill commit and xid from the manifest, for rows that were written while their transaction was open."""
     file = slice.file
     if file.commit_version is None:
         return batch
@@ -102,7 +109,7 @@ def _with_commit(batch: pa.RecordBatch, slice: FileSlice) -> pa.RecordBatch:
     if file.xid is not None:
         known[XID] = pa.scalar(file.xid, pa.int64())
     for name, value in known.items():
-        place = metadata_place(file.schema, name)
+        place = metadata_index(file.schema, name)
         batch = batch.set_column(place, batch.schema.field(place), pa.repeat(value, batch.num_rows))
     return batch
 
@@ -113,3 +120,60 @@ def _within(batch: pa.RecordBatch, slice: FileSlice) -> pa.RecordBatch:
     if slice.upto is not None:
         batch = batch.filter(pc.less_equal(metadata_column(batch, slice, COMMIT_VERSION), slice.upto.value))
     return batch
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedChange:
+    """A rejected change: its commit, and the error that names its table or column."""
+
+    version: int
+    error: PenstockError
+
+
+def check_values(table: TableName, slices: Iterable[FileSlice], *, reject_inexact: bool) -> None:
+    """Raise the error of the first rejected change, if there is one."""
+    refused = first_rejected(table, slices, reject_inexact=reject_inexact)
+    if refused is not None:
+        raise refused.error
+
+
+def check_identified(slices: Iterable[FileSlice]) -> None:
+    """Raise if a change does not identify its row. Such a change is neither applied nor made a dead letter, whatever the policy."""
+    for each in slices:
+        for refused in _unidentified(each):
+            raise refused.error
+
+
+def first_rejected(table: TableName, slices: Iterable[FileSlice], *, reject_inexact: bool) -> RejectedChange | None:
+    """The first rejected change in log order; None if there is none."""
+    for each in slices:
+        found = [next(_unidentified(each), None), next(_refused(table, each, reject_inexact=reject_inexact), None)]
+        stops = [refused for refused in found if refused is not None]
+        if stops:
+            return min(stops, key=attrgetter("version"))
+    return None
+
+
+def _unidentified(slice: FileSlice) -> Iterator[RejectedChange]:
+    if slice.file.counts.unidentified:
+        for version in read_unidentified(slice):
+            yield RejectedChange(version, RowUnidentifiedError.of(slice.file.table))
+
+
+def _refused(table: TableName, slice: FileSlice, *, reject_inexact: bool) -> Iterator[RejectedChange]:
+    counts = slice.file.counts
+    if counts.unreadable or (reject_inexact and counts.inexact):
+        for version, entries in read_exact(slice):
+            error = _refusal(table, entries, has_unreadable=counts.unreadable > 0, reject_inexact=reject_inexact)
+            if error is not None:
+                yield RejectedChange(version, error)
+
+
+def _refusal(table: TableName, entries: ExactEntries, *, has_unreadable: bool, reject_inexact: bool) -> PenstockError | None:
+    for column, text in entries:
+        if has_unreadable and REPLACED in text:
+            return UnreadableTextError.of(table, column)
+    for column, _ in entries:
+        if reject_inexact:
+            return UnrepresentableError.of(table, column)
+    return None

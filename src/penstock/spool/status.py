@@ -1,25 +1,30 @@
-"""The capture's heartbeat: how it is doing, for readers in other processes. Never row values, never a DSN."""
+"""The capture's status file, which other processes read, and waiting for the spool to reach a position.
+
+The status never contains row values or connection strings.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import PenstockError, Recovery, SpoolCorruptError
+from penstock import storage
+from penstock.errors import CaptureFailedError, PenstockError, Recovery, SpoolCorruptError
 from penstock.lag import CaptureLag, OpenTransaction
 from penstock.position import Position
-from penstock.spool import storage
-from penstock.spool.layout import FORMAT, SpoolLayout
-from penstock.spool.manifest import parse_document
+from penstock.retry import poll_pauses
+from penstock.spool.manifest import FORMAT, SpoolLayout, parse_document
+from penstock.spool.reader import SpoolReader
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureFailure:
-    """An error as another process can show it."""
+    """An error of the capture, for display by other processes."""
 
     code: str
     message: str
@@ -38,20 +43,22 @@ class CaptureStatus:
     received: Position
     sealed: Position
     rows_total: int
+    """Rows written to the spool by this process."""
     bytes_total: int
+    """Bytes received by this process from the replication slot; 0 with polling and triggers."""
     updated_at: datetime
     failure: CaptureFailure | None = None
-    """What stands in the way now; None once the capture goes on."""
+    """The current error; None once the capture has recovered."""
     confirms: str = "applied"
-    """What is confirmed to the server: what the targets have applied, or what is spooled."""
+    """Confirm mode: `applied` or `spooled`."""
     confirmed: Position = Position.ZERO
-    """Up to where the server has been told that nothing is needed any more; zero if nothing has been said yet."""
+    """The position last confirmed to the server; zero before the first."""
     waits_for: tuple[OpenTransaction, ...] = ()
-    """While the slot is being created: the transactions that must end first."""
+    """While the slot is created: the open transactions that must end first."""
     lag: CaptureLag | None = None
-    """As of the last look at the server; None before the first."""
+    """The last sample; None before the first."""
     numeric: str | None = None
-    """What numeric without a bound becomes in the spool, or `text` if everything is; None where an earlier version did not say."""
+    """The type of unbounded `numeric` in the spool, or `text` if all columns are text; None in files of earlier versions."""
 
     def __post_init__(self) -> None:
         if self.updated_at.tzinfo is None:
@@ -59,12 +66,12 @@ class CaptureStatus:
 
     @property
     def has_stopped(self) -> bool:
-        """Whether there is an error that the capture will not get over by itself."""
+        """Whether the error needs an operator."""
         return self.failure is not None and self.failure.recovery is not Recovery.RETRY
 
 
 def write_status(root: Path, status: CaptureStatus) -> None:
-    """Replace the heartbeat in one step. It does not wait for the disk: after a crash of the machine an old one is as good."""
+    """Replace the status file atomically. It is not durable: after a machine crash, an older status is acceptable."""
     failure = status.failure
     document = {
         "format": FORMAT,
@@ -85,12 +92,12 @@ def write_status(root: Path, status: CaptureStatus) -> None:
         "lag": None if status.lag is None else {**asdict(status.lag), "sampled_at": status.lag.sampled_at.isoformat()},
         "numeric": status.numeric,
     }
-    storage.replace_bytes(SpoolLayout(root).status, json.dumps(document).encode(), durable=False)
+    storage.put(SpoolLayout(root).status, json.dumps(document).encode(), durable=False)
 
 
 def load_status(root: Path) -> CaptureStatus | None:
-    """The last heartbeat; None if there was none, or if a crash of the machine left an empty file."""
-    data = storage.read_bytes(SpoolLayout(root).status)
+    """The last status; None if no file exists, or if a machine crash left an empty one."""
+    data = storage.read(SpoolLayout(root).status)
     if not data:
         return None
     document = parse_document(data, where="capture-status.json")
@@ -115,7 +122,7 @@ def load_status(root: Path) -> CaptureStatus | None:
             numeric=document.get("numeric"),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise SpoolCorruptError("capture-status.json is not a status", hint="delete the file; a running capture writes it anew") from error
+        raise SpoolCorruptError("capture-status.json is not a status", hint="delete the file; a running capture rewrites it") from error
 
 
 def _parse_lag(document: Mapping[str, Any] | None) -> CaptureLag | None:
@@ -124,3 +131,38 @@ def _parse_lag(document: Mapping[str, Any] | None) -> CaptureLag | None:
     sampled_at = datetime.fromisoformat(document["sampled_at"])
     holders = tuple(OpenTransaction(**each) for each in document["holders"])
     return CaptureLag(**{**document, "sampled_at": sampled_at, "holders": holders})
+
+
+_FIRST_PAUSE_SECONDS = 0.002
+_LONGEST_PAUSE_SECONDS = 0.05
+
+
+def wait_for_end(
+    reader: SpoolReader,
+    position: Position,
+    *,
+    timeout_seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Position | None:
+    """Wait until the spool reaches `position`, and return its end, which is less than `position` after a timeout.
+
+    Raises CaptureFailedError if the capture has stopped with an error and the spool does not reach `position`.
+    """
+    deadline = clock() + timeout_seconds
+    pauses = poll_pauses(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+    while True:
+        end = reader.end
+        if end is not None and end >= position:
+            return end
+        _raise_if_stopped(reader)
+        left = deadline - clock()
+        if left <= 0:
+            return end
+        sleep(min(next(pauses), left))
+
+
+def _raise_if_stopped(reader: SpoolReader) -> None:
+    status = load_status(reader.root)
+    if status is not None and status.failure is not None and status.has_stopped:
+        raise CaptureFailedError(f"the capture has stopped: {status.failure.code}: {status.failure.message}", hint=status.failure.hint)

@@ -1,6 +1,7 @@
-"""The rules of `ChangeCapture`, as tests that any implementation can run.
+"""Conformance suite for `ChangeCapture`.
 
-Write a `CaptureHarness` for the source, and in a pytest module a subclass that gives it as the fixture `harness`, fresh for each test:
+Write a `CaptureHarness` for the source. In a pytest module, subclass the suite and return a new harness for
+each test from the fixture `harness`:
 
 ```python
 class TestMyCapture(ChangeCaptureConformance):
@@ -9,10 +10,12 @@ class TestMyCapture(ChangeCaptureConformance):
         return MyHarness()
 ```
 
-For pytest to explain failed assertions, `pytest.register_assert_rewrite("penstock.testing.capture_conformance")` in a conftest.
+For pytest to explain failed assertions, call
+`pytest.register_assert_rewrite("penstock.testing.capture_conformance")` in a conftest.
 
-A test reads only as many changes as must come, and tells that nothing else came by a mark that it commits itself; there are no pauses to
-tune. `examples/list_capture.py` is an implementation in a hundred lines that passes.
+A test reads exactly as many changes as it expects. To prove that there are no others, it commits a marker row
+and reads up to it, so there are no delays to tune. `examples/list_capture.py` is an implementation of a
+hundred lines that passes.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from penstock.testing.streams import Background, check_same, check_same_set, see
 
 
 class CaptureHarness(ABC):
-    """The source behind a capture, with two empty tables of the columns `id` (a number, the key) and `note` (a text or NULL)."""
+    """The source behind a capture, with two empty tables. Columns: `id` (number, primary key) and `note`
+    (text, nullable).
+    """
 
     table = TableName("public", "conformance")
     other = TableName("public", "conformance_other")
@@ -39,29 +44,33 @@ class CaptureHarness(ABC):
     takes_snapshots = True
     measures_lag = True
     orders_changes = True
-    """False if the changes of one transaction come in an order of the capture's own, as they do when it sees rows and not a log."""
+    """False if the order of changes within a transaction is not the source's, as in a capture that compares
+    rows instead of reading a log.
+    """
 
     @abstractmethod
     def capture(self) -> ChangeCapture:
-        """A capture of both tables, as a process that has just started would make it; all of them share one resume point."""
+        """Return a new capture of both tables, as after a process start. All captures share one resume point."""
 
     @abstractmethod
     def commit(self, *events: Event) -> None:
-        """Make these things happen in one transaction, and return when it has committed. An upsert may find its row there or not."""
+        """Apply the events in one transaction and return after the commit. The row of an upsert may or may
+        not exist.
+        """
 
     @abstractmethod
     def commit_elsewhere(self) -> None:
-        """Commit something of a noticeable size that the capture does not deliver."""
+        """Commit a noticeable amount of data that the capture does not deliver."""
 
     def open_resources(self) -> object:
-        """What is open now: connections, threads, whatever can be counted. It must be the same after a stream as before."""
+        """Countable open resources, such as connections and threads. Must be equal before and after a stream."""
         return None
 
 
 class ChangeCaptureConformance:
-    """Every rule of the contract has a test here, and its name says which."""
+    """One test per rule of the contract; the test's name states the rule."""
 
-    # --- what is delivered ----------------------------------------------------------------------------------------------
+    # --- delivery -------------------------------------------------------------------------------------------
 
     @rule("change_capture", "live()", "pluggable")
     @rule("wal_change_capture", "live()", "live-streams")
@@ -80,37 +89,37 @@ class ChangeCaptureConformance:
             for events in transactions:
                 found = take(stream, len(events), harness.deadline_seconds)
                 if harness.orders_changes:
-                    check_same(found, events, "every change once, in the order of the commits")
+                    check_same(found, events, "every change is delivered once, in commit order")
                 else:
-                    check_same_set(found, events, "every change of a transaction once, before the next")
+                    check_same_set(found, events, "every change is delivered once, before the next transaction")
 
     @rule("mistakes", "change-lsn")
-    def test_order_is_told_by_commit_and_ordinal(self, harness: CaptureHarness) -> None:
+    def test_changes_are_ordered_by_commit_and_ordinal(self, harness: CaptureHarness) -> None:
         with running(harness) as stream:
             harness.commit(*(upsert(harness.table, each, "x") for each in range(3)))
             harness.commit(*(upsert(harness.other, each, "x") for each in range(3)))
             places = [place(change) for change in take(stream, 6, harness.deadline_seconds)]
         if None not in places:
             known = [each for each in places if each is not None]
-            assert all(one < next_one for one, next_one in pairwise(known)), f"commit and ordinal do not go up: {known}"
-            assert len({position for position, _ in known}) == 2, f"two transactions have two positions: {known}"
+            assert all(one < next_one for one, next_one in pairwise(known)), f"(position, ordinal) does not increase: {known}"
+            assert len({position for position, _ in known}) == 2, f"expected two different positions for two transactions: {known}"
 
     @rule("mistakes", "truncate")
-    def test_truncate_is_delivered_where_it_happened(self, harness: CaptureHarness) -> None:
+    def test_truncate_is_delivered_in_order(self, harness: CaptureHarness) -> None:
         table = harness.table
         with running(harness) as stream:
             expected: list[Event] = [upsert(table, 1, "before"), Truncate(table), upsert(table, 2, "after")]
             for event in expected:
                 harness.commit(event)
-            check_same(take(stream, 3, harness.deadline_seconds), expected, "a truncate is a change like any other")
+            check_same(take(stream, 3, harness.deadline_seconds), expected, "a truncate is delivered in order, as any change")
 
     @rule("mistakes", "odd-keys")
-    def test_no_key_and_no_value_is_taken_for_nothing(self, harness: CaptureHarness) -> None:
+    def test_empty_and_negative_keys_and_values_are_delivered(self, harness: CaptureHarness) -> None:
         with running(harness) as stream:
             expected = [upsert(harness.table, key, note) for key, note in [(0, ""), (-1, None), (1, "NULL"), (-(2**31), "\N{SNOWMAN}\n")]]
             harness.commit(*expected)
             changes = take(stream, len(expected), harness.deadline_seconds)
-            check_same(changes, expected, "zero, negative keys, empty texts and NULL are values")
+            check_same(changes, expected, "zero, negative keys, empty strings and NULL are valid values")
             for event in (change.event for change in changes):
                 assert isinstance(event, Upsert)
                 assert not event.unchanged
@@ -119,7 +128,7 @@ class ChangeCaptureConformance:
     # --- confirming -----------------------------------------------------------------------------------------------------
 
     @rule("change_capture", "acks")
-    def test_unconfirmed_changes_come_again_after_every_restart(self, harness: CaptureHarness) -> None:
+    def test_unconfirmed_changes_are_redelivered_after_every_restart(self, harness: CaptureHarness) -> None:
         expected = [upsert(harness.table, each, "x") for each in range(3)]
         with running(harness) as stream:
             for event in expected:
@@ -128,42 +137,42 @@ class ChangeCaptureConformance:
         for _ in range(2):
             with running(harness) as stream:
                 changes = take(stream, 3, harness.deadline_seconds)
-                check_same(changes, expected, "what nobody confirmed comes again")
-                assert [place(change) for change in changes] == first, "a change that comes again is the same change"
+                check_same(changes, expected, "unconfirmed changes are delivered again")
+                assert [place(change) for change in changes] == first, "a redelivered change has the same position and ordinal"
 
     @rule("change_capture", "acks", "live-resumes")
     @rule("wal_change_capture", "slots-resume")
-    def test_confirmed_changes_do_not_come_again(self, harness: CaptureHarness) -> None:
+    def test_confirmed_changes_are_not_redelivered(self, harness: CaptureHarness) -> None:
         deliver_three(harness, confirm=lambda changes: confirm_all(change.ack for change in changes))
-        check_next(harness, [], "all of them were confirmed, and the stream was closed")
+        check_next(harness, [], "all changes were confirmed before the stream was closed")
 
     @rule("change_capture", "acks", "live-resumes")
     @rule("wal_change_capture", "connects")
     def test_resume_point_moves_to_the_first_unconfirmed_change(self, harness: CaptureHarness) -> None:
         events = deliver_three(harness, confirm=lambda changes: changes[0].ack.confirm())
-        check_next(harness, events[1:], "the first was confirmed, the others were not")
+        check_next(harness, events[1:], "only the first change was confirmed")
 
     def test_order_of_confirming_does_not_matter(self, harness: CaptureHarness) -> None:
         deliver_three(harness, confirm=lambda changes: [changes[at].ack.confirm() for at in (2, 0, 1)])
-        check_next(harness, [], "all of them were confirmed in the end")
+        check_next(harness, [], "all changes were confirmed")
 
     @rule("change_capture", "acks")
-    def test_hole_holds_the_resume_point_back(self, harness: CaptureHarness) -> None:
+    def test_unconfirmed_change_holds_the_resume_point(self, harness: CaptureHarness) -> None:
         events = deliver_three(harness, confirm=lambda changes: [changes[at].ack.confirm() for at in (1, 2)])
-        check_next(harness, events, "the first was not confirmed, so it comes again, and with it what followed it")
+        check_next(harness, events, "the first change was not confirmed, so it and all later ones are delivered again")
 
-    def test_confirming_twice_is_confirming_once(self, harness: CaptureHarness) -> None:
+    def test_confirming_is_idempotent(self, harness: CaptureHarness) -> None:
         events = deliver_three(harness, confirm=lambda changes: [changes[0].ack.confirm() for _ in range(3)])
-        check_next(harness, events[1:], "one change was confirmed three times, the others never")
+        check_next(harness, events[1:], "only the first change was confirmed, three times")
 
-    def test_transaction_confirmed_in_part_comes_again_as_a_whole(self, harness: CaptureHarness) -> None:
+    def test_partly_confirmed_transaction_is_redelivered_completely(self, harness: CaptureHarness) -> None:
         first, second = upsert(harness.table, 1, "x"), [upsert(harness.table, 2, "x"), upsert(harness.other, 2, "x")]
         with running(harness) as stream:
             harness.commit(first)
             harness.commit(*second)
             for change in take(stream, 3, harness.deadline_seconds)[:2]:
                 change.ack.confirm()
-        check_next(harness, second, "half of a transaction cannot be resumed from")
+        check_next(harness, second, "a capture cannot resume within a transaction")
 
     def test_any_thread_may_confirm(self, harness: CaptureHarness) -> None:
         with running(harness) as stream:
@@ -172,16 +181,16 @@ class ChangeCaptureConformance:
             parts = [Background(partial(confirm_all, acks[at % 4 :: 4])) for at in range(8)]
             for part in parts:
                 part.result(harness.deadline_seconds, "confirming")
-        check_next(harness, [], "all of them were confirmed, each by two threads")
+        check_next(harness, [], "all changes were confirmed, each by two threads")
 
-    def test_changes_that_came_again_can_be_confirmed(self, harness: CaptureHarness) -> None:
+    def test_redelivered_changes_can_be_confirmed(self, harness: CaptureHarness) -> None:
         events = deliver_three(harness, confirm=lambda _: None)
         with running(harness) as stream:
             changes = take(stream, 3, harness.deadline_seconds)
-            check_same(changes, events, "what nobody confirmed comes again")
+            check_same(changes, events, "unconfirmed changes are delivered again")
             for change in changes[:2]:
                 change.ack.confirm()
-        check_next(harness, events[2:], "two were confirmed the second time")
+        check_next(harness, events[2:], "two changes were confirmed after redelivery")
 
     def test_confirming_after_the_end_does_no_harm(self, harness: CaptureHarness) -> None:
         with running(harness) as stream:
@@ -220,7 +229,7 @@ class ChangeCaptureConformance:
         held: list[Change] = []
 
         def read_one() -> None:
-            harness.capture().live().close()  # now the resume point is there
+            harness.capture().live().close()  # creates the resume point
             harness.commit(upsert(harness.table, 1, "x"))
             for change in harness.capture().live():
                 held.append(change)
@@ -242,7 +251,7 @@ class ChangeCaptureConformance:
 
     @rule("change_capture", "snapshot()", "snapshot-rows", "upserts", "no-marker")
     @rule("wal_change_capture", "snapshot()", "snapshot-sql", "snapshot-upserts")
-    def test_snapshot_is_the_rows_of_now_as_upserts_and_then_it_ends(self, harness: CaptureHarness) -> None:
+    def test_snapshot_returns_the_current_rows_as_upserts_and_ends(self, harness: CaptureHarness) -> None:
         rows = [upsert(harness.table, each, f"note {each}") for each in range(-2, 300)]
         others = [upsert(harness.other, 1, None)]
         harness.commit(*rows, *others, upsert(harness.table, 999, "gone"))
@@ -252,13 +261,13 @@ class ChangeCaptureConformance:
         assert sorted(found, key=repr) == sorted(expected, key=repr)
 
     @rule("change_capture", "snapshot-rows")
-    def test_snapshot_has_only_the_tables_that_were_asked_for(self, harness: CaptureHarness) -> None:
+    def test_snapshot_has_only_the_requested_tables(self, harness: CaptureHarness) -> None:
         harness.commit(upsert(harness.table, 1, "x"))
         assert snapshot(harness, harness.other) == []
         assert snapshot(harness) == []
 
     @rule("change_capture", "snapshot-acks")
-    def test_acks_of_a_snapshot_move_nothing(self, harness: CaptureHarness) -> None:
+    def test_acks_of_a_snapshot_do_not_move_the_resume_point(self, harness: CaptureHarness) -> None:
         events = [upsert(harness.table, each, "x") for each in range(3)]
         with running(harness) as stream:
             harness.commit(*events)
@@ -266,11 +275,11 @@ class ChangeCaptureConformance:
             for change in snapshot(harness, harness.table):
                 change.ack.confirm()
                 change.ack.confirm()
-        check_next(harness, events, "only rows of a snapshot were confirmed")
+        check_next(harness, events, "only snapshot rows were confirmed")
 
     @rule("change_capture", "independent", "callers-choice")
     @rule("wal_change_capture", "two-capabilities")
-    def test_nothing_falls_between_live_and_snapshot(self, harness: CaptureHarness) -> None:
+    def test_live_stream_and_snapshot_leave_no_gap(self, harness: CaptureHarness) -> None:
         harness.commit(upsert(harness.table, 1, "before"))
         with running(harness) as stream:
             harness.commit(upsert(harness.table, 2, "between"))
@@ -281,7 +290,7 @@ class ChangeCaptureConformance:
         assert changes == {2, 3}
 
     @rule("change_capture", "snapshot-acks")
-    def test_snapshot_can_be_left_early(self, harness: CaptureHarness) -> None:
+    def test_snapshot_can_be_closed_early(self, harness: CaptureHarness) -> None:
         events = [upsert(harness.table, each, "x") for each in range(10)]
         harness.commit(*events)
 
@@ -292,7 +301,7 @@ class ChangeCaptureConformance:
         check_released(harness, lambda: Background(read_some).result(harness.deadline_seconds, "three rows"))
         for _ in range(2):
             again = snapshot(harness, harness.table)
-            check_same_set(again, events if harness.takes_snapshots else [], "taken again, it begins at its beginning")
+            check_same_set(again, events if harness.takes_snapshots else [], "a second snapshot has all rows")
 
     # --- lag ------------------------------------------------------------------------------------------------------------
 
@@ -302,7 +311,7 @@ class ChangeCaptureConformance:
         assert harness.capture().lag() is None
         harness.commit(upsert(harness.table, 1, "x"))
         list(harness.capture().snapshot([harness.table]))
-        assert harness.capture().lag() is None, "a snapshot makes no resume point"
+        assert harness.capture().lag() is None, "a snapshot creates no resume point"
         with running(harness) as stream:
             lag = harness.capture().lag()
             assert (lag is not None and lag >= 0) if harness.measures_lag else lag is None
@@ -311,7 +320,7 @@ class ChangeCaptureConformance:
 
     @rule("change_capture", "lag()", "lag-bytes", "lag-grows", "lag-apart")
     @rule("wal_change_capture", "lag")
-    def test_lag_goes_up_with_what_is_unconfirmed_and_down_when_it_is_confirmed(self, harness: CaptureHarness) -> None:
+    def test_lag_grows_with_unconfirmed_changes_and_shrinks_when_they_are_confirmed(self, harness: CaptureHarness) -> None:
         with running(harness) as stream:
             before = lag_of(harness)
             harness.commit(*(upsert(harness.table, each, "x" * 1000) for each in range(200)))
@@ -323,7 +332,7 @@ class ChangeCaptureConformance:
             lag_falls(harness, stream, high)
 
     @rule("mistakes", "idle-slot")
-    def test_resume_point_follows_a_source_in_which_nothing_concerns_us(self, harness: CaptureHarness) -> None:
+    def test_resume_point_advances_with_unrelated_commits(self, harness: CaptureHarness) -> None:
         with running(harness) as stream:
             harness.commit(upsert(harness.table, 1, "x"))
             take(stream, 1, harness.deadline_seconds)[0].ack.confirm()
@@ -331,7 +340,7 @@ class ChangeCaptureConformance:
             lag_falls(harness, stream, lag_of(harness))
 
 
-# --- what the tests are made of -----------------------------------------------------------------------------------------------
+# --- helpers ------------------------------------------------------------------------------------------------
 
 
 def upsert(table: TableName, key: int, note: str | None) -> Upsert:
@@ -358,7 +367,7 @@ def running(harness: CaptureHarness) -> Iterator[ChangeStream]:
     try:
         yield stream
     except BaseException:
-        # A reader may still be stuck in it, and then a generator cannot be closed; what went wrong first is what counts.
+        # Closing a generator fails while a reader is blocked in it. The first error is the one to report.
         with suppress(Exception):
             stream.close()
         raise
@@ -366,7 +375,7 @@ def running(harness: CaptureHarness) -> Iterator[ChangeStream]:
 
 
 def deliver_three(harness: CaptureHarness, confirm: Callable[[list[Change]], object]) -> list[Event]:
-    """Three transactions of one change each, delivered and then confirmed as asked; and the end of that stream."""
+    """Deliver three transactions of one change each, call `confirm` with the changes, and close the stream."""
     events: list[Event] = [upsert(harness.table, each, f"note {each}") for each in range(3)]
     with running(harness) as stream:
         for event in events:
@@ -376,7 +385,7 @@ def deliver_three(harness: CaptureHarness, confirm: Callable[[list[Change]], obj
 
 
 def check_next(harness: CaptureHarness, expected: Sequence[Event], why: str) -> None:
-    """What a new stream delivers first is this and nothing else."""
+    """Check that a new stream delivers exactly `expected` before a marker that is committed now."""
     mark = upsert(harness.other, 99, "mark")
     with running(harness) as stream:
         harness.commit(mark)
@@ -384,11 +393,13 @@ def check_next(harness: CaptureHarness, expected: Sequence[Event], why: str) -> 
 
 
 def check_released(harness: CaptureHarness, action: Callable[[], None]) -> None:
-    """After `action` everything is as it was, and the capture can be started again."""
+    """Check that `action` leaves no open resources, and that the capture can be started again."""
     before = harness.open_resources()
     action()
     gc.collect()
-    wait_for(lambda: harness.open_resources() == before, f"as before, {before},", harness.open_resources, harness.deadline_seconds)
+    wait_for(
+        lambda: harness.open_resources() == before, f"the resources of before, {before},", harness.open_resources, harness.deadline_seconds
+    )
     mark = upsert(harness.other, 99, "mark")
     with running(harness) as stream:
         harness.commit(mark)
@@ -397,21 +408,21 @@ def check_released(harness: CaptureHarness, action: Callable[[], None]) -> None:
 
 def snapshot(harness: CaptureHarness, *tables: TableName) -> list[Change]:
     changes = Background(lambda: list(harness.capture().snapshot(tables))).result(harness.deadline_seconds, "the end of a snapshot")
-    assert all(isinstance(change.event, Upsert) for change in changes), "a snapshot has upserts alone"
+    assert all(isinstance(change.event, Upsert) for change in changes), "a snapshot has only upserts"
     return changes
 
 
 def lag_of(harness: CaptureHarness) -> int:
     lag = harness.capture().lag()
     if not harness.measures_lag:
-        assert lag is None, "lag is measured, but the harness says that it is not"
+        assert lag is None, "the capture reports a lag, but the harness has measures_lag = False"
         return 0
-    assert lag is not None, "there is a resume point, so there is a lag"
+    assert lag is not None, "a capture with a resume point must report a lag"
     return lag
 
 
 def lag_falls(harness: CaptureHarness, stream: ChangeStream, high: int) -> None:
-    """With the stream's reader waiting for a change, as it does in a real program."""
+    """Wait until the lag is below `high`, with a reader blocked on the next change, as in production."""
     waiting = Background(lambda: next(stream))
     if harness.measures_lag:
         wait_for(lambda: lag_of(harness) < high, f"a lag below {high}", lambda: lag_of(harness), harness.deadline_seconds)

@@ -1,6 +1,7 @@
-"""The rules of `SourceConnector`, as tests that any implementation can run.
+"""Conformance suite for `SourceConnector`.
 
-Write a `ConnectorHarness` for the source, and in a pytest module a subclass that gives it as the fixture `harness`, fresh for each test:
+Write a `ConnectorHarness` for the source. In a pytest module, subclass the suite and return a new harness for
+each test from the fixture `harness`:
 
 ```python
 class TestMyConnector(SourceConnectorConformance):
@@ -9,20 +10,22 @@ class TestMyConnector(SourceConnectorConformance):
         return MyHarness()
 ```
 
-For pytest to explain failed assertions, a conftest calls `pytest.register_assert_rewrite` with the names of this module and of
-`penstock.testing.connector_reading`.
+For pytest to explain failed assertions, a conftest calls `pytest.register_assert_rewrite` with the names of
+this module and of `penstock.testing.connector_harness`.
 
-A capability that is optional is tested where the harness says that it is there, and must be absent where it says that it is not.
-`examples/list_connector.py` is an implementation in a hundred lines that passes.
+The harness declares the optional capabilities. The suite tests those that it declares and checks that the
+others are absent. `examples/list_connector.py` is an implementation of a hundred lines that passes.
 """
 
 from __future__ import annotations
 
 from penstock.contracts.connector import ConnectorMetrics, Health, HealthStatus, SourceCheckpoint
 from penstock.testing.connector_harness import (
+    DOCUMENT,
     MAX_RECORDS,
     Bare,
     ConnectorHarness,
+    ConnectorReading,
     Row,
     check_refused,
     moved,
@@ -32,7 +35,6 @@ from penstock.testing.connector_harness import (
     until_none,
     wait_and_take,
 )
-from penstock.testing.connector_reading import DOCUMENT, ConnectorReading
 from penstock.testing.rules import rule
 from penstock.testing.streams import Background, wait_for
 
@@ -40,7 +42,7 @@ __all__ = ["ConnectorHarness", "Row", "SourceConnectorConformance"]
 
 
 class SourceConnectorConformance(ConnectorReading):
-    """Every rule of the contract has a test here, or in what it inherits, and its name says which."""
+    """One test per rule of the contract, here or in the base class; the test's name states the rule."""
 
     # --- acknowledging --------------------------------------------------------------------------------------------------
 
@@ -55,11 +57,11 @@ class SourceConnectorConformance(ConnectorReading):
             take(harness, connector, 1)
             until_none(harness, connector)
             stored = connector.checkpoint()
-        assert harness.acknowledged() == before, "neither polling nor a checkpoint nor closing acknowledges anything"
+        assert harness.acknowledged() == before, "poll_batch, checkpoint and close must not acknowledge"
         with opened(harness, stored) as connector:
             harness.add((3, "x"))
             take(harness, connector, 1)
-            assert harness.acknowledged() == before, "nor does going on from a checkpoint"
+            assert harness.acknowledged() == before, "resuming from a checkpoint must not acknowledge"
             connector.notify_epoch_committed(stored.epoch)
             if harness.acknowledges:
                 moved(harness, before)
@@ -67,7 +69,7 @@ class SourceConnectorConformance(ConnectorReading):
             assert harness.acknowledged() == before
 
     @rule(DOCUMENT, "epoch-durable")
-    def test_an_epoch_covers_what_its_checkpoint_covers_and_no_more(self, harness: ConnectorHarness) -> None:
+    def test_an_epoch_covers_exactly_its_checkpoint(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"))
         with opened(harness) as connector:
             take(harness, connector, 1)
@@ -78,10 +80,10 @@ class SourceConnectorConformance(ConnectorReading):
         if not harness.replays:
             return
         with opened(harness, stored) as connector:
-            assert take(harness, connector, 1) == [(2, "x")], "it came after the checkpoint, and was not acknowledged with it"
+            assert take(harness, connector, 1) == [(2, "x")], "rows after the checkpoint must not be acknowledged"
 
     @rule(DOCUMENT, "epoch-idempotent", "notify_epoch_committed()")
-    def test_an_epoch_may_be_told_again_and_an_older_one_too(self, harness: ConnectorHarness) -> None:
+    def test_epochs_may_be_notified_repeatedly_and_out_of_order(self, harness: ConnectorHarness) -> None:
         rows: list[Row] = [(1, "x"), (2, "x"), (3, "x")]
         epochs: list[int] = []
         stored = SourceCheckpoint()
@@ -99,38 +101,38 @@ class SourceConnectorConformance(ConnectorReading):
             for epoch in (epochs[2], epochs[0], epochs[2]):
                 connector.notify_epoch_committed(epoch)
             if harness.replays:
-                assert take(harness, connector, 1) == [(4, "x")], "the older epochs acknowledged nothing that came after them"
+                assert take(harness, connector, 1) == [(4, "x")], "an older epoch must not acknowledge later rows"
 
     @rule(DOCUMENT, "epoch-errors", "notify_epoch_committed()")
-    def test_an_epoch_that_was_never_given_out_acknowledges_nothing(self, harness: ConnectorHarness) -> None:
+    def test_unknown_epoch_acknowledges_nothing(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"))
         with opened(harness) as connector:
             take(harness, connector, 1)
             before = harness.acknowledged()
             beyond = connector.checkpoint().epoch + 1000
             if harness.acknowledges:
-                check_refused(lambda: connector.notify_epoch_committed(beyond), "an epoch that nobody has seen")
+                check_refused(lambda: connector.notify_epoch_committed(beyond), "an epoch that no checkpoint had")
             harness.add((2, "x"))
-            assert take(harness, connector, 1) == [(2, "x")], "the connector goes on"
+            assert take(harness, connector, 1) == [(2, "x")], "the connector must keep working after the error"
             assert harness.acknowledged() == before
 
-    # --- what it asks for -----------------------------------------------------------------------------------------------
+    # --- events and checkpoint requests ---------------------------------------------------------------------
 
     @rule(DOCUMENT, "ready-signalled", "ready-awaited", "ready-called", "data_ready()")
-    def test_the_event_wakes_who_waits_for_rows(self, harness: ConnectorHarness) -> None:
+    def test_event_is_set_when_rows_are_added(self, harness: ConnectorHarness) -> None:
         with opened(harness) as connector:
             event = connector.data_ready()
             assert (event is not None) == harness.signals
             if event is None:
                 return
-            assert connector.data_ready() is event, "there is one event, not one for each who asks"
+            assert connector.data_ready() is event, "data_ready must return the same event every time"
             for each in range(3):
                 until_none(harness, connector)
                 harness.add((each, "x"))
                 assert wait_and_take(harness, connector, event) == (each, "x")
 
     @rule(DOCUMENT, "ready-awaited")
-    def test_the_event_is_not_set_for_ever(self, harness: ConnectorHarness) -> None:
+    def test_event_is_cleared_while_there_are_no_rows(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"))
         with opened(harness) as connector:
             event = connector.data_ready()
@@ -138,20 +140,20 @@ class SourceConnectorConformance(ConnectorReading):
             if event is not None:
                 wait_for(
                     lambda: connector.poll_batch(MAX_RECORDS) is None and not event.is_set(),
-                    "an event that is not set while there is nothing",
+                    "an event that is cleared while there are no rows",
                     event.is_set,
                     harness.deadline_seconds,
                 )
 
     @rule(DOCUMENT, "flag", "flag-why", "checkpoint_requested()")
-    def test_a_checkpoint_is_asked_for_when_the_shape_changes(self, harness: ConnectorHarness) -> None:
+    def test_schema_change_requests_a_checkpoint(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"))
         with opened(harness) as connector:
             flag = connector.checkpoint_requested()
             if not harness.reshapes:
                 return
             assert flag is not None
-            assert connector.checkpoint_requested() is flag, "there is one flag, not one for each who asks"
+            assert connector.checkpoint_requested() is flag, "checkpoint_requested must return the same flag every time"
             shape = next_batch(harness, connector).records.schema
             until_none(harness, connector)
             flag.clear()
@@ -159,10 +161,10 @@ class SourceConnectorConformance(ConnectorReading):
             harness.add((2, "x"))
             reshaped = next_batch(harness, connector)
             assert reshaped.records.schema != shape
-            assert flag.is_set(), "rows of another shape came, and nobody asked for a checkpoint"
+            assert flag.is_set(), "a schema change must request a checkpoint"
 
     @rule(DOCUMENT, "flag-cleared")
-    def test_only_the_consumer_takes_the_request_back(self, harness: ConnectorHarness) -> None:
+    def test_only_the_consumer_clears_the_checkpoint_request(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"))
         with opened(harness) as connector:
             flag = connector.checkpoint_requested()
@@ -183,10 +185,10 @@ class SourceConnectorConformance(ConnectorReading):
     def test_every_batch_has_the_columns_of_the_schema(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"))
         connector = harness.connector()
-        assert connector.schema().names == [], "nobody has looked yet"
+        assert connector.schema().names == [], "the schema is empty before open"
         connector.open(harness.config())
         try:
-            assert connector.schema().names, "open finds out the schema"
+            assert connector.schema().names, "open must read the schema"
             batch = next_batch(harness, connector)
             assert batch.records.num_rows > 0
             missing = [field for field in connector.schema() if field not in list(batch.records.schema)]
@@ -195,28 +197,33 @@ class SourceConnectorConformance(ConnectorReading):
             connector.close()
 
     @rule(DOCUMENT, "discover-early", "discover_schema()")
-    def test_the_schema_can_be_found_out_before_open(self, harness: ConnectorHarness) -> None:
+    def test_schema_can_be_discovered_before_open(self, harness: ConnectorHarness) -> None:
         before = harness.open_resources()
         connector = harness.connector()
-        Background(lambda: connector.discover_schema(harness.config())).result(harness.deadline_seconds, "an end of looking for the schema")
+        Background(lambda: connector.discover_schema(harness.config())).result(harness.deadline_seconds, "the result of discover_schema")
         assert bool(connector.schema().names) == harness.discovers
         discovered = connector.schema()
-        wait_for(lambda: harness.open_resources() == before, f"as before, {before},", harness.open_resources, harness.deadline_seconds)
+        wait_for(
+            lambda: harness.open_resources() == before,
+            f"the resources of before, {before},",
+            harness.open_resources,
+            harness.deadline_seconds,
+        )
         connector.open(harness.config())
         assert not harness.discovers or connector.schema() == discovered
         connector.close()
 
     @rule(DOCUMENT, "discover-bounded", "discover_schema()")
-    def test_looking_for_the_schema_ends_and_raises_nothing(self, harness: ConnectorHarness) -> None:
+    def test_schema_discovery_ends_and_raises_nothing(self, harness: ConnectorHarness) -> None:
         for config in (harness.unreachable(), {}):
             connector = harness.connector()
             looking = Background(lambda connector=connector, config=config: connector.discover_schema(config))  # type: ignore[misc]
-            looking.result(harness.deadline_seconds, "an end of looking for the schema of a source that does not answer")
-            assert connector.schema().names == [], "what was not found out is left empty"
+            looking.result(harness.deadline_seconds, "the result of discover_schema on an unreachable source")
+            assert connector.schema().names == [], "an unknown schema is empty"
             connector.close()
 
     @rule(DOCUMENT, "schema-provider", "as_schema_provider()")
-    def test_the_schema_of_each_partition_is_known_where_that_is_promised(self, harness: ConnectorHarness) -> None:
+    def test_schema_provider_returns_the_schema_of_each_partition(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"))
         with opened(harness) as connector:
             provider = connector.as_schema_provider()
@@ -233,10 +240,10 @@ class SourceConnectorConformance(ConnectorReading):
                 harness.add((2, "x"))
                 reshaped = next_batch(harness, connector)
                 assert provider.schema_of(batch.partition) == reshaped.records.schema
-                assert provider.schema_of(batch.partition, early) == batch.records.schema, "as it was at that place"
+                assert provider.schema_of(batch.partition, early) == batch.records.schema, "the schema as of that offset"
 
     @rule(DOCUMENT, "registry-aware", "as_schema_registry_aware()")
-    def test_schemas_are_kept_in_a_registry_where_that_is_promised(self, harness: ConnectorHarness) -> None:
+    def test_schemas_are_registered_if_the_connector_supports_it(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"))
         with opened(harness) as connector:
             partition = next_batch(harness, connector).partition
@@ -246,32 +253,32 @@ class SourceConnectorConformance(ConnectorReading):
                 return
             assert aware.look_up_schema(partition) is None
             assert aware.check_compatibility(partition).is_compatible
-            assert aware.look_up_schema(partition) is None, "checking registers nothing"
+            assert aware.look_up_schema(partition) is None, "check_compatibility must not register the schema"
             registered = aware.register_schema(partition)
             assert registered.subject == aware.subject_of(partition)
-            assert aware.register_schema(partition) == registered, "the same schema is not added twice"
+            assert aware.register_schema(partition) == registered, "registering a schema again returns the same version"
             assert aware.look_up_schema(partition) == registered
             assert aware.look_up_schema(partition, registered.version) == registered
             assert aware.look_up_schema(partition, registered.version + 1) is None
 
-    # --- how it is ------------------------------------------------------------------------------------------------------
+    # --- health and metrics ---------------------------------------------------------------------------------
 
     @rule(DOCUMENT, "health_check()")
-    def test_health_can_be_asked_at_any_time(self, harness: ConnectorHarness) -> None:
+    def test_health_check_works_at_any_time(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"))
         connector = harness.connector()
         found = [connector.health_check()]
         connector.open(harness.config())
         found.append(connector.health_check())
         take(harness, connector, 1)
-        found.append(Background(connector.health_check).result(harness.deadline_seconds, "an answer in another thread"))
+        found.append(Background(connector.health_check).result(harness.deadline_seconds, "a health check in another thread"))
         connector.close()
         found.append(connector.health_check())
         assert all(isinstance(status, HealthStatus) for status in found)
-        assert found[2].health not in (Health.UNHEALTHY, Health.DEGRADED), f"it has just given out a row: {found[2].why}"
+        assert found[2].health not in (Health.UNHEALTHY, Health.DEGRADED), f"the connector has just delivered a row: {found[2].why}"
 
     @rule(DOCUMENT, "metrics-now", "metrics()")
-    def test_metrics_count_what_was_given_out(self, harness: ConnectorHarness) -> None:
+    def test_metrics_count_delivered_rows(self, harness: ConnectorHarness) -> None:
         harness.add((1, "x"), (2, "x"))
         connector = harness.connector()
         assert connector.metrics().records_total == 0
@@ -283,7 +290,7 @@ class SourceConnectorConformance(ConnectorReading):
                 batches.append(next_batch(harness, connector))
             after = connector.metrics()
             if after == before:
-                return  # it does not count
+                return  # the connector has no metrics
             assert after.records_total - before.records_total == sum(batch.records.num_rows for batch in batches)
             assert after.bytes_total > before.bytes_total
             assert after.errors_total == 0
@@ -291,7 +298,7 @@ class SourceConnectorConformance(ConnectorReading):
             connector.close()
 
     @rule(DOCUMENT, "health-unknown", "ready-default", "replay-default", "flag-default")
-    def test_who_implements_only_what_is_required_has_the_defaults(self, harness: ConnectorHarness) -> None:
+    def test_optional_methods_have_defaults(self, harness: ConnectorHarness) -> None:
         connector = Bare()
         connector.discover_schema(harness.config())
         connector.notify_epoch_committed(7)

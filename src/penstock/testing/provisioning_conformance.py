@@ -1,7 +1,7 @@
-"""The rules of `CaptureProvisioning`, as tests that any implementation can run.
+"""Conformance suite for `CaptureProvisioning`.
 
-Used as `ChangeCaptureConformance` is: write a `ProvisioningHarness`, and give it as the fixture `harness`, fresh for each test.
-`examples/list_provisioning.py` is an implementation that passes.
+Use it as `ChangeCaptureConformance`: write a `ProvisioningHarness` and return a new one for each test from
+the fixture `harness`. `examples/list_provisioning.py` is an implementation that passes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.testing.rules import rule
 
 
 class ProvisioningHarness(ABC):
-    """A source with three tables, of which nothing is streamed yet."""
+    """A source with three tables, none of them captured yet."""
 
     tables: tuple[TableName, TableName, TableName] = (
         TableName("public", "conformance_a"),
@@ -24,33 +24,33 @@ class ProvisioningHarness(ABC):
 
     @abstractmethod
     def provisioning(self, *, privileged: bool) -> CaptureProvisioning:
-        """For a role that may create what is missing, or for one that may only look."""
+        """Provisioning with a role that may create objects, or with a read-only role."""
 
     @abstractmethod
     def source_state(self) -> object:
-        """Everything in the source that provisioning could touch, as a value that can be compared."""
+        """Everything in the source that provisioning could modify, as a comparable value."""
 
     @abstractmethod
     def run(self, statement: str) -> None:
-        """What the operator does with a remedy."""
+        """Execute a remediation statement, as an operator would."""
 
     @abstractmethod
     def streamed(self) -> set[TableName]:
-        """The tables whose changes are streamed now."""
+        """The tables that are captured now."""
 
 
 class CaptureProvisioningConformance:
-    """Every rule of the contract has a test here, and its name says which."""
+    """One test per rule of the contract; the test's name states the rule."""
 
     @rule("wal_change_capture", "inspect_coverage()", "never-mutates")
     def test_inspecting_changes_nothing(self, harness: ProvisioningHarness) -> None:
         before = harness.source_state()
         for privileged in (True, False):
             harness.provisioning(privileged=privileged).inspect_coverage(set(harness.tables))
-        assert harness.source_state() == before, "inspect_coverage only looks"
+        assert harness.source_state() == before, "inspect_coverage must not change the source"
 
     @rule("wal_change_capture", "inspect_coverage()", "inspect")
-    def test_report_divides_what_is_required_into_present_and_missing(self, harness: ProvisioningHarness) -> None:
+    def test_report_divides_required_tables_into_present_and_missing(self, harness: ProvisioningHarness) -> None:
         first, *others = harness.tables
         harness.provisioning(privileged=True).ensure_coverage({first}, manage=True)
         report = harness.provisioning(privileged=True).inspect_coverage(set(harness.tables))
@@ -67,29 +67,29 @@ class CaptureProvisioningConformance:
         assert (report.present, report.missing, report.blockers) == (frozenset(required), frozenset(), ())
 
     @rule("wal_change_capture", "ensure_coverage()", "before-acting")
-    def test_ensuring_tells_what_was_there_before(self, harness: ProvisioningHarness) -> None:
+    def test_ensuring_reports_the_state_before_the_change(self, harness: ProvisioningHarness) -> None:
         required = set(harness.tables)
         provisioning = harness.provisioning(privileged=True)
         expected = provisioning.inspect_coverage(required)
         report = provisioning.ensure_coverage(required, manage=True)
-        assert report == expected, "the report is of the moment before acting"
+        assert report == expected, "the report describes the source before the changes"
         assert not report.satisfied
 
     @rule("wal_change_capture", "ensure")
     def test_ensuring_does_nothing_when_not_managed(self, harness: ProvisioningHarness) -> None:
         before = harness.source_state()
         report = harness.provisioning(privileged=True).ensure_coverage(set(harness.tables), manage=False)
-        assert harness.source_state() == before, "nobody asked for it"
+        assert harness.source_state() == before, "manage=False must not change the source"
         check_unsatisfied(report)
 
     @rule("wal_change_capture", "ensure")
     def test_ensuring_does_nothing_when_not_manageable(self, harness: ProvisioningHarness) -> None:
         before = harness.source_state()
         report = harness.provisioning(privileged=False).ensure_coverage(set(harness.tables), manage=True)
-        assert harness.source_state() == before, "the role may not, so it must not try by halves"
+        assert harness.source_state() == before, "without privileges nothing may be changed, not even partly"
         assert not report.manageable
         check_unsatisfied(report)
-        assert report.blockers, "why it is not manageable must be said"
+        assert report.blockers, "blockers must give the reason"
 
     @rule("wal_change_capture", "satisfied")
     def test_ensuring_does_nothing_when_satisfied(self, harness: ProvisioningHarness) -> None:
@@ -99,9 +99,9 @@ class CaptureProvisioningConformance:
         for privileged in (True, False):
             report = harness.provisioning(privileged=privileged).ensure_coverage(required, manage=True)
             assert report.satisfied, report
-        assert harness.source_state() == before, "there was nothing to do"
+        assert harness.source_state() == before, "satisfied coverage must not be changed"
 
-    def test_ensuring_takes_nothing_away(self, harness: ProvisioningHarness) -> None:
+    def test_ensuring_removes_no_table(self, harness: ProvisioningHarness) -> None:
         first, second, third = harness.tables
         provisioning = harness.provisioning(privileged=True)
         provisioning.ensure_coverage({first, second}, manage=True)
@@ -121,4 +121,4 @@ class CaptureProvisioningConformance:
 def check_unsatisfied(report: CoverageReport) -> None:
     assert not report.satisfied
     assert report.missing
-    assert report.remediation, "the statements that close the gap must be given, whoever runs them"
+    assert report.remediation, "the remediation must list the missing statements"

@@ -1,8 +1,9 @@
-"""The rules of `RecordSource`, as tests that any implementation can run.
+"""Conformance suite for `RecordSource`.
 
-Used as `ChangeCaptureConformance` is: write a `RecordHarness`, and give it as the fixture `harness`, fresh for each test. For pytest to
-explain failed assertions, a conftest calls `pytest.register_assert_rewrite` with the names of this module and of
-`penstock.testing.record_harness`. `examples/list_records.py` is an implementation that passes.
+Use it as `ChangeCaptureConformance`: write a `RecordHarness` and return a new one for each test from the
+fixture `harness`. For pytest to explain failed assertions, a conftest calls `pytest.register_assert_rewrite`
+with the names of this module and of `penstock.testing.records_conformance`. `examples/list_records.py` is an
+implementation that passes.
 """
 
 from __future__ import annotations
@@ -21,21 +22,22 @@ from penstock.errors import (
     Recovery,
     SnapshotInterruptedError,
 )
-from penstock.testing.record_harness import (
+from penstock.testing.records_conformance import (
     MARK,
     RecordHarness,
     ack_all,
     apply,
+    check_as_before,
     fail_in_a_snapshot,
     note,
     opened,
+    raises,
     read,
     read_on,
     seen,
     start,
     upsert,
 )
-from penstock.testing.records_conformance import check_as_before, raises
 from penstock.testing.rules import rule
 from penstock.testing.streams import Background
 
@@ -43,12 +45,12 @@ __all__ = ["RecordHarness", "RecordSourceConformance"]
 
 
 class RecordSourceConformance:
-    """Every rule of the contract has a test here, and its name says which."""
+    """One test per rule of the contract; the test's name states the rule."""
 
-    # --- what is read ---------------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------
 
     @rule("record_source", "RecordSource.open()", "RecordSource.read()", "open", "increments", "read-next")
-    def test_records_are_the_rows_that_are_there_and_then_what_changes(self, harness: RecordHarness) -> None:
+    def test_records_are_the_existing_rows_and_then_the_changes(self, harness: RecordHarness) -> None:
         harness.insert(1, 2, 3)
         with opened(harness) as source:
             rows = read_on(harness, source, None, 3)
@@ -66,7 +68,7 @@ class RecordSourceConformance:
         ]
 
     @rule("record_source", "builds")
-    def test_record_has_key_payload_metadata_timestamp_and_a_position_of_its_own(self, harness: RecordHarness) -> None:
+    def test_record_has_key_payload_metadata_timestamp_and_a_unique_position(self, harness: RecordHarness) -> None:
         harness.insert(1)
         with opened(harness) as source:
             first = read(harness, source, None)
@@ -78,10 +80,10 @@ class RecordSourceConformance:
         for record in (first, changed, deleted):
             assert record.table == harness.table
             assert isinstance(record.timestamp, datetime)
-            assert record.timestamp.tzinfo is not None, "a time says in which zone it is"
+            assert record.timestamp.tzinfo is not None, "timestamps must have a time zone"
         assert len({record.position for record in (first, changed, deleted)}) == 3
 
-    def test_no_key_and_no_value_is_taken_for_nothing(self, harness: RecordHarness) -> None:
+    def test_empty_and_negative_keys_and_values_are_delivered(self, harness: RecordHarness) -> None:
         pairs: list[tuple[int, str | None]] = [(0, ""), (-1, None), (1, "NULL"), (-(2**31), "\N{SNOWMAN}\n")]
         with opened(harness) as source:
             position = start(harness, source)
@@ -89,7 +91,7 @@ class RecordSourceConformance:
             changes = read_on(harness, source, position, len(pairs))
         assert [(record.key["id"], note(record)) for record in changes] == pairs
 
-    def test_nothing_falls_between_the_rows_and_the_changes(self, harness: RecordHarness) -> None:
+    def test_snapshot_rows_and_changes_leave_no_gap(self, harness: RecordHarness) -> None:
         harness.insert(1, 2)
         with opened(harness) as source:
             harness.insert(3)
@@ -127,7 +129,7 @@ class RecordSourceConformance:
             assert read_on(harness, source, position, 3) == changes
 
     @rule("record_source", "read-next")
-    def test_reading_goes_on_from_a_position_that_was_stored_as_text(self, harness: RecordHarness) -> None:
+    def test_reading_resumes_from_a_position_stored_as_text(self, harness: RecordHarness) -> None:
         with opened(harness) as source:
             position = start(harness, source)
             harness.insert(1, 2)
@@ -139,7 +141,7 @@ class RecordSourceConformance:
                 assert read_on(harness, source, stored, 2 - at) == changes[at + 1 :]
 
     @rule("record_source", "not-found")
-    def test_no_record_yet_is_not_found_and_worth_another_try(self, harness: RecordHarness) -> None:
+    def test_missing_next_record_is_a_retryable_error(self, harness: RecordHarness) -> None:
         with opened(harness) as source:
             position = start(harness, source)
             error = raises(RecordNotFoundError, lambda: source.read(position))
@@ -148,12 +150,12 @@ class RecordSourceConformance:
             assert read(harness, source, position).key["id"] == 1
 
     @rule("record_source", "not-found")
-    def test_position_that_is_not_of_this_source_is_refused(self, harness: RecordHarness) -> None:
+    def test_position_of_another_source_is_refused(self, harness: RecordHarness) -> None:
         with opened(harness) as source:
             position = start(harness, source)
             for text in ("", "no position at all", f"{position} and more"):
                 error = raises(RecordGoneError, partial(source.read, RecordPosition(text)))
-                assert error.recovery is not Recovery.RETRY, "to try again does not help"
+                assert error.recovery is not Recovery.RETRY, "a retry cannot succeed"
                 raises(RecordGoneError, partial(source.ack, RecordPosition(text)))
 
     # --- acknowledging --------------------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ class RecordSourceConformance:
             assert read_on(harness, source, position, 2) == changes
 
     @rule("record_source", "RecordSource.ack()", "not-found")
-    def test_what_is_acknowledged_and_all_before_it_is_gone_and_never_passed_over(self, harness: RecordHarness) -> None:
+    def test_acknowledged_positions_are_gone_and_never_skipped(self, harness: RecordHarness) -> None:
         with opened(harness) as source:
             position = start(harness, source)
             for key in (1, 2, 3):
@@ -179,11 +181,11 @@ class RecordSourceConformance:
         with opened(harness) as source:
             for gone in (position, first.position):
                 error = raises(RecordGoneError, partial(source.read, gone))
-                assert error.recovery is not Recovery.RETRY, "to try again does not help"
+                assert error.recovery is not Recovery.RETRY, "a retry cannot succeed"
             assert read(harness, source, second.position) == third
 
     @rule("record_source", "RecordSource.ack()")
-    def test_acknowledging_twice_or_behind_says_nothing_new(self, harness: RecordHarness) -> None:
+    def test_acknowledging_twice_or_an_earlier_position_has_no_effect(self, harness: RecordHarness) -> None:
         with opened(harness) as source:
             position = start(harness, source)
             for key in (1, 2, 3):
@@ -212,7 +214,7 @@ class RecordSourceConformance:
         with opened(harness) as source:
             raises(RecordGoneError, lambda: source.read(position))
 
-    def test_rows_of_a_snapshot_move_nothing_when_they_are_acknowledged(self, harness: RecordHarness) -> None:
+    def test_acknowledging_snapshot_rows_does_not_move_the_resume_point(self, harness: RecordHarness) -> None:
         harness.insert(1, 2, 3)
         with opened(harness) as source:
             for record in read_on(harness, source, None, 2):
@@ -229,7 +231,7 @@ class RecordSourceConformance:
     # --- snapshots ------------------------------------------------------------------------------------------------------
 
     @rule("record_source", "RecordSource.teardown()", "interrupt")
-    def test_teardown_in_the_middle_of_a_snapshot_says_so_after_closing_everything(self, harness: RecordHarness) -> None:
+    def test_teardown_during_a_snapshot_raises_after_closing_everything(self, harness: RecordHarness) -> None:
         harness.insert(1, 2, 3)
         before = harness.open_resources()
         source = harness.source()
@@ -240,7 +242,7 @@ class RecordSourceConformance:
         source.teardown()
 
     @rule("record_source", "interrupt")
-    def test_interrupted_snapshot_is_not_gone_on_with(self, harness: RecordHarness) -> None:
+    def test_interrupted_snapshot_cannot_be_resumed(self, harness: RecordHarness) -> None:
         harness.insert(1, 2, 3)
         with opened(harness) as source:
             first = read(harness, source, None)
@@ -270,7 +272,7 @@ class RecordSourceConformance:
         with opened(harness) as source:
             assert seen(read(harness, source, rows[-1].position)) == (Operation.UPSERT, 3, "note 3")
 
-    # --- what a source is told ------------------------------------------------------------------------------------------
+    # --- validation -----------------------------------------------------------------------------------------
 
     @rule("record_source", "RecordSource.validate()")
     def test_validating_opens_nothing(self, harness: RecordHarness) -> None:
@@ -287,12 +289,12 @@ class RecordSourceConformance:
         raises(NoTableError, lambda: harness.source().open(harness.config_without_table()))
 
     @rule("record_source", "RecordSource.validate()", "invalid-url")
-    def test_address_that_is_none_is_refused(self, harness: RecordHarness) -> None:
+    def test_malformed_address_is_refused(self, harness: RecordHarness) -> None:
         raises(InvalidUrlError, lambda: harness.source().validate(harness.config_without_address()))
         raises(InvalidUrlError, lambda: harness.source().open(harness.config_without_address()))
 
     @rule("record_source", "RecordSource.open()", "open", "invalid-url")
-    def test_address_at_which_nobody_answers_is_found_out_by_open(self, harness: RecordHarness) -> None:
+    def test_unreachable_address_is_refused_by_open(self, harness: RecordHarness) -> None:
         before = harness.open_resources()
         raises(InvalidUrlError, lambda: harness.source().open(harness.config_of_nobody()))
         check_as_before(harness, before)
@@ -318,7 +320,7 @@ class RecordSourceConformance:
         raises(NoRowsError, lambda: source.ack(change.position))
         raises(NoRowsError, lambda: harness.source().ack(change.position))
         with opened(harness) as source:
-            assert read(harness, source, position) == change, "it came too late to count"
+            assert read(harness, source, position) == change, "an ack after teardown must have no effect"
 
     @rule("record_source", "RecordSource.teardown()", "holds")
     def test_teardown_releases_everything(self, harness: RecordHarness) -> None:
@@ -357,7 +359,7 @@ class RecordSourceConformance:
         with opened(harness) as source:
             raises(RecordGoneError, lambda: source.read(changes[-2].position))
             error = raises(RecordNotFoundError, lambda: source.read(changes[-1].position))
-            assert error.recovery is Recovery.RETRY, "all of them were acknowledged, and nothing beyond"
+            assert error.recovery is Recovery.RETRY, "exactly the delivered records were acknowledged"
 
     @rule("record_source", "with-pattern")
     def test_source_is_a_context(self, harness: RecordHarness) -> None:

@@ -1,19 +1,21 @@
-"""The rules of `Snapshotter` and `CdcIterator`, as tests that any implementation can run.
+"""Conformance suites for `Snapshotter` and `CdcIterator`, and the harness of the record suites.
 
-Used as `ChangeCaptureConformance` is: write the harness, and give it as the fixture `harness`, fresh for each test.
+Use them as `ChangeCaptureConformance`: write the harness and return a new one for each test from the fixture
+`harness`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import TypeVar
 
-from penstock.contracts.capture import Event, Upsert
-from penstock.contracts.records import OPERATION, TABLE, CdcIterator, Operation, Record, RecordPosition, Snapshotter
-from penstock.errors import NoRowsError, SnapshotInterruptedError
+from penstock.contracts.capture import Delete, Event, Upsert
+from penstock.contracts.records import OPERATION, TABLE, CdcIterator, Operation, Record, RecordPosition, RecordSource, Snapshotter
+from penstock.errors import NoRowsError, RecordNotFoundError, Recovery, SnapshotInterruptedError
 from penstock.schema import TableName
 from penstock.testing.rules import rule
 from penstock.testing.streams import Background, wait_for
@@ -21,21 +23,25 @@ from penstock.testing.streams import Background, wait_for
 Failure = TypeVar("Failure", bound=Exception)
 
 _MOMENT_SECONDS = 0.3
-"""In which whoever does not wait has long been done."""
+"""Time after which a call that does not block has certainly returned."""
 
 
 class TableHarness(ABC):
-    """A source with an empty table of the columns `id` (a number, the key) and `note` (a text or NULL)."""
+    """A source with one empty table. Columns: `id` (number, primary key) and `note` (text, nullable)."""
 
     table = TableName("public", "conformance")
     deadline_seconds = 30.0
 
     @abstractmethod
     def commit(self, *events: Event) -> None:
-        """Make these things happen in one transaction, and return when it has committed. An upsert may find its row there or not."""
+        """Apply the events in one transaction and return after the commit. The row of an upsert may or may
+        not exist.
+        """
 
     def open_resources(self) -> object:
-        """What is open now: connections, threads, whatever can be counted. It must be the same after a teardown as before."""
+        """Countable open resources, such as connections and threads. Must be equal before use and after a
+        teardown.
+        """
         return None
 
     def insert(self, *keys: int) -> None:
@@ -45,14 +51,14 @@ class TableHarness(ABC):
 class SnapshotterHarness(TableHarness):
     @abstractmethod
     def snapshotter(self) -> Snapshotter:
-        """Of the table as it is now."""
+        """Return a snapshotter of the table as of now."""
 
 
 class SnapshotterConformance:
-    """Every rule of the contract has a test here, and its name says which."""
+    """One test per rule of the contract; the test's name states the rule."""
 
     @rule("record_source", "Snapshotter()", "Snapshotter.has_next()", "Snapshotter.next()", "initial", "loads", "another-row", "next-row")
-    def test_snapshot_is_the_rows_of_the_moment_at_which_it_was_made(self, harness: SnapshotterHarness) -> None:
+    def test_snapshot_has_the_rows_of_its_creation_time(self, harness: SnapshotterHarness) -> None:
         harness.insert(-1, 0, 1, 2)
         snapshotter = harness.snapshotter()
         harness.insert(3)
@@ -60,11 +66,11 @@ class SnapshotterConformance:
         records = read_through(snapshotter)
         assert {record.key["id"]: (record.payload or {}).get("note") for record in records} == {key: f"note {key}" for key in (-1, 0, 1, 2)}
         assert {record.operation for record in records} == {Operation.SNAPSHOT}
-        assert len({record.position for record in records}) == len(records), "no two records have one position"
+        assert len({record.position for record in records}) == len(records), "every record must have its own position"
         snapshotter.teardown()
 
     @rule("record_source", "increments-position")
-    def test_asking_again_passes_over_nothing(self, harness: SnapshotterHarness) -> None:
+    def test_repeated_has_next_skips_no_row(self, harness: SnapshotterHarness) -> None:
         harness.insert(1, 2)
         snapshotter = harness.snapshotter()
         found = []
@@ -95,14 +101,14 @@ class SnapshotterConformance:
         snapshotter.teardown()
 
     @rule("record_source", "no-rows", "next-no-rows", "marks-complete")
-    def test_empty_table_is_complete_once_it_was_asked(self, harness: SnapshotterHarness) -> None:
+    def test_empty_table_is_complete_after_the_first_has_next(self, harness: SnapshotterHarness) -> None:
         snapshotter = harness.snapshotter()
         assert not snapshotter.has_next()
         raises(NoRowsError, snapshotter.next)
         snapshotter.teardown()
 
     @rule("record_source", "Snapshotter.teardown()", "interrupt", "in-progress", "teardown-incomplete", "teardown-cleans", "teardown-first")
-    def test_teardown_in_the_middle_says_so_after_closing_everything(self, harness: SnapshotterHarness) -> None:
+    def test_teardown_of_an_incomplete_snapshot_raises_after_closing_everything(self, harness: SnapshotterHarness) -> None:
         harness.insert(1, 2, 3)
         before = harness.open_resources()
         snapshotter = harness.snapshotter()
@@ -115,14 +121,14 @@ class SnapshotterConformance:
         assert not snapshotter.has_next()
 
     @rule("record_source", "in-progress")
-    def test_teardown_before_the_first_row_is_in_the_middle_too(self, harness: SnapshotterHarness) -> None:
+    def test_teardown_before_the_first_row_raises_too(self, harness: SnapshotterHarness) -> None:
         harness.insert(1)
         before = harness.open_resources()
         raises(SnapshotInterruptedError, harness.snapshotter().teardown)
         check_as_before(harness, before)
 
     @rule("record_source", "marks-complete")
-    def test_it_is_has_next_that_completes_a_snapshot(self, harness: SnapshotterHarness) -> None:
+    def test_has_next_completes_a_snapshot(self, harness: SnapshotterHarness) -> None:
         harness.insert(1)
         snapshotter = harness.snapshotter()
         assert snapshotter.has_next()
@@ -130,12 +136,12 @@ class SnapshotterConformance:
         raises(SnapshotInterruptedError, snapshotter.teardown)
 
     @rule("record_source", "Snapshotter.teardown()", "teardown-by-caller", "teardown-cleans")
-    def test_teardown_of_a_complete_snapshot_is_the_callers_and_silent(self, harness: SnapshotterHarness) -> None:
+    def test_teardown_of_a_complete_snapshot_raises_nothing(self, harness: SnapshotterHarness) -> None:
         harness.insert(1, 2)
         before = harness.open_resources()
         snapshotter = harness.snapshotter()
         read_through(snapshotter)
-        assert not snapshotter.has_next(), "it can be asked until it is torn down"
+        assert not snapshotter.has_next(), "has_next must work until teardown"
         snapshotter.teardown()
         snapshotter.teardown()
         check_as_before(harness, before)
@@ -152,18 +158,18 @@ class SnapshotterConformance:
 class IteratorHarness(ABC):
     deadline_seconds = 30.0
     capacity = 256
-    """How many records the iterator takes at most before a push waits."""
+    """Number of records that the iterator buffers before a push blocks."""
 
     @abstractmethod
     def iterator(self) -> CdcIterator:
-        """An empty one, as it is before anything was pushed."""
+        """Return an empty iterator."""
 
 
 class CdcIteratorConformance:
-    """Every rule of the contract has a test here, and its name says which."""
+    """One test per rule of the contract; the test's name states the rule."""
 
     @rule("record_source", "CdcIterator()", "CdcIterator.has_next()", "in-buffer", "new-iterator")
-    def test_has_next_tells_whether_a_record_is_there_now(self, harness: IteratorHarness) -> None:
+    def test_has_next_returns_whether_a_record_is_available_now(self, harness: IteratorHarness) -> None:
         iterator = harness.iterator()
         assert not iterator.has_next()
         iterator.push(a_record(1))
@@ -173,25 +179,25 @@ class CdcIteratorConformance:
         assert not iterator.has_next()
 
     @rule("record_source", "CdcIterator.next()", "CdcIterator.push()", "push-appends", "next-in-buffer", "one-record")
-    def test_records_come_one_at_a_time_in_the_order_in_which_they_were_pushed(self, harness: IteratorHarness) -> None:
+    def test_records_are_returned_one_at_a_time_in_push_order(self, harness: IteratorHarness) -> None:
         iterator = harness.iterator()
         records = [a_record(number) for number in range(min(harness.capacity, 5))]
         for record in records:
             iterator.push(record)
         assert [iterator.next() for _ in records] == records
         iterator.push(records[0])
-        assert list(iterator) == [records[0]], "iterated, it is what there is now"
+        assert list(iterator) == [records[0]], "iteration ends with the records that are available now"
 
     @rule("record_source", "next-blocks")
     def test_next_waits_for_a_push(self, harness: IteratorHarness) -> None:
         iterator = harness.iterator()
         waiting = Background(iterator.next)
-        assert not waiting.is_over(_MOMENT_SECONDS), "there was nothing to give"
+        assert not waiting.is_over(_MOMENT_SECONDS), "next must block while there are no records"
         assert not iterator.has_next()
         iterator.push(a_record(7))
         assert waiting.result(harness.deadline_seconds, "the record that was pushed") == a_record(7)
 
-    def test_whoever_reads_slowly_slows_who_pushes(self, harness: IteratorHarness) -> None:
+    def test_slow_reader_blocks_the_pusher(self, harness: IteratorHarness) -> None:
         iterator = harness.iterator()
         total = harness.capacity * 4 + 10
         pushed: list[int] = []
@@ -204,14 +210,15 @@ class CdcIteratorConformance:
         pushing = Background(push_all)
         wait_for(lambda: len(pushed) >= harness.capacity, "a full buffer", lambda: len(pushed), harness.deadline_seconds)
         for number in range(total):
-            # One may have been pushed and not been counted yet; what was read has left.
-            assert len(pushed) - number <= harness.capacity, "the buffer has no bounds"
+            # One more record may have been pushed without being counted yet; records that were read have left
+            # the buffer.
+            assert len(pushed) - number <= harness.capacity, "the buffer is unbounded"
             record = Background(iterator.next).result(harness.deadline_seconds, "a record")
             assert record == a_record(number)
         pushing.result(harness.deadline_seconds, "the last push")
 
     @rule("record_source", "CdcIterator.teardown()", "teardown-noop", "no-rows")
-    def test_teardown_raises_nothing_and_wakes_who_waits(self, harness: IteratorHarness) -> None:
+    def test_teardown_ends_waiting_reads_without_an_error(self, harness: IteratorHarness) -> None:
         iterator = harness.iterator()
         waiting = [Background(iterator.next) for _ in range(2)]
         iterator.teardown()
@@ -223,17 +230,17 @@ class CdcIteratorConformance:
         assert not iterator.has_next()
 
     @rule("record_source", "CdcIterator.teardown()")
-    def test_teardown_wakes_who_pushes_into_a_full_buffer(self, harness: IteratorHarness) -> None:
+    def test_teardown_ends_a_push_into_a_full_buffer(self, harness: IteratorHarness) -> None:
         iterator = harness.iterator()
         for number in range(harness.capacity):
             iterator.push(a_record(number))
         pushing = Background(lambda: iterator.push(a_record(-1)))
-        assert not pushing.is_over(_MOMENT_SECONDS), "there was no room"
+        assert not pushing.is_over(_MOMENT_SECONDS), "a push into a full buffer must block"
         iterator.teardown()
         raises(NoRowsError, lambda: pushing.result(harness.deadline_seconds, "the end of a push"))
 
 
-# --- what the tests are made of -----------------------------------------------------------------------------------------------
+# --- helpers ------------------------------------------------------------------------------------------------
 
 
 def a_record(number: int) -> Record:
@@ -255,7 +262,9 @@ def leave(snapshotter: Snapshotter, error: Exception | None = None) -> None:
 
 
 def raises(kind: type[Failure], call: Callable[[], object]) -> Failure:
-    """The error. Without pytest, which the suites do not need to be imported."""
+    """Check that `call` raises `kind`, and return the error. Does not need pytest, so that the suites import
+    without it.
+    """
     try:
         call()
     except kind as error:
@@ -264,4 +273,130 @@ def raises(kind: type[Failure], call: Callable[[], object]) -> Failure:
 
 
 def check_as_before(harness: TableHarness, before: object) -> None:
-    wait_for(lambda: harness.open_resources() == before, f"as before, {before},", harness.open_resources, harness.deadline_seconds)
+    wait_for(
+        lambda: harness.open_resources() == before, f"the resources of before, {before},", harness.open_resources, harness.deadline_seconds
+    )
+
+
+Config = Mapping[str, str]
+
+MARK = 99
+"""A key reserved for marker rows."""
+
+
+class RecordHarness(TableHarness):
+    """A source of records of one table, and its configurations."""
+
+    @abstractmethod
+    def source(self) -> RecordSource:
+        """Return a new source that is not open, as after a process start. All sources share the acknowledged
+        position.
+        """
+
+    @abstractmethod
+    def config(self) -> Config:
+        """A valid configuration. A read should wait for at most about a second."""
+
+    @abstractmethod
+    def config_without_table(self) -> Config: ...
+
+    @abstractmethod
+    def config_without_address(self) -> Config:
+        """A configuration with a malformed address."""
+
+    @abstractmethod
+    def config_of_nobody(self) -> Config:
+        """A configuration with a valid address at which no server answers."""
+
+
+def upsert(harness: RecordHarness, key: int, text: str | None) -> Event:
+    return Upsert(harness.table, {"id": key}, {"id": key, "note": text})
+
+
+def note(record: Record) -> object:
+    return None if record.payload is None else record.payload["note"]
+
+
+def seen(record: Record) -> tuple[Operation, object, object]:
+    return record.operation, record.key.get("id"), note(record)
+
+
+@contextmanager
+def opened(harness: RecordHarness) -> Iterator[RecordSource]:
+    """An open source. An incomplete snapshot at teardown is not an error here."""
+    source = harness.source()
+    source.open(harness.config())
+    try:
+        yield source
+    finally:
+        with suppress(SnapshotInterruptedError):
+            source.teardown()
+
+
+def read(harness: RecordHarness, source: RecordSource, position: RecordPosition | None) -> Record:
+    """Return the next record, waiting for it."""
+    found: list[Record] = []
+
+    def has_come() -> bool:
+        try:
+            found.append(source.read(position))
+        except RecordNotFoundError as error:
+            if error.recovery is not Recovery.RETRY:
+                raise
+        return bool(found)
+
+    wait_for(has_come, f"a record after {position}", lambda: "none yet", harness.deadline_seconds)
+    return found[0]
+
+
+def read_on(harness: RecordHarness, source: RecordSource, position: RecordPosition | None, count: int) -> list[Record]:
+    records: list[Record] = []
+    for _ in range(count):
+        records.append(read(harness, source, records[-1].position if records else position))
+    return records
+
+
+def start(harness: RecordHarness, source: RecordSource) -> RecordPosition:
+    """Return the position after the snapshot of a table with one row, which is then deleted. Later records
+    are changes.
+    """
+    harness.insert(MARK)
+    row = read(harness, source, None)
+    harness.commit(Delete(harness.table, {"id": MARK}))
+    position = row.position
+    # The source was open before the insert, so the row's changes may follow its snapshot.
+    while True:
+        record = read(harness, source, position)
+        position = record.position
+        if record.operation is Operation.DELETE:
+            return position
+
+
+def apply(harness: RecordHarness, source: RecordSource, first: list[Record]) -> dict[object, object]:
+    """A target's rows after these records and all later ones, up to a marker that is committed now."""
+    harness.commit(upsert(harness, MARK, "mark"))
+    records = list(first)
+    while records[-1].key.get("id") != MARK:
+        records.append(read(harness, source, records[-1].position))
+    rows: dict[object, object] = {}
+    for record in records:
+        if record.operation is Operation.TRUNCATE:
+            rows.clear()
+        elif record.operation is Operation.DELETE:
+            rows.pop(record.key["id"], None)
+        else:
+            rows[record.key["id"]] = note(record)
+    return rows
+
+
+def ack_all(source: RecordSource, records: list[Record]) -> None:
+    for record in records:
+        source.ack(record.position)
+
+
+def fail_in_a_snapshot(harness: RecordHarness) -> None:
+    """Raise the test's error, not the one about an incomplete snapshot."""
+    with harness.source() as source:
+        source.open(harness.config())
+        read(harness, source, None)
+        raise KeyError

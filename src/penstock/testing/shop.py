@@ -1,6 +1,7 @@
-"""A small shop, for demos and tests: three related tables, and a workload that changes them in every way.
+"""A small shop for demos and tests: three related tables, and a workload with every kind of change.
 
-Orders carry a long note that Postgres stores out of line, so most updates leave it out of the log; now and then an order changes its key.
+Orders have a long note that Postgres stores out of line, so most updates do not log it. Some updates change
+an order's key.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ SELECT o.id, l, 'product ' || l, l, l * 9.99, decode(md5(o.id::text || l), 'hex'
 
 
 def create_shop(dsn: str, *, customers: int, orders: int) -> None:
-    """Create the tables and fill them; three items for every order."""
+    """Create and fill the tables, with three items per order."""
     with psycopg.connect(dsn) as connection:
         connection.execute(_CREATE)
         for statement in _SEED.strip().split(";\n"):
@@ -69,7 +70,9 @@ def create_shop(dsn: str, *, customers: int, orders: int) -> None:
 
 
 class ShopWorkload:
-    """Changes the shop in a thread of its own, in small transactions, until stopped. Some transactions are rolled back."""
+    """Changes the shop in small transactions until stopped, in one daemon thread. Some transactions are
+    rolled back.
+    """
 
     def __init__(self, dsn: str, *, seed: int, pause_seconds: float = 0.0) -> None:
         self._dsn = dsn
@@ -85,7 +88,7 @@ class ShopWorkload:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the current transaction. Raises what made the workload fail, if anything did."""
+        """Stop after the current transaction. Raises the workload's error, if there was one."""
         self._stopping.set()
         self._thread.join()
         if self._failure is not None:
@@ -112,7 +115,7 @@ class ShopWorkload:
             changes = 0
             for _ in range(self._random.randint(1, 4)):
                 step = self._random.choices(_STEPS, _WEIGHTS)[0]
-                # The rows touched by cascades are not counted by the server's own row count.
+                # The server's row count does not include rows changed by cascades.
                 changes += connection.execute(step, {"n": self._random.randint(1, 3), "r": self._random.random()}).rowcount
         self.transactions += 1
         if not transaction.force_rollback:

@@ -1,4 +1,4 @@
-"""What the conformance suites read changes with: every wait has a deadline, so that a stream that hangs fails its test instead."""
+"""Read changes with deadlines, for the conformance suites: a stream that hangs fails its test."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.schema import TableName
 T = TypeVar("T")
 
 Seen = tuple[TableName, str, object, object]
-"""An event in the terms of the suite's tables: table, what happened, `id`, `note`."""
+"""An event of the suite's tables: table, operation, `id`, `note`."""
 
 
 class Background(Generic[T]):
-    """A call that may block, in a daemon thread of its own."""
+    """Runs a call that may block in a daemon thread."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._results: list[T] = []
@@ -44,7 +44,7 @@ class Background(Generic[T]):
 
 
 def take(stream: ChangeStream, count: int, deadline_seconds: float) -> list[Change]:
-    """The next `count` changes; not one more is asked for."""
+    """Return the next `count` changes, without reading further."""
     taken: list[Change] = []
 
     def read() -> None:
@@ -54,14 +54,14 @@ def take(stream: ChangeStream, count: int, deadline_seconds: float) -> list[Chan
     try:
         Background(read).result(deadline_seconds, f"{count} changes" if count > 1 else "a change")
     except AssertionError as error:
-        raise AssertionError(f"{error}; before it came {[seen(change) for change in taken]}") from None
+        raise AssertionError(f"{error}; received before it: {[seen(change) for change in taken]}") from None
     except StopIteration:
-        raise AssertionError(f"the stream ended after {[seen(change) for change in taken]}; a live stream has no end") from None
+        raise AssertionError(f"the stream ended after {[seen(change) for change in taken]}; a live stream must not end") from None
     return taken
 
 
 def take_until(stream: ChangeStream, last: Event, deadline_seconds: float) -> list[Change]:
-    """The next changes up to and with `last`, which the caller has committed: a mark behind which nothing has to be waited for."""
+    """Return the next changes up to and including `last`, a marker that the caller has committed."""
     taken: list[Change] = []
     while not taken or seen(taken[-1]) != seen_event(last):
         taken += take(stream, 1, deadline_seconds)
@@ -71,7 +71,7 @@ def take_until(stream: ChangeStream, last: Event, deadline_seconds: float) -> li
 def wait_for(condition: Callable[[], bool], what: str, state: Callable[[], object], deadline_seconds: float) -> None:
     deadline = time.monotonic() + deadline_seconds
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not come true within {deadline_seconds:g} s; at the end: {state()}"
+        assert time.monotonic() < deadline, f"{what} was not reached within {deadline_seconds:g} s; at the end: {state()}"
         time.sleep(0.02)
 
 
@@ -94,5 +94,5 @@ def check_same(found: Sequence[Change], expected: Sequence[Event], what: str) ->
 
 
 def check_same_set(found: Sequence[Change], expected: Sequence[Event], what: str) -> None:
-    """In whatever order."""
+    """Compare without regard to order."""
     assert sorted(map(seen, found), key=repr) == sorted(map(seen_event, expected), key=repr), what

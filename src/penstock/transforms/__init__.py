@@ -1,3 +1,5 @@
-"""What is done to a table's rows between the source and the target: columns left out, renamed, hashed, masked, cast; rows left out."""
+"""Transforms between source and target: drop, rename, hash, mask and cast columns, compute columns, filter
+rows.
+"""
 
 from __future__ import annotations

@@ -1,9 +1,27 @@
-"""What becomes of one column: taken over, hashed, masked or cast, under its own name or another."""
+"""Column transforms: keep, rename, hash with a key, mask, cast.
+
+HMAC-SHA-256 of the value's text in one fixed form, as 64 hexadecimal digits. Null stays null. An array is hashed element by element, so
+that it can still be unnested and joined.
+
+| type | text |
+|---|---|
+| text, and all types that are read as text | itself |
+| whole numbers | digits |
+| numeric | digits without zeros at the end of the fraction: 1.50 is 1.5, and 2.00 is 2 |
+| boolean | `true`, `false` |
+| date | `2024-12-31` |
+| timestamp | `2024-12-31 23:59:59.000000`; with time zone the same in UTC, and `Z` |
+| real, double precision | the shortest decimal that reads as the same double; zero has no sign |
+| bytea | the bytes themselves |
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,21 +29,129 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typing_extensions import override
 
-from penstock.postgres.types.arrays import Bools
+from penstock.arrow import Bools
 from penstock.postgres.types.rows import decode_readable
 from penstock.schema import Column
 from penstock.secret import Secret
-from penstock.transforms.casting import can_cast, cast_values, keeps_apart, parse_cast, postgres_type
-from penstock.transforms.hashing import can_hash, hash_texts, hash_values, hashed_type
-from penstock.transforms.masking import Mask, can_mask
-from penstock.transforms.texts import array_text, is_text_form, plain_text, typed
+from penstock.transforms.casts import (
+    array_text,
+    by_value,
+    can_cast,
+    cast_values,
+    is_text_form,
+    keeps_apart,
+    parse_cast,
+    plain_text,
+    postgres_type,
+    typed,
+    with_elements,
+)
+
+_NUMBER = re.compile(r"-?\d+\.\d+")
+
+
+def can_hash(arrow_type: pa.DataType) -> bool:
+    if pa.types.is_list(arrow_type):
+        return can_hash(arrow_type.value_type)
+    return not pa.types.is_nested(arrow_type)
+
+
+def hashed_type(arrow_type: pa.DataType) -> pa.DataType:
+    return pa.list_(hashed_type(arrow_type.value_type)) if pa.types.is_list(arrow_type) else pa.string()
+
+
+def hash_values(values: pa.Array, key: Secret) -> pa.Array:
+    """Hash values of a type for which `can_hash` is true."""
+    if pa.types.is_list(values.type):
+        return with_elements(values, hash_values(values.flatten(), key))
+    digest = _digester(key)
+    return by_value(values, lambda value: digest(_text_of(value)), pa.string())
+
+
+def hash_texts(texts: pa.Array, key: Secret, arrow_type: pa.DataType) -> pa.Array:
+    """The canonical text of values that a column type cannot hold, from Postgres' text."""
+    digest = _digester(key)
+    is_number = pa.types.is_decimal(arrow_type)
+    found = [None if text is None else digest(_plain_number(text) if is_number else text) for text in texts.to_pylist()]
+    return pa.array(found, pa.string())
+
+
+def _digester(key: Secret) -> Callable[[str | bytes], str]:
+    base = hmac.new(key.reveal().encode(), digestmod=hashlib.sha256)
+
+    def digest(value: str | bytes) -> str:
+        each = base.copy()
+        each.update(value.encode() if isinstance(value, str) else value)
+        return each.hexdigest()
+
+    return digest
+
+
+def _text_of(value: object) -> str | bytes:
+    if isinstance(value, (str, bytes)):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return _float_text(value)
+    if hasattr(value, "isoformat"):
+        return _time_text(value)
+    return _plain_number(f"{value:f}") if hasattr(value, "as_tuple") else str(value)
+
+
+def _plain_number(text: str) -> str:
+    """The number without insignificant zeros; `NaN` and infinities unchanged."""
+    text = text.rstrip("0").rstrip(".") if _NUMBER.fullmatch(text) else text
+    return "0" if text in ("-0", "") else text
+
+
+def _float_text(value: float) -> str:
+    return repr(value + 0.0).removesuffix(".0")
+
+
+def _time_text(value: object) -> str:
+    if not hasattr(value, "microsecond"):
+        return str(value)  # a date
+    text = f"{value:%Y-%m-%d %H:%M:%S.%f}"
+    return text.rjust(26, "0") + ("Z" if getattr(value, "tzinfo", None) else "")
+
+
+STARS = "***"
+
+
+def can_mask(arrow_type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(arrow_type.value_type if pa.types.is_list(arrow_type) else arrow_type))
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A text of at most `first` + `last` characters is masked completely. Null stays null. The elements of an
+    array are masked.
+    """
+
+    first: int = 0
+    last: int = 0
+
+    def __call__(self, values: pa.Array) -> pa.Array:
+        if pa.types.is_list(values.type):
+            return with_elements(values, self(values.flatten()))
+        shown = self.first + self.last
+        if not shown:
+            return pc.if_else(values.is_valid(), pa.scalar(STARS), pa.scalar(None, pa.string()))
+        head = pc.utf8_slice_codeunits(values, 0, self.first) if self.first else ""
+        tail = pc.utf8_slice_codeunits(values, -self.last, 2**31 - 1) if self.last else ""
+        masked = pc.binary_join_element_wise(head, STARS, tail, "")
+        return pc.if_else(pc.greater(pc.utf8_length(values), shown), masked, pc.if_else(values.is_valid(), STARS, values))
+
 
 _TEXT_OID, _TEXTS_OID = 25, 1009
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Given:
-    """Values of a column, and the exact texts of those that its type cannot hold; None if there are none."""
+    """Values of a column, and the exact texts of values that the type cannot hold (None without such
+    values).
+    """
 
     values: pa.Array
     texts: pa.Array | None = None
@@ -36,30 +162,30 @@ class Made:
     values: pa.Array
     texts: pa.Array | None = None
     failed: Bools | None = None
-    """Which values could not be had."""
+    """Mask of the values that could not be transformed."""
 
 
 class Action(ABC):
-    """Travels to the executors."""
+    """A transform of one column's values. Sent to the executors."""
 
     keeps_apart = True
-    """Whether values that differ differ still."""
+    """Whether the action maps different values to different values."""
 
     @abstractmethod
     def why_not(self, column: Column) -> str | None:
-        """Why it cannot be done to this column, which is typed; None if it can."""
+        """The reason why the action cannot be applied to this typed column; None if it can."""
 
     @abstractmethod
     def becomes(self, column: Column) -> pa.DataType: ...
 
     @abstractmethod
     def make(self, given: Given) -> Made:
-        """Of typed values."""
+        """Apply the action to typed values."""
 
     @property
     @abstractmethod
     def fault(self) -> str:
-        """What is said of a value that could not be had."""
+        """The reason for rejecting a value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +235,7 @@ class Masked(Action):
         values = self.mask(given.values)
         if given.texts is None:
             return Made(values)
-        # Only arrays that are not plain lists have texts of their own: nothing of them is told.
+        # Only nested arrays have separate exact texts, which are masked too.
         stars = _listed(Mask()(given.texts)) if pa.types.is_list(values.type) else Mask()(given.texts)
         return Made(pc.if_else(given.texts.is_valid(), stars, values))
 
@@ -123,7 +249,7 @@ class Masked(Action):
 class CastTo(Action):
     name: str
     mask: Mask | None = None
-    """After the cast."""
+    """Applied after the cast."""
 
     @override
     def why_not(self, column: Column) -> str | None:
@@ -149,7 +275,7 @@ class CastTo(Action):
 
 @dataclass(frozen=True, slots=True)
 class MadeColumn:
-    """A column of the target, and what it is made of."""
+    """A target column, and the source column from which it is computed."""
 
     source: Column
     name: str
@@ -161,7 +287,7 @@ class MadeColumn:
 
     @property
     def keeps_apart(self) -> bool:
-        """Whether it can be part of a key."""
+        """Whether the column can be part of a key."""
         if isinstance(self.action, CastTo):
             return self.action.mask is None and keeps_apart(typed(self.source).arrow_type, parse_cast(self.action.name))
         return self.action is None or self.action.keeps_apart
@@ -190,7 +316,7 @@ class MadeColumn:
 
 
 def _listed(values: pa.Array) -> pa.Array:
-    """Each value by itself in a list."""
+    """Each value as a list of one."""
     return pa.ListArray.from_arrays(pa.array(range(len(values) + 1), pa.int32()), values)
 
 
@@ -199,7 +325,7 @@ def _written(values: pa.Array) -> pa.Array:
 
 
 def read_texts(values: pa.Array, column: Column) -> Given:
-    """The source's own text, typed."""
+    """Parse values in the source's text form to typed values."""
     decoded, shown, _ = decode_readable(values, typed(column))
     if decoded.inexact is None:
         return Given(decoded.values)
@@ -207,7 +333,9 @@ def read_texts(values: pa.Array, column: Column) -> Given:
 
 
 def faults(made: Mapping[MadeColumn, Made], count: int) -> tuple[Bools, list[tuple[str, Bools]]]:
-    """Which rows hold a value that could not be had, and for each reason which."""
+    """A mask of the rows with a value that could not be transformed, and for each reason the mask of its
+    rows.
+    """
     found = [
         (f"column {column.source.name!r} holds a value that {column.action.fault}", each.failed)
         for column, each in made.items()

@@ -1,9 +1,10 @@
-"""Columns of the target that Spark works out from others of the source, and the query that says how."""
+"""Target columns that Spark computes from source columns, the query for them, and checks that a target can store them."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,9 +12,10 @@ import pyarrow as pa
 from pyarrow import types
 
 from penstock.postgres.types.registry import TEXT
-from penstock.schema import Column
-from penstock.transforms.casting import postgres_type
-from penstock.transforms.texts import array_text, plain_text, with_elements
+from penstock.schema import Column, TableSchema
+from penstock.spark.query import Analysis, Selected
+from penstock.transforms.casts import array_text, is_text_form, plain_text, postgres_type, typed, with_elements
+from penstock.transforms.columns import MadeColumn
 
 _KINDS: Final = {
     "string": pa.string(),
@@ -38,24 +40,24 @@ _DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What Spark is asked about the rows of a table. Travels to the executors."""
+    """The Spark query over the rows of a table. Sent to the executors."""
 
     text: str
-    asked: tuple[str, ...] | None = None
-    """The source's columns that its condition depends on; None: it has none."""
+    condition_columns: tuple[str, ...] | None = None
+    """The source columns that its condition depends on; None: it has no condition."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """A column of the target that is made of any number of the source's."""
+    """A target column computed from any number of source columns."""
 
     name: str
     place: int
-    """Among the columns of the query."""
+    """The column's index in the query's result."""
     needs: tuple[str, ...]
     arrow_type: pa.DataType
     is_text_form: bool = False
-    """Whether the target gets the text that Postgres reads."""
+    """Whether the target column has the Postgres text form."""
 
     @property
     def column(self) -> Column:
@@ -65,13 +67,13 @@ class Computed:
         return Column(self.name, self.arrow_type, oid, modifier)
 
     def written(self, values: pa.Array) -> pa.Array:
-        """Spark's values as the target gets them."""
+        """Convert Spark's values to the target's form."""
         values = values.cast(self.arrow_type)
         return _text(values) if self.is_text_form else values
 
 
 def read_kind(kind: str) -> pa.DataType | None:
-    """A type of Spark's, from its JSON, as a column of a target has it; None: no target has that."""
+    """The target type of a Spark type in JSON form; None if no target supports it."""
     return _type_of(json.loads(kind))
 
 
@@ -96,3 +98,49 @@ def _text(values: pa.Array) -> pa.Array:
     if types.is_binary(values.type):
         return pa.array([None if value is None else "\\x" + value.hex() for value in values.to_pylist()], pa.string())
     return values.cast(pa.string()) if types.is_floating(values.type) else plain_text(values)
+
+
+Analyse = Callable[[str, tuple[tuple[str, pa.DataType], ...]], Analysis]
+"""Plans a query over a table with these columns. `ConfigError` if it cannot be evaluated row by row."""
+
+TargetColumn = MadeColumn | Computed
+
+_OF_NULL = "CAST(NULL AS …) gives null a type"
+_OF_OTHERS = "to_json(…) makes a text of it, CAST(… AS …) another type"
+_UNNAMED = re.compile(r"[\s(){},;=]")
+
+
+def ask_spark(text: str, columns: tuple[tuple[str, pa.DataType], ...]) -> Analysis:
+    """Plan a query with Spark. Called only in the driver, or in a process without Spark; it starts Spark."""
+    from penstock.spark.query_plan import analysed
+
+    return analysed(text, columns)
+
+
+def query_of(where: str) -> str:
+    """The query for a filter condition. The condition may end with a comment."""
+    return f"SELECT * FROM source WHERE (\n{where}\n)"  # noqa: S608 - Spark is asked what it is, before anything is run
+
+
+def spark_columns(source: TableSchema) -> tuple[tuple[str, pa.DataType], ...]:
+    """The columns available to a query: typed, regardless of their stored form."""
+    return tuple((column.name, typed(column).arrow_type) for column in source.columns)
+
+
+def target_columns(analysis: Analysis, source: TableSchema) -> tuple[TargetColumn, ...]:
+    """The columns of a query's result. `ValueError` with the reason if no target supports one of them."""
+    return tuple(_target_column(each, place, source) for place, each in enumerate(analysis.columns))
+
+
+def _target_column(selected: Selected, place: int, source: TableSchema) -> TargetColumn:
+    if selected.is_plain:
+        return MadeColumn(next(column for column in source.columns if column.name == selected.needs[0]), selected.name)
+    if _UNNAMED.search(selected.name):
+        raise ValueError(f"column {selected.name!r} has no name: write {selected.name} AS …")
+    arrow_type = read_kind(selected.kind)
+    if arrow_type is None:
+        remedy = (
+            "CAST(NULL AS …) gives null a type" if selected.kind == '"void"' else "to_json(…) makes a text of it, CAST(… AS …) another type"
+        )
+        raise ValueError(f"column {selected.name!r} would have the type {selected.kind}, which targets do not support: {remedy}")
+    return Computed(selected.name, place, selected.needs, arrow_type, any(map(is_text_form, source.columns)))

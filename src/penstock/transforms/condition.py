@@ -1,34 +1,100 @@
-"""Conditions that are worked out where the rows are, by pyarrow, and mean what Spark SQL means by them.
+"""Filter conditions evaluated with pyarrow, with the semantics of Spark SQL.
 
-A value may be *missing*: it did not travel (unchanged TOAST), or its column's type cannot hold it. What depends on a missing value is
-missing itself, and is no null: nobody knows what it would be. `a AND b` is false all the same where `a` is, whatever `b` may be.
+A result is true, false, null or missing. A value is *missing* if it is unchanged TOAST, or if its column's
+type cannot hold it. Missing is not null: the value exists but is unknown, and so is every result that depends
+on it. `a AND b` is still false if `a` is false.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.postgres.types.arrays import Bools, as_bools
-from penstock.transforms.comparing import compare, is_comparable, like
+from penstock.arrow import Bools, as_bools
+
+_COMPARE: Final[Mapping[str, Callable[[pa.Array, pa.Array], pa.Array]]] = {
+    "=": pc.equal,
+    "<>": pc.not_equal,
+    "<": pc.less,
+    "<=": pc.less_equal,
+    ">": pc.greater,
+    ">=": pc.greater_equal,
+}
+_MOST_DIGITS = 76
+
+
+def is_comparable(left: pa.DataType, right: pa.DataType) -> bool:
+    """Whether Spark compares the two types without conversion, or as numbers. False for decimals with floats,
+    because Spark rounds these.
+    """
+    mixed = (pa.types.is_decimal(left) and pa.types.is_floating(right)) or (pa.types.is_floating(left) and pa.types.is_decimal(right))
+    return not mixed and _family(left) is not None and _family(left) == _family(right)
+
+
+def _family(kind: pa.DataType) -> str | None:
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "number"
+    if pa.types.is_timestamp(kind):
+        return "instant" if kind.tz else "timestamp"
+    tests = {"text": pa.types.is_string, "boolean": pa.types.is_boolean, "date": pa.types.is_date}
+    return next((name for name, holds in tests.items() if holds(kind)), None)
+
+
+def compare(sign: str, left: pa.Array, right: pa.Array) -> pa.Array:
+    """`sign` is an SQL comparison operator, or `<=>`, which is never null."""
+    if sign == "<=>":
+        equal = compare("=", left, right)
+        return pc.if_else(pc.and_(left.is_valid(), right.is_valid()), equal, pc.and_(left.is_null(), right.is_null()))
+    left, right = _alike(left, right)
+    if pa.types.is_floating(left.type):
+        # NaN is greater than every number, so ranks are compared where either side is NaN.
+        left_rank, right_rank = pc.is_nan(left).cast(pa.int8()), pc.is_nan(right).cast(pa.int8())
+        odd = pc.or_(pc.is_nan(left), pc.is_nan(right))
+        return pc.if_else(odd, _COMPARE[sign](left_rank, right_rank), _COMPARE[sign](left, right))
+    return _COMPARE[sign](left, right)
+
+
+def _alike(left: pa.Array, right: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Two numeric columns, cast to a common type."""
+    kinds = (left.type, right.type)
+    if kinds[0] == kinds[1]:
+        return left, right
+    if any(map(pa.types.is_floating, kinds)):
+        return left.cast(pa.float64(), safe=False), right.cast(pa.float64(), safe=False)
+    if any(map(pa.types.is_decimal, kinds)):
+        scale = max(kind.scale if pa.types.is_decimal(kind) else 0 for kind in kinds)
+        wide = pa.decimal256(_MOST_DIGITS, scale)
+        return _as_decimal(left, wide), _as_decimal(right, wide)
+    if all(map(pa.types.is_integer, kinds)):
+        return left.cast(pa.int64()), right.cast(pa.int64())
+    return left, right.cast(left.type)
+
+
+def _as_decimal(values: pa.Array, wide: pa.DataType) -> pa.Array:
+    return (values.cast(pa.decimal256(20, 0)) if pa.types.is_integer(values.type) else values).cast(wide)
+
+
+def like(values: pa.Array, pattern: str) -> pa.Array:
+    """SQL `LIKE`: `%` matches any text, including line breaks, and `_` any single character."""
+    return pc.match_like(values, pattern)
 
 
 class NotSimple(Exception):
-    """The condition is more than can be worked out here; the words say what. Spark can be asked instead."""
+    """The condition cannot be evaluated here; the message says why. Spark can evaluate it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Values:
-    """What rows have in the columns that a condition names."""
+    """The columns that a condition names."""
 
     columns: Mapping[str, pa.Array]
     missing: Mapping[str, Bools]
-    """Of columns of which some values are missing."""
+    """Columns with some missing values."""
     count: int
 
     def absent(self, name: str) -> Bools:
@@ -36,7 +102,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Verdict:
+class TriState:
     """For each row: true, false, null (neither), or missing."""
 
     yes: Bools
@@ -44,7 +110,7 @@ class Verdict:
     missing: Bools
 
     @classmethod
-    def of(cls, answers: pa.Array, missing: Bools) -> Verdict:
+    def of(cls, answers: pa.Array, missing: Bools) -> TriState:
         known = as_bools(answers.is_valid()) & ~missing
         yes = as_bools(pc.fill_null(answers, False))
         return cls(yes & known, ~yes & known, missing)
@@ -55,7 +121,7 @@ class Operand(Protocol):
     def names(self) -> Iterator[str]: ...
 
     def type_in(self, types: Mapping[str, pa.DataType]) -> pa.DataType:
-        """Raises `NotSimple`."""
+        """The expression's type. Raises `NotSimple` if it is not supported."""
 
     def values(self, rows: Values) -> tuple[pa.Array | pa.Scalar, Bools]: ...
 
@@ -92,7 +158,7 @@ class Literal:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Only those that no value can fail."""
+    """A cast that cannot fail; other casts are not supported."""
 
     operand: Operand
     arrow_type: pa.DataType
@@ -123,14 +189,14 @@ class Condition(Protocol):
         """The columns that it depends on."""
 
     def check(self, types: Mapping[str, pa.DataType]) -> None:
-        """Raise `NotSimple` if Spark's meaning cannot be had here with columns of these types."""
+        """Raise `NotSimple` if columns of these types cannot be evaluated as Spark does."""
 
-    def judge(self, rows: Values) -> Verdict: ...
+    def judge(self, rows: Values) -> TriState: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """A boolean by itself."""
+    """A boolean column."""
 
     operand: Operand
 
@@ -140,11 +206,11 @@ class Truth:
 
     def check(self, types: Mapping[str, pa.DataType]) -> None:
         if not pa.types.is_boolean(self.operand.type_in(types)):
-            raise NotSimple("a value that is no boolean, where a condition stands")
+            raise NotSimple("a value that is not a boolean, used as a condition")
 
-    def judge(self, rows: Values) -> Verdict:
+    def judge(self, rows: Values) -> TriState:
         values, missing = self.operand.values(rows)
-        return Verdict.of(_spread(values, rows.count), missing)
+        return TriState.of(_spread(values, rows.count), missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +229,9 @@ class Compared:
         if not is_comparable(left, right):
             raise NotSimple(f"a comparison of {left} with {right}")
 
-    def judge(self, rows: Values) -> Verdict:
+    def judge(self, rows: Values) -> TriState:
         (left, unknown), (right, also) = self.left.values(rows), self.right.values(rows)
-        return Verdict.of(compare(self.sign, _spread(left, rows.count), _spread(right, rows.count)), unknown | also)
+        return TriState.of(compare(self.sign, _spread(left, rows.count), _spread(right, rows.count)), unknown | also)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +245,11 @@ class Like:
 
     def check(self, types: Mapping[str, pa.DataType]) -> None:
         if not pa.types.is_string(self.operand.type_in(types)):
-            raise NotSimple("LIKE on what is no text")
+            raise NotSimple("LIKE on a value that is not a text")
 
-    def judge(self, rows: Values) -> Verdict:
+    def judge(self, rows: Values) -> TriState:
         values, missing = self.operand.values(rows)
-        return Verdict.of(like(_spread(values, rows.count), self.pattern), missing)
+        return TriState.of(like(_spread(values, rows.count), self.pattern), missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,9 +263,9 @@ class IsNull:
     def check(self, types: Mapping[str, pa.DataType]) -> None:
         self.operand.type_in(types)
 
-    def judge(self, rows: Values) -> Verdict:
+    def judge(self, rows: Values) -> TriState:
         values, missing = self.operand.values(rows)
-        return Verdict.of(_spread(values, rows.count).is_null(), missing)
+        return TriState.of(_spread(values, rows.count).is_null(), missing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +279,14 @@ class Not:
     def check(self, types: Mapping[str, pa.DataType]) -> None:
         self.condition.check(types)
 
-    def judge(self, rows: Values) -> Verdict:
+    def judge(self, rows: Values) -> TriState:
         found = self.condition.judge(rows)
-        return Verdict(found.no, found.yes, found.missing)
+        return TriState(found.no, found.yes, found.missing)
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """`AND`, or `OR`."""
+    """`AND` or `OR` of conditions."""
 
     conditions: tuple[Condition, ...]
     is_and: bool
@@ -234,15 +300,15 @@ class Joined:
         for each in self.conditions:
             each.check(types)
 
-    def judge(self, rows: Values) -> Verdict:
+    def judge(self, rows: Values) -> TriState:
         found = [each.judge(rows) for each in self.conditions]
         all_of, any_of = _folded(np.logical_and), _folded(np.logical_or)
         missing = any_of([each.missing for each in found])
         if self.is_and:
             no = any_of([each.no for each in found])
-            return Verdict(all_of([each.yes for each in found]), no, missing & ~no)
+            return TriState(all_of([each.yes for each in found]), no, missing & ~no)
         yes = any_of([each.yes for each in found])
-        return Verdict(yes, all_of([each.no for each in found]), missing & ~yes)
+        return TriState(yes, all_of([each.no for each in found]), missing & ~yes)
 
 
 def _folded(function: np.ufunc) -> Callable[[list[Bools]], Bools]:

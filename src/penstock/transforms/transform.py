@@ -1,7 +1,8 @@
-"""`Transform`: what is asked for a table, and `Fitted`, the same for one shape of it: from the source's rows and changes to the target's.
+"""`Transform`: the transform of a table as configured, and `Fitted`, the same for one schema of the source.
 
-Rows and changes are taken one by one, with two exceptions that come from the same cause, that a change need not have all values of its row:
-see `filling.py`. A change that no longer passes the filter is a delete of its key, whether or not the target has a row there.
+Rows and changes are transformed one by one. There are two exceptions, because a change may lack unchanged
+values of its row: see `values.py`. A change that no longer passes the filter becomes a delete of its key,
+whether or not the target has the row.
 """
 
 from __future__ import annotations
@@ -22,17 +23,15 @@ from penstock.schema import Column, TableSchema
 from penstock.secret import Secret
 from penstock.sinks.base import Target
 from penstock.spark.query import Analysis
-from penstock.transforms.columns import Action, CastTo, Hash, MadeColumn, Masked
-from penstock.transforms.computed import Computed, Query
+from penstock.transforms.columns import Action, CastTo, Hash, MadeColumn, Mask, Masked
+from penstock.transforms.computed import Analyse, Computed, Query, TargetColumn, ask_spark, query_of, spark_columns, target_columns
 from penstock.transforms.condition import Condition, NotSimple
-from penstock.transforms.condition_text import parse_condition
-from penstock.transforms.masking import Mask
-from penstock.transforms.querying import Analyse, TargetColumn, ask_spark, query_of, spark_columns, target_columns
+from penstock.transforms.condition_parser import parse_condition
 
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """What the configuration says of one table. Travels to the executors."""
+    """The transform of one table as configured. Sent to the executors."""
 
     drop: tuple[str, ...] = ()
     rename: Mapping[str, str] = field(default_factory=dict)
@@ -41,17 +40,19 @@ class Transform:
     cast: Mapping[str, str] = field(default_factory=dict)
     where: str | None = None
     sql: str | None = None
-    """A whole query over the table, in place of all that is said above."""
+    """A complete query over the table; it replaces the column transforms and the filter."""
     key: Secret | None = None
-    """Of the hashes."""
+    """The secret key for hashes."""
     needs_key: bool = True
-    """Whether rows have to be told apart in the target: not in a log of changes."""
+    """Whether the target needs a key; false for table mode append."""
     analyse: Analyse = field(default=ask_spark, compare=False, repr=False)
-    """Who is asked what a query means."""
+    """Plans queries."""
 
     @property
     def fingerprint(self) -> str:
-        """Two transforms that make other rows of the same ones have different ones. Tells nothing of the key."""
+        """Fingerprint: transforms with different results have different fingerprints. It does not reveal the
+        secret key.
+        """
         document = {
             "drop": sorted(self.drop),
             "rename": sorted(self.rename.items()),
@@ -65,17 +66,17 @@ class Transform:
         return hmac.new(secret, json.dumps(document).encode(), hashlib.sha256).hexdigest()[:16]
 
     def schema(self, source: TableSchema) -> TableSchema:
-        """What the target sees. `TransformError` if the table is not one to which this can be done."""
+        """The target's schema. `TransformError` if the transform does not fit the table."""
         return self.fit(source).schema
 
     def needs_spark(self, source: TableSchema) -> bool:
-        """Whether only Spark can say what is to be done to the table."""
+        """Whether Spark has to evaluate the transform of the table."""
         return self.sql is not None or (self.where is not None and self._condition(source) is None)
 
     def fit(self, source: TableSchema) -> Fitted:
-        """In the driver: Spark may be asked."""
+        """Adapt the transform to a schema of the table. Called in the driver; may start Spark."""
         if source.members is not None:
-            _refuse(source, "it is made of several tables, and what is routed cannot be transformed")
+            _refuse(source, "it is routed from several tables, and a routed table cannot be transformed")
         condition, query = None, None
         if self.sql is not None:
             made, query = self._selected(source, self.sql)
@@ -84,7 +85,7 @@ class Transform:
             condition = self._condition(source)
             if condition is None and self.where is not None:
                 text = query_of(self.where)
-                query = Query(text, self._analysis(source, text).asked)
+                query = Query(text, self._analysis(source, text).condition_columns)
         _check_names(source, made)
         if self.needs_key:
             self._check_key(source, made)
@@ -105,8 +106,8 @@ class Transform:
             made = target_columns(analysis, source)
         except ValueError as error:
             _refuse(source, f"sql: {error}")
-        needs_query = analysis.asked is not None or any(isinstance(each, Computed) for each in made)
-        return made, Query(text, analysis.asked) if needs_query else None
+        needs_query = analysis.condition_columns is not None or any(isinstance(each, Computed) for each in made)
+        return made, Query(text, analysis.condition_columns) if needs_query else None
 
     def _analysis(self, source: TableSchema, text: str) -> Analysis:
         try:
@@ -115,7 +116,9 @@ class Transform:
             _refuse(source, f"{'where' if self.sql is None else 'sql'}: {error.message}", error.hint)
 
     def _check_named(self, source: TableSchema) -> None:
-        """A column that was renamed in the source must not slip through as it is, because nobody told us its new name."""
+        """Raise an error for a column of the transform that the table lacks: a renamed column would reach the
+        target untransformed.
+        """
         for name in (*self.drop, *self.rename, *self.hash, *self.mask, *self.cast):
             if name not in source.column_names:
                 _refuse(source, f"there is no column {name!r}")
@@ -125,7 +128,7 @@ class Transform:
 
     def _action(self, name: str) -> Action | None:
         if name in self.hash:
-            assert self.key is not None, "the configuration has seen to that"
+            assert self.key is not None, "the configuration requires it"
             return Hash(self.key)
         if name in self.cast:
             return CastTo(self.cast[name], self.mask.get(name))
@@ -139,10 +142,10 @@ class Transform:
             if name not in kept:
                 _refuse(source, f"column {name!r} is part of the key, and cannot be dropped unless the mode is append: hash it instead")
             if not kept[name].keeps_apart:
-                _refuse(source, f"column {name!r} is part of the key, and rows that differ might not any more: hash it instead")
+                _refuse(source, f"column {name!r} is part of the key, and different keys could become equal: hash it instead")
 
     def _condition(self, source: TableSchema) -> Condition | None:
-        """None: there is none, or Spark has to be asked."""
+        """The parsed filter; None if there is no filter, or Spark evaluates it."""
         if self.where is None:
             return None
         try:
@@ -155,16 +158,16 @@ class Transform:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A transform for one shape of a table. Travels to the executors."""
+    """A transform for one schema of a table. Sent to the executors."""
 
     source: TableSchema
     made: tuple[TargetColumn, ...]
     key: tuple[str, ...]
-    """By the names that the target has."""
+    """Key columns by their target names."""
     condition: Condition | None
     fingerprint: str
     query: Query | None = None
-    """What Spark is asked; if there is a condition in it, that is the filter."""
+    """The query that Spark evaluates; if it has a condition, that is the filter."""
 
     @cached_property
     def schema(self) -> TableSchema:
@@ -176,29 +179,31 @@ class Fitted:
 
     @property
     def is_filter(self) -> bool:
-        return self.condition is not None or (self.query is not None and self.query.asked is not None)
+        return self.condition is not None or (self.query is not None and self.query.condition_columns is not None)
 
     @property
-    def looks_back(self) -> bool:
-        """Whether values that did not travel with a change are looked for among those before it: it depends on them what comes of it."""
+    def needs_earlier_values(self) -> bool:
+        """Whether unchanged values are looked up in earlier changes, because the filter or a computed column
+        depends on them.
+        """
         return self.is_filter or any(len(each.needs) > 1 for each in self.computed)
 
     @property
-    def asked(self) -> Iterator[Column]:
+    def condition_columns(self) -> Iterator[Column]:
         """The columns that the filter depends on."""
         names: set[str] = set()
         if self.condition is not None:
             names = set(self.condition.names)
         elif self.query is not None:
-            names = set(self.query.asked or ())
+            names = set(self.query.condition_columns or ())
         return (column for column in self.source.columns if column.name in names)
 
     @property
-    def questioned(self) -> Iterator[Column]:
+    def query_columns(self) -> Iterator[Column]:
         """The columns that Spark needs."""
         needs = {name for each in self.computed for name in each.needs}
         if self.query is not None:
-            needs |= set(self.query.asked or ())
+            needs |= set(self.query.condition_columns or ())
         return (column for column in self.source.columns if column.name in needs)
 
     @cached_property
@@ -211,7 +216,9 @@ class Fitted:
 
     @cached_property
     def names(self) -> dict[str, tuple[str, ...]]:
-        """The source's columns, each with those of the target that are made of it alone: where it is unchanged, so are they."""
+        """For each source column, the target columns that are computed from it alone. They have unchanged
+        TOAST values if the source column has.
+        """
         found: dict[str, tuple[str, ...]] = {}
         for each in self.made:
             needs = each.needs if isinstance(each, Computed) else (each.source.name,)
@@ -225,7 +232,9 @@ class Fitted:
 
 
 def key_columns(source: TableSchema, made: tuple[TargetColumn, ...]) -> tuple[MadeColumn, ...]:
-    """Those that the source's key is made into, in the target's order; of several that are the same column, the first."""
+    """Target key columns computed from the source's key, in the target's order. If several are computed from
+    the same column, only the first is included.
+    """
     found: dict[str, MadeColumn] = {}
     for each in made:
         if isinstance(each, MadeColumn) and each.source.name in source.key:
@@ -234,7 +243,7 @@ def key_columns(source: TableSchema, made: tuple[TargetColumn, ...]) -> tuple[Ma
 
 
 def is_made_by(target: Target, transform: Transform | None) -> bool:
-    """Whether the target's rows, as far as anybody wrote that down, are what the transform of now makes."""
+    """Whether the target's rows were computed with the current transform, as far as the target records it."""
     if target.origin is None:
         return target.applied is not None or transform is None
     return target.origin.made_by == ("" if transform is None else transform.fingerprint)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fix_postgres import Database
-from tests.integration.capturing.process import SharedSlot
+from tests.support.capture.process import SharedSlot
+from tests.support.fix_postgres import Database
 
 
 @pytest.fixture

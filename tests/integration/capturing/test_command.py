@@ -1,4 +1,4 @@
-"""`penstock capture`, as a process: what it captures, how it ends, and what it does beside another."""
+"""`penstock capture` as a process: the changes it captures, how it ends, and two of them on one slot."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.errors import CaptureMissingError, ConfigError, SlotMissingError, SpoolFormatError, SpoolLockedError
-from penstock.pipeline import companion
-from penstock.pipeline.capturing import forget_consumer, plan_capture
 from penstock.pipeline.checks.check import check_pipeline
-from penstock.pipeline.companion import CaptureCompanion
-from penstock.pipeline.epochs import Epoch, EpochLog
+from penstock.pipeline.epoch_log import Epoch, EpochLog
+from penstock.pipeline.sources import capture_process as companion
+from penstock.pipeline.sources.capture_process import CaptureMonitor, forget_consumer, plan_capture
 from penstock.pipeline.status import inspect_status
 from penstock.position import Position
 from penstock.schema import TableName
-from penstock.spool.consumers import hold, inspect_consumers, release
-from penstock.spool.layout import SpoolLayout
-from penstock.spool.lock import is_locked
+from penstock.spool.manifest import SpoolLayout
+from penstock.spool.ownership import is_spool_locked
 from penstock.spool.reader import SpoolReader
+from penstock.spool.retention import inspect_consumers, release, set_released
 from penstock.spool.status import load_status
-from tests.holding import locked_elsewhere
-from tests.integration.capturing.process import SharedSlot
-from tests.waiting import wait_for
+from tests.support.capture.process import SharedSlot
+from tests.support.holding import locked_elsewhere
+from tests.support.waiting import wait_for
 
 
 def _table(shared: SharedSlot, name: str) -> None:
@@ -40,8 +39,10 @@ def _spooled_tables(shared: SharedSlot) -> set[TableName]:
     return set(reader.read(reader.start, reader.end).tables)
 
 
-def test_it_captures_for_all_and_confirms_what_the_slowest_has_released(shared: SharedSlot) -> None:
-    """It makes publication and slot for its own tables, goes on when another pipeline adds one, and ends with a last confirmation."""
+def test_it_captures_for_all_and_confirms_what_the_slowest_consumer_has_released(shared: SharedSlot) -> None:
+    """It creates publication and slot for its own tables, continues when another pipeline adds one, and
+    confirms at the end.
+    """
     for name in ("a", "b"):
         _table(shared, name)
     path = shared.config("one", ["public.a"])
@@ -58,7 +59,7 @@ def test_it_captures_for_all_and_confirms_what_the_slowest_has_released(shared: 
     release(shared.spool, "slow", end)
     assert capture.stop() == 0
     assert shared.confirmed == end < last
-    assert not is_locked(shared.spool)
+    assert not is_spool_locked(shared.spool)
     assert shared.database.query("SELECT active FROM pg_replication_slots WHERE slot_name = %s", shared.slot) == [(False,)]
     assert f"confirmed {end}" in capture.log.read_text()
 
@@ -97,7 +98,7 @@ def test_a_second_capture_of_the_spool_ends_and_names_the_first(shared: SharedSl
     second = shared.start(path)
     assert second.wait() == 1
     assert f"PEN-2001: process {first.pid} writes to the spool" in second.log.read_text()
-    embedded = CaptureCompanion(shared.load(shared.config("embedded", ["public.a"], process="embedded")))
+    embedded = CaptureMonitor(shared.load(shared.config("embedded", ["public.a"], process="embedded")))
     monkeypatch.setattr(companion, "_END_SECONDS", 0.1)
     with pytest.raises(SpoolLockedError, match=f"process {first.pid} writes to the spool") as raised:
         embedded.check()
@@ -126,24 +127,24 @@ def test_status_and_check_say_whether_it_runs_and_who_reads(shared: SharedSlot) 
     assert [each.code for each in check_pipeline(clashing).problems] == ["PEN-2004"]
 
 
-def test_a_consumer_that_is_gone_for_ever_can_be_forgotten(shared: SharedSlot) -> None:
+def test_a_retired_consumer_can_be_forgotten(shared: SharedSlot) -> None:
     _table(shared, "a")
     path = shared.config("one", ["public.a"])
     capture = shared.start(path).wait_until_it_runs()
     end = shared.wait_for_spool(shared.execute("INSERT INTO a VALUES (1, 'x')"))
     release(shared.spool, "here", end)
-    hold(shared.spool, "gone", Position.ZERO)
+    set_released(shared.spool, "gone", Position.ZERO)
     config = shared.load(path)
     with pytest.raises(ConfigError, match="no consumer 'typo'"):
         forget_consumer(config, "typo")
-    with pytest.raises(ConfigError, match="consumer gone runs"):
+    with pytest.raises(ConfigError, match="consumer gone is running"):
         forget_consumer(config, "gone")
     _grow_old(shared, "gone", hours=5)
-    with locked_elsewhere(SpoolLayout(shared.spool).consumer_lock("gone")), pytest.raises(ConfigError, match="consumer gone runs"):
+    with locked_elsewhere(SpoolLayout(shared.spool).consumer_lock("gone")), pytest.raises(ConfigError, match="consumer gone is running"):
         forget_consumer(config, "gone")  # one that says nothing may still run
     assert "gone has released nothing" in inspect_status(config).warnings[0]
     result = CliRunner().invoke(app, ["capture", str(path), "--forget", "gone"])
-    assert (result.exit_code, result.output) == (0, f"forgotten: gone; left: here at {end}\n")
+    assert (result.exit_code, result.output) == (0, f"removed consumer gone; remaining: here at {end}\n")
     assert [each.name for each in inspect_consumers(shared.spool)] == ["here"]
     wait_for(lambda: shared.confirmed >= end, f"a slot at {end}", capture.log.read_text)
 
@@ -153,8 +154,8 @@ def _grow_old(shared: SharedSlot, consumer: str, *, hours: int) -> None:
     os.utime(SpoolLayout(shared.spool).consumer(consumer), (then, then))
 
 
-def test_a_run_that_is_to_end_does_not_wait_for_a_capture_for_ever(shared: SharedSlot, monkeypatch: pytest.MonkeyPatch) -> None:
-    alone = CaptureCompanion(shared.load(shared.config("one", ["public.a"])))
+def test_a_run_that_is_to_end_does_not_wait_for_a_capture_without_limit(shared: SharedSlot, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = CaptureMonitor(shared.load(shared.config("one", ["public.a"])))
     alone.check_patience()
     assert "is not running" in (alone.trouble() or "")
     alone.check_patience()
@@ -167,19 +168,19 @@ def test_pipelines_that_do_not_agree_with_the_capture_are_refused(shared: Shared
     _table(shared, "a")
     shared.start(shared.config("one", ["public.a"])).wait_until_it_runs()
     with pytest.raises(SpoolFormatError, match="not other by"):
-        CaptureCompanion(shared.load(shared.config("two", ["public.a"], slot="other"))).check()
+        CaptureMonitor(shared.load(shared.config("two", ["public.a"], slot="other"))).check()
     with pytest.raises(ConfigError, match=r"types\.numeric is string"):
-        CaptureCompanion(shared.load(shared.config("two", ["public.a"], types={"numeric": "string"}))).check()
-    CaptureCompanion(shared.load(shared.config("two", ["public.a"]))).check()
+        CaptureMonitor(shared.load(shared.config("two", ["public.a"], types={"numeric": "string"}))).check()
+    CaptureMonitor(shared.load(shared.config("two", ["public.a"]))).check()
 
 
-def test_a_configuration_that_captures_by_itself_is_refused(shared: SharedSlot) -> None:
+def test_a_configuration_with_embedded_capture_is_refused(shared: SharedSlot) -> None:
     _table(shared, "a")
     with pytest.raises(ConfigError, match=r"source\.process is embedded"):
         plan_capture(shared.load(shared.config("one", ["public.a"], process="embedded")))
 
 
-def test_a_slot_that_is_gone_is_not_made_anew_in_silence(shared: SharedSlot) -> None:
+def test_a_dropped_slot_is_not_recreated_silently(shared: SharedSlot) -> None:
     _table(shared, "a")
     path = shared.config("one", ["public.a"])
     capture = shared.start(path).wait_until_it_runs()
@@ -191,7 +192,7 @@ def test_a_slot_that_is_gone_is_not_made_anew_in_silence(shared: SharedSlot) -> 
     assert SlotMissingError.code in again.log.read_text()
     shutil.rmtree(shared.spool)
     config = shared.load(path)
-    assert plan_capture(config).tables == (TableName("public", "a"),), "nothing was ever captured, as far as anybody can tell"
+    assert plan_capture(config).tables == (TableName("public", "a"),), "no state of an earlier capture exists"
     config.sink.root.mkdir()
     EpochLog(config.sink.root, config.pipeline).record(Epoch(1, Position.of(1), None, "1/1"))
     with pytest.raises(SlotMissingError):

@@ -1,4 +1,4 @@
-"""A pipeline whose changes are written down by triggers, on a server that needs no logical replication for it."""
+"""A pipeline with `capture: trigger` on a server without logical replication."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 from penstock.errors import ChangeTableMissingError
 from penstock.testing.shop import ShopWorkload, create_shop
 from penstock.testing.streams import wait_for
-from tests.fix_pipeline import MirrorFactory
-from tests.fix_postgres import Database
+from tests.support.fix_pipeline import MirrorFactory
+from tests.support.fix_postgres import Database
 
 
 def test_changes_by_triggers_reach_the_target_and_leave_the_source(database: Database, mirror: MirrorFactory) -> None:
@@ -36,7 +36,7 @@ def test_changes_by_triggers_reach_the_target_and_leave_the_source(database: Dat
     database.execute(
         "TRUNCATE shop.order_items; INSERT INTO shop.order_items SELECT id, 1, repeat('x', 100000), 1, 1 FROM shop.orders LIMIT 2"
     )
-    database.execute("TRUNCATE shop.visits_rest; INSERT INTO shop.visits VALUES (2), (3)")  # which no trigger of the root is told of
+    database.execute("TRUNCATE shop.visits_rest; INSERT INTO shop.visits VALUES (2), (3)")  # for which no trigger of the root fires
     database.execute("ALTER TABLE shop.notes ADD COLUMN more int DEFAULT 5")
     database.execute("UPDATE shop.notes SET more = 6 WHERE note IS NULL")
     shop.run_once()

@@ -1,4 +1,4 @@
-"""The comparison of two tables, on frames made by hand: what it must tell apart, and what it must not."""
+"""Comparison of two tables, on frames built by hand: which differences it reports and which it ignores."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.pipeline.verification.comparing import EXAMPLES, ColumnDifference, Comparison, RowDifference, TableComparer
+from penstock.pipeline.verify.compare import EXAMPLES, ColumnDifference, Comparison, RowDifference, TableComparer
 from penstock.schema import Column, TableName, TableSchema
 
 _SHAPE = {
@@ -38,7 +38,7 @@ def _compare(source: DataFrame, target: DataFrame, *key: str) -> Comparison:
 
 
 def _rows(spark: SparkSession, rows: Sequence[dict[str, str]]) -> DataFrame:
-    """Each row as expressions by column; what is not named is null."""
+    """Each row as expressions by column; other columns are null."""
     casts = [", ".join(f"CAST({row.get(name, 'NULL')} AS {kind})" for name, kind in _SHAPE.items()) for row in rows]
     values = ", ".join(f"({at}L, {each})" for at, each in enumerate(casts))
     return spark.sql(f"SELECT * FROM VALUES {values} AS t (id, {', '.join(_SHAPE)})")
@@ -97,7 +97,7 @@ def test_equal_tables_of_every_type_are_equal(spark: SparkSession) -> None:
     assert found == Comparison(found.table, len(APART) + len(ALIKE), len(APART) + len(ALIKE))
 
 
-def test_missing_extra_and_doubled_rows_are_told_apart(spark: SparkSession) -> None:
+def test_missing_extra_and_doubled_rows_are_distinguished(spark: SparkSession) -> None:
     source = spark.range(1000).selectExpr("id", "id * 2 AS v", "CAST(NULL AS map<string,string>) AS _exact")
     lost = source.where("id <> 7")
     doubled = lost.unionAll(source.where("id = 500"))
@@ -109,7 +109,7 @@ def test_missing_extra_and_doubled_rows_are_told_apart(spark: SparkSession) -> N
     assert [(each.kind, each.key["id"]) for each in found.examples] == [("extra", "500"), ("extra", "5003"), ("missing", "7")]
 
 
-def test_a_row_that_is_there_twice_and_lacks_elsewhere_does_not_cancel_out(spark: SparkSession) -> None:
+def test_a_doubled_row_and_a_missing_one_do_not_cancel_out(spark: SparkSession) -> None:
     source = spark.range(200).selectExpr("id", "'same' AS v", "CAST(NULL AS map<string,string>) AS _exact")
     target = source.where("id <> 1").unionAll(source.where("id = 2"))
     found = _compare(source, target, "id")
@@ -133,7 +133,7 @@ def test_without_a_key_rows_are_counted_as_they_are(spark: SparkSession) -> None
     assert [(each.kind, each.key["v"]) for each in found.examples] == [("extra", "b"), ("missing", "a")]
 
 
-def test_a_key_that_its_type_cannot_hold_is_told_by_its_exact_text(spark: SparkSession) -> None:
+def test_a_key_beyond_its_type_is_shown_as_its_exact_text(spark: SparkSession) -> None:
     rows = "SELECT CAST(NULL AS decimal(5,2)) AS id, col1 AS v, map('id', col2) AS _exact FROM VALUES"
     found = _compare(spark.sql(f"{rows} (1, 'NaN'), (2, 'Infinity')"), spark.sql(f"{rows} (3, 'NaN'), (2, '-Infinity')"), "id")
     assert (found.missing, found.extra, found.different, found.columns) == (1, 1, 1, {"v": 1})

@@ -1,4 +1,4 @@
-"""Money moves between two tables, and whoever reads them together sees every transfer whole."""
+"""Transfers between two tables: a consistent read of both sees every transfer whole."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock import read_consistent
+from penstock.config.model import PipelineConfig
 from penstock.errors import ConfigError, EpochMissedError, NoTablesError, Recovery
-from penstock.pipeline.config import PipelineConfig
-from penstock.pipeline.epochs import Epoch, EpochLog
-from penstock.pipeline.states import TableState
+from penstock.pipeline.epoch_log import Epoch, EpochLog
+from penstock.pipeline.table_states import TableState
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.delta.sink import DeltaSink
 from penstock.sinks.iceberg.sink import IcebergSink
 from penstock.sinks.parquet.sink import ParquetSink
-from tests.fix_pipeline import Mirror, MirrorFactory
-from tests.fix_postgres import Database
-from tests.integration.pipeline.test_online import DEADLINE_SECONDS, Running, running
-from tests.waiting import wait_for
+from tests.support.fix_pipeline import Mirror, MirrorFactory
+from tests.support.fix_postgres import Database
+from tests.support.pipeline.running import DEADLINE_SECONDS, Running, running
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 TOTAL = 200
@@ -40,7 +40,7 @@ def _open_accounts(database: Database) -> None:
 
 
 def _totals(reads: Sequence[Mapping[str, DataFrame]]) -> list[tuple[int, int]]:
-    """What is on either account, in each of them, by one job. A log says it with its last row."""
+    """The total of either account in each read, in one job. In a log the last row has it."""
     frames = [
         tables[f"public.{name}"].selectExpr(f"{at} AS at", f"'{name}' AS name", "amount", f"{_place(tables)} AS place")
         for at, tables in enumerate(reads)
@@ -69,7 +69,7 @@ def _total(tables: Mapping[str, DataFrame]) -> tuple[int, int]:
 
 
 def _now(made: Mirror) -> tuple[int, int]:
-    """What whoever reads one table after the other sees."""
+    """The totals seen by a reader that reads one table after the other."""
     sink = made.open_sink()
     return _total({name: sink.read(TableName.parse(name)) for name in ("public.checking", "public.savings")})
 
@@ -120,13 +120,13 @@ def test_a_transfer_that_is_applied_to_one_table_only_is_not_seen(
             database.execute("UPDATE checking SET amount = amount - 30")
             database.execute("UPDATE savings SET amount = amount + 30")
         wait_for(lambda: _now(made)[0] == 70, "one half of the transfer")
-        assert _now(made) == (70, 100), "this is what tears"
+        assert _now(made) == (70, 100), "an inconsistent read"
         assert _total(read_consistent(spark, made.path)) == (100, 100)
         released.set()
         wait_for(lambda: _total(read_consistent(spark, made.path)) != (100, 100), "the other half")
         after = read_consistent(spark, made.path)
     assert _total(after) == (70, 130)
-    assert _total(before) == (100, 100), "what was given out does not change"
+    assert _total(before) == (100, 100), "returned rows do not change"
     assert _total(read_consistent(spark, made.path, at=str(before.position))) == (100, 100)
     assert _total(read_consistent(spark, made.path, at=after.commit_time)) == (70, 130)
     assert set(read_consistent(spark, made.path, tables=["public.savings"])) == {"public.savings"}
@@ -140,7 +140,7 @@ def test_a_transfer_that_is_applied_to_one_table_only_is_not_seen(
 def test_no_reader_sees_a_torn_transfer_under_load_nor_in_epochs_that_were_recorded(
     database: Database, mirror_into: MirrorFactory, spark: SparkSession, kind: str
 ) -> None:
-    """Files are written anew meanwhile, where the sink does that."""
+    """Files are rewritten during the test, in sinks that do so."""
     _open_accounts(database)
     done = threading.Event()
     made = mirror_into(kind, trigger="1 second", maintenance={"compact_after": 3, "checkpoint_after": 5})
@@ -176,7 +176,7 @@ def test_no_reader_sees_a_torn_transfer_under_load_nor_in_epochs_that_were_recor
     assert len(set(totals)) > 1
 
 
-def test_tables_in_postgres_are_refused_with_what_to_do_instead_which_works(
+def test_tables_in_postgres_are_refused_with_a_fix_that_works(
     database: Database, target_database: Database, mirror: MirrorFactory, spark: SparkSession
 ) -> None:
     _open_accounts(database)
@@ -184,8 +184,9 @@ def test_tables_in_postgres_are_refused_with_what_to_do_instead_which_works(
     made.run_once()
     ((before,),) = database.query("SELECT pg_current_wal_lsn()::text")
     database.execute("UPDATE checking SET amount = amount - 30; UPDATE savings SET amount = amount + 30")
-    ((after,),) = database.query("SELECT pg_current_wal_lsn()::text")
     made.run_once()
+    last = EpochLog(made.config.sink.root, made.config.pipeline).last()
+    assert last is not None
     with pytest.raises(ConfigError) as refused:
         read_consistent(spark, made.path)
     hint = refused.value.hint or ""
@@ -198,5 +199,5 @@ def test_tables_in_postgres_are_refused_with_what_to_do_instead_which_works(
         reached = connection.execute('SELECT DISTINCT "position"::text FROM penstock.applied').fetchall()
         amounts = connection.execute("SELECT c.amount, s.amount FROM copy_public.checking c, copy_public.savings s").fetchall()
     ((position,),) = reached
-    assert Position.parse(before) < Position.parse(position) <= Position.parse(after), "of the commit, whatever epochs came after it"
+    assert Position.parse(before) < Position.parse(position) <= last.position, "the end of the epoch that applied the commit"
     assert amounts == [(70, 130)]

@@ -1,4 +1,4 @@
-"""Rows that are refused, from the source to the letters, and by a replay to the target."""
+"""Rejected rows from the source to the dead-letter queue, and by a replay to the target."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pytest
 import yaml
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.orders import change_orders
-from penstock.pipeline.verification.verify import verify_tables
+from penstock.pipeline.table_overrides import change_overrides
+from penstock.pipeline.verify.verify import verify_tables
 from penstock.schema import TableName
-from tests.fix_pipeline import Mirror, MirrorFactory
-from tests.fix_postgres import Database
+from tests.support.fix_pipeline import Mirror, MirrorFactory
+from tests.support.fix_postgres import Database
 
 pytestmark = pytest.mark.spark
 
@@ -25,7 +25,7 @@ def _configure(made: Mirror, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_C08_refused_rows_are_put_aside_and_a_replay_makes_the_mirror_equal(
+def test_C08_rejected_rows_become_dead_letters_and_a_replay_makes_the_mirror_equal(
     spark: SparkSession, database: Database, mirror_into: MirrorFactory, kind: str
 ) -> None:
     database.execute("CREATE TABLE items (id int PRIMARY KEY, due date, size numeric); CREATE TABLE others (id int PRIMARY KEY)")
@@ -68,15 +68,15 @@ def test_C08_refused_rows_are_put_aside_and_a_replay_makes_the_mirror_equal(
     ]
 
     _configure(made, types={"on_unrepresentable": "null"})
-    change_orders(made.config.state, lambda orders: orders.replay_letters([ITEMS, SHARDS]))
-    made.run_once()  # nothing happens in the source meanwhile
+    change_overrides(made.config.state, lambda orders: orders.replay_dead_letters([ITEMS, SHARDS]))
+    made.run_once()  # the source is idle
     assert made.orders().replay == frozenset()
     found = made.compare()
     assert all(each.equal_but_held for each in found), found
     assert {str(each.table): each.held for each in found} == {**dict.fromkeys(held, 0), "public.cast_items": 1}
 
 
-def test_C08_rows_that_a_postgres_target_refuses_are_put_aside_and_a_replay_makes_the_mirror_equal(
+def test_C08_rows_rejected_by_a_postgres_target_become_dead_letters_and_a_replay_makes_the_mirror_equal(
     spark: SparkSession, database: Database, target_database: Database, mirror_into: MirrorFactory
 ) -> None:
     database.execute("CREATE TABLE items (id int PRIMARY KEY, size int); INSERT INTO items VALUES (1, 1), (2, 2), (3, 3)")
@@ -100,14 +100,14 @@ def test_C08_rows_that_a_postgres_target_refuses_are_put_aside_and_a_replay_make
     assert verify_tables(spark, made.config).equal_but_held
 
     target_database.execute("ALTER TABLE copy_public.items DROP CONSTRAINT small")
-    change_orders(made.config.state, lambda orders: orders.replay_letters([ITEMS]))
+    change_overrides(made.config.state, lambda orders: orders.replay_dead_letters([ITEMS]))
     made.run_once()
     assert target_database.query("SELECT id, size FROM copy_public.items ORDER BY id") == [(1, 100), (2, 20), (4, 400), (5, 5)]
     assert {status for _, status in _letters(spark, made, "public.items")} == {"replayed", "superseded"}
     assert all(each.equal_but_held for each in made.compare())
 
 
-def test_C08_a_log_in_parquet_lacks_just_the_changes_that_are_letters_until_they_are_replayed(
+def test_C08_a_parquet_log_lacks_exactly_its_dead_letters_until_they_are_replayed(
     spark: SparkSession, database: Database, mirror_into: MirrorFactory
 ) -> None:
     database.execute("CREATE TABLE items (id int PRIMARY KEY, due date); INSERT INTO items VALUES (1, '2024-01-01'), (2, 'infinity')")
@@ -120,12 +120,12 @@ def test_C08_a_log_in_parquet_lacks_just_the_changes_that_are_letters_until_they
     assert _letters(spark, made, "public.items") == [('{"id":2}', "open"), ('{"id":3}', "open")]
 
     _configure(made, types={"on_unrepresentable": "null"})
-    change_orders(made.config.state, lambda orders: orders.replay_letters([ITEMS]))
+    change_overrides(made.config.state, lambda orders: orders.replay_dead_letters([ITEMS]))
     made.run_once()
     assert sorted(map(tuple, made.rows("public.items", "id, _change_type"))) == sorted([*logged, (2, "snapshot"), (3, "insert")])
 
 
 def _letters(spark: SparkSession, made: Mirror, table: str) -> list[tuple[str, str]]:
-    """Their keys, and what became of them."""
+    """Their keys and their status."""
     letters = spark.read.parquet(str(made.config.sink.root / "penstock_dead_letters" / made.config.pipeline))
     return sorted((row["key"], row["status"]) for row in letters.where(letters["table"] == table).collect())

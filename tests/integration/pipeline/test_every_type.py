@@ -7,8 +7,8 @@ from datetime import date, datetime
 from decimal import Decimal
 
 from penstock.errors import UnrepresentableError
-from tests.fix_pipeline import MirrorFactory
-from tests.fix_postgres import Database
+from tests.support.fix_pipeline import MirrorFactory
+from tests.support.fix_postgres import Database
 
 _POINT = struct.pack("<dd", 2.5, -1).hex().upper()
 
@@ -97,7 +97,7 @@ def test_every_type_reaches_the_target_by_both_roads(database: Database, mirror:
     }
 
 
-def test_C08_a_value_beyond_its_type_stops_its_table_alone_where_it_is_told_to(database: Database, mirror: MirrorFactory) -> None:
+def test_C08_a_value_beyond_its_type_stops_only_its_table_with_policy_error(database: Database, mirror: MirrorFactory) -> None:
     for name in ("copied", "streamed"):
         database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, d date, n numeric); INSERT INTO {name} VALUES (1, '2024-01-01', 'NaN')")
     database.execute("INSERT INTO copied VALUES (2, 'infinity', 1)")

@@ -1,17 +1,17 @@
-"""Delta tables that were there before the pipeline."""
+"""Adoption of existing Delta tables."""
 
 from __future__ import annotations
 
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.fix_pipeline import MirrorFactory
-from tests.fix_postgres import Database
+from tests.support.fix_pipeline import MirrorFactory
+from tests.support.fix_postgres import Database
 
 pytestmark = pytest.mark.spark
 
 
-def test_K10_delta_tables_that_are_there_are_refused_adopted_or_replaced_as_the_rules_say(
+def test_K10_existing_delta_tables_are_refused_adopted_or_replaced_as_configured(
     spark: SparkSession, database: Database, mirror: MirrorFactory
 ) -> None:
     for name in ("kept", "adopted", "replaced"):
@@ -29,7 +29,7 @@ def test_K10_delta_tables_that_are_there_are_refused_adopted_or_replaced_as_the_
     for name in ("adopted", "replaced"):
         assert sorted(map(tuple, made.rows(f"public.{name}", "id, note"))) == [(1, "one"), (2, "two")]
     first = spark.read.format("delta").option("versionAsOf", 0).load(str(root / "adopted")).collect()
-    assert [tuple(row) for row in first] == [(7, "mine")], "its history goes on"
+    assert [tuple(row) for row in first] == [(7, "mine")], "its history continues"
     properties = spark.sql(f"SHOW TBLPROPERTIES delta.`{root / 'adopted'}`").collect()
     assert {row["key"]: row["value"] for row in properties}["delta.dataSkippingNumIndexedCols"] == "1"
     assert "delta.dataSkippingNumIndexedCols" not in str(spark.sql(f"SHOW TBLPROPERTIES delta.`{root / 'replaced'}`").collect())
@@ -39,7 +39,7 @@ def test_K10_delta_tables_that_are_there_are_refused_adopted_or_replaced_as_the_
     assert sorted(map(tuple, made.rows("public.adopted", "id, note"))) == [(1, "uno"), (2, "two")]
     assert sorted(map(tuple, made.rows("public.replaced", "id, note"))) == [(1, "one")]
 
-    # What another pipeline writes is not there for this one, whatever it holds.
+    # Targets of another pipeline do not exist for this one, whatever they hold.
     others = mirror(pipeline="other", tables=["public.adopted", {"table": "public.replaced", "existing": "refuse"}]).run_once()
     assert {name: (status.reason or "")[:8] for name, status in others.failed.items()} == {
         "public.adopted": "PEN-3001",

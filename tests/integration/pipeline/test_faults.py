@@ -1,4 +1,4 @@
-"""What a pipeline does when something is wrong: it names it, loses nothing, and lets the rest go on."""
+"""Faults in a running pipeline: it names the error, loses nothing, and other tables continue."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing_extensions import override
 from penstock.errors import AuthenticationError, NoTablesError, PipelineBusyError, PositionGapError, SlotMissingError, SystemChangedError
 from penstock.pipeline import pipeline
 from penstock.pipeline.checks.check import check_pipeline
-from penstock.pipeline.epochs import EpochLog
+from penstock.pipeline.epoch_log import EpochLog
 from penstock.pipeline.observer import EpochReport, PipelineObserver
-from penstock.pipeline.orders import change_orders
 from penstock.pipeline.pipeline import RunResult
 from penstock.pipeline.status import inspect_status
+from penstock.pipeline.table_overrides import change_overrides
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.delta.sink import DeltaSink
-from penstock.spool.layout import SpoolLayout
-from tests.fix_pipeline import Mirror, MirrorFactory, two_tables
-from tests.fix_postgres import Database
-from tests.holding import locked_elsewhere
+from penstock.spool.manifest import SpoolLayout
+from tests.support.fix_pipeline import Mirror, MirrorFactory, two_tables
+from tests.support.fix_postgres import Database
+from tests.support.holding import locked_elsewhere
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def test_the_slot_is_not_confirmed_before_the_sink_commit_is_durable(
     database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Invariant 1: at every moment, the slot is at or behind what every target holds."""
+    """Invariant 1: at every moment, the slot is at or behind the position of every target."""
     two_tables(database)
     both = mirror()
     both.run_once()
@@ -51,13 +51,14 @@ def test_the_slot_is_not_confirmed_before_the_sink_commit_is_durable(
     assert both.confirmed() <= EpochLog(both.config.sink.root, both.config.pipeline).last().position  # type: ignore[union-attr]
     result = both.run_once()
     both.assert_equal("public.good", "public.bad")
-    assert before < both.confirmed() <= result.position, "it follows what was recorded"
+    assert before < both.confirmed() <= result.position, "it follows the recorded epoch"
 
 
 def test_K06_one_bad_table_does_not_stop_the_others(database: Database, mirror: MirrorFactory) -> None:
-    """Invariant 10, K06: a change of shape that the target is not to follow fails that table alone, and stays failed.
+    """Invariant 10, K06: a schema change that the policy forbids fails that table only, and it stays failed.
 
-    S07: nothing may tell a table from the one that had its name before but the OID, and at rest it sends no change that would.
+    S07: only the OID distinguishes the table from the former one of the same name, and an idle table sends no
+    change.
     """
     two_tables(database)
     for name in ("anew", "moved"):
@@ -172,7 +173,7 @@ def test_a_slot_recreated_ahead_of_the_targets_is_detected(database: Database, m
     assert [row["id"] for row in both.rows("public.good")] == [1]
 
 
-def test_N10_a_removed_target_is_copied_anew_and_a_new_table_taken_up_while_the_others_go_on(
+def test_N10_a_removed_target_is_resynced_and_a_new_table_added_while_the_others_continue(
     database: Database, mirror: MirrorFactory
 ) -> None:
     two_tables(database)
@@ -183,7 +184,7 @@ def test_N10_a_removed_target_is_copied_anew_and_a_new_table_taken_up_while_the_
     database.execute("INSERT INTO good VALUES (2, 'b'); INSERT INTO bad VALUES (2, 'b')")
     database.execute("CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1), (2)")
     both.run_once(copied)
-    assert copied.taken() == ["public.bad", "public.late"], "the others' targets say that they have a copy"
+    assert copied.taken() == ["public.bad", "public.late"], "the other targets record a copy"
     database.execute("INSERT INTO late VALUES (3)")
     both.run_once(copied)
     assert copied.taken() == []
@@ -201,20 +202,20 @@ class Copied(PipelineObserver):
         self._tables.add(str(table))
 
     def taken(self) -> list[str]:
-        """Since the last time somebody asked."""
+        """Tables since the last call."""
         tables, self._tables = self._tables, set()
         return sorted(tables)
 
 
-def test_a_table_that_a_run_did_without_is_copied_anew_when_it_comes_back(database: Database, mirror: MirrorFactory) -> None:
+def test_a_table_that_a_run_left_out_is_resynced_when_it_returns(database: Database, mirror: MirrorFactory) -> None:
     two_tables(database)
     both, bad = mirror(), TableName("public", "bad")
     both.run_once()
-    change_orders(both.config.state, lambda orders: orders.remove([bad]))
+    change_overrides(both.config.state, lambda orders: orders.remove([bad]))
     database.execute("INSERT INTO good VALUES (2, 'b'); INSERT INTO bad VALUES (2, 'b')")
     both.run_once()
-    assert len(both.rows("public.bad")) == 1, "what it holds stays"
-    change_orders(both.config.state, lambda orders: orders.add([bad]))
+    assert len(both.rows("public.bad")) == 1, "its rows stay"
+    change_overrides(both.config.state, lambda orders: orders.add([bad]))
     both.run_once()
     both.assert_equal("public.good", "public.bad")
 
@@ -229,7 +230,7 @@ def test_two_pipelines_of_one_name_do_not_share_a_spool(database: Database, mirr
 
 
 def test_an_idle_pipeline_moves_its_position_forward(database: Database, mirror: MirrorFactory) -> None:
-    """H01, H02: other tables are busy; the slot advances without any change of ours."""
+    """H01, H02: other tables are busy; the slot advances without any change of the pipeline's tables."""
     two_tables(database)
     good = mirror(tables=["public.good"])
     first = good.run_once().position
@@ -247,7 +248,7 @@ class _Reports(PipelineObserver):
         self.reports.append(report)
 
 
-def test_status_tells_where_everything_stands(database: Database, mirror: MirrorFactory) -> None:
+def test_status_shows_all_positions(database: Database, mirror: MirrorFactory) -> None:
     two_tables(database)
     both = mirror()
     before = inspect_status(both.config)

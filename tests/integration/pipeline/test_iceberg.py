@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 
-from penstock.cli.table_orders import order
-from penstock.pipeline.checks.places import check_places
-from penstock.pipeline.sinks import open_targets
+from penstock.cli.table_commands import order
+from penstock.pipeline.checks.environment import check_places
+from penstock.pipeline.sink_factory import open_targets
 from penstock.schema import TableName
-from tests.fix_pipeline import MirrorFactory
-from tests.fix_postgres import Database
-from tests.integration.sinks.iceberg_lake import new_catalog
+from tests.support.fix_pipeline import MirrorFactory
+from tests.support.fix_postgres import Database
+from tests.support.sinks.iceberg_lake import new_catalog
 
 _TABLES = """
 CREATE SCHEMA "odd schema";
@@ -51,12 +51,12 @@ def test_a_pipeline_into_iceberg_equals_its_source_after_every_kind_of_change(da
     database.execute(_CHANGES)
     before = made.run_once().position
     made.assert_equal('"odd schema".It\'s', "public.items", "public.nameless", "public.shards")
-    # Without Spark's checkpoint and the spool, every table says by itself how far it is.
+    # Without Spark's checkpoint and the spool, each table's applied position is in the target.
     shutil.rmtree(made.config.checkpoint)
     shutil.rmtree(made.config.spool)
     database.execute("TRUNCATE items; INSERT INTO items (id, small) VALUES (1, 1)")
     database.execute('DELETE FROM "odd schema"."It\'s" WHERE "the key" = \'-infinity\'')
-    order(made.path, ["public.items"], "renew")
+    order(made.path, ["public.items"], "resync")
     assert made.run_once().position > before
     made.assert_equal('"odd schema".It\'s', "public.items", "public.nameless", "public.shards")
     target = open_targets(made.config).load_target(TableName("public", "items"))

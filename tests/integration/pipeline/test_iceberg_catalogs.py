@@ -1,4 +1,4 @@
-"""A pipeline into Iceberg, in a catalog that is a database or a server: from the first row to the comparison with the source."""
+"""A pipeline into Iceberg with a JDBC or REST catalog: from the first row to the comparison with the source."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.table_orders import order
-from tests.fix_catalog import Described, Kind
-from tests.fix_pipeline import Mirror, MirrorFactory
-from tests.fix_postgres import Database
-from tests.integration.sinks.iceberg_lake import new_catalog
+from penstock.cli.table_commands import order
+from tests.support.fix_catalog import Described, Kind
+from tests.support.fix_pipeline import Mirror, MirrorFactory
+from tests.support.fix_postgres import Database
+from tests.support.sinks.iceberg_lake import new_catalog
 
 _TABLES = """
 CREATE SCHEMA "odd schema";
@@ -51,10 +51,11 @@ def test_a_pipeline_into_a_catalog_of_others_equals_its_source_after_every_kind_
     database.execute(_CHANGES)
     made.run_once()
     made.assert_equal(*_NAMES)
-    # Without Spark's checkpoint and the spool, every table says by itself how far it is; one is copied anew, into a shadow.
+    # Without Spark's checkpoint and the spool, each table's applied position is in the target; one is resynced,
+    # through a shadow.
     shutil.rmtree(made.config.checkpoint)
     shutil.rmtree(made.config.spool)
     database.execute("DELETE FROM items WHERE id < 10")
-    order(made.path, ["public.items"], "renew")
+    order(made.path, ["public.items"], "resync")
     made.run_once()
     made.assert_equal(*_NAMES)

@@ -1,4 +1,4 @@
-"""Epochs of a few changes are worked out by the driver, all others by executors; both come to the same tables."""
+"""The driver applies epochs of a few changes, executors apply the others; the targets are equal."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from penstock.sinks.delta.task import run_part
+from penstock.sinks.delta.epoch import write_epoch
 from penstock.sinks.executors import SparkExecutors
 from penstock.sinks.iceberg.files import write_epoch as write_iceberg
 from penstock.sinks.parquet.files import write_epoch as write_parquet
-from tests.fix_pipeline import MirrorFactory
-from tests.fix_postgres import Database
-from tests.integration.sinks.iceberg_lake import new_catalog
+from tests.support.fix_pipeline import MirrorFactory
+from tests.support.fix_postgres import Database
+from tests.support.sinks.iceberg_lake import new_catalog
 
 MANY = "INSERT INTO {0} SELECT g, repeat(md5(g::text), 10) FROM generate_series(1000, 3000) g"
 FEW = "INSERT INTO {0} SELECT g, 'few' FROM generate_series(10, 20) g"
 CHANGED = "UPDATE {0} SET v = 'changed' WHERE id = 1"
 UNKNOWN = "UPDATE {0} SET n = n + 1 WHERE id = 2"
-"""The new row lacks a long value, which has to be looked for."""
+"""The new row lacks a long value, which has to be looked up."""
 
 Work = dict[Callable[..., Any], list[bool]]
 
@@ -43,14 +43,14 @@ def _sink(kind: str) -> dict[str, Any]:
 
 
 BY_SINK: dict[str, tuple[Callable[..., Any], dict[str, list[bool]]]] = {
-    "delta": (run_part, {FEW: [True], MANY: [False], CHANGED: [False]}),
+    "delta": (write_epoch, {FEW: [True], MANY: [False], CHANGED: [False]}),
     "iceberg": (write_iceberg, {FEW: [True], MANY: [False], CHANGED: [True], UNKNOWN: [True, False]}),
     "parquet": (write_parquet, {FEW: [True], MANY: [False], CHANGED: [True]}),
 }
 
 
 @pytest.mark.parametrize("kind", BY_SINK)
-def test_the_driver_does_what_depends_on_few_changes_alone(database: Database, mirror: MirrorFactory, work: Work, kind: str) -> None:
+def test_the_driver_alone_applies_epochs_of_few_changes(database: Database, mirror: MirrorFactory, work: Work, kind: str) -> None:
     function, statements = BY_SINK[kind]
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text, n int DEFAULT 0)")
     database.execute("ALTER TABLE t ALTER v SET STORAGE EXTERNAL")

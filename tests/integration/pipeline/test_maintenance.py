@@ -1,4 +1,4 @@
-"""Tables are looked after while epochs go on and somebody reads them, and stay what the source is."""
+"""Maintenance during epochs and reads: targets stay equal to the source."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import pytest
 from pyspark.sql import SparkSession
 from typing_extensions import override
 
-from penstock.pipeline.maintenance_config import MaintenanceConfig
-from penstock.pipeline.states import TableState
+from penstock.config.sink import MaintenanceConfig
+from penstock.pipeline.table_states import TableState
+from penstock.sinks.base import MaintenanceSettings
 from penstock.sinks.delta.state import newest_checkpoint
 from penstock.sinks.iceberg import maintenance as iceberg_maintenance
 from penstock.sinks.iceberg.state import load_metadata
-from penstock.sinks.upkeep import Upkeep
-from tests.fix_pipeline import Mirror, MirrorFactory
-from tests.fix_postgres import Database
-from tests.integration.pipeline.test_online import DEADLINE_SECONDS, running
-from tests.waiting import wait_for
+from tests.support.fix_pipeline import Mirror, MirrorFactory
+from tests.support.fix_postgres import Database
+from tests.support.pipeline.running import DEADLINE_SECONDS, running
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.spark
 
 TABLE = "public.items"
-UPKEEP = Upkeep(compact_after=4, checkpoint_after=5, keep_seconds=10.0, versions=1000, hold_seconds=5.0)
+UPKEEP = MaintenanceSettings(compact_after=4, checkpoint_after=5, keep_seconds=10.0, versions=1000, hold_seconds=5.0)
 
 
 class Table:
@@ -41,7 +41,7 @@ class Table:
 
     @property
     def is_kept(self) -> bool:
-        """Whether both have been seen, not always at once: what says so may expire, too."""
+        """Whether both were seen, not necessarily at the same time, since the evidence may expire."""
         found = self.standing
         self._has_been |= {name for name in ("is_cut", "is_compacted") if found[name]}
         return len(self._has_been) == 2
@@ -54,7 +54,7 @@ class DeltaTable(Table):
 
     @property
     def behind(self) -> int:
-        """How many commits somebody reads who opens it."""
+        """The number of commits that a new reader has to read."""
         return self.commits[-1] - newest_checkpoint(self.path)
 
     @property
@@ -82,16 +82,16 @@ class IcebergTable(Table):
 def make(
     mirror_into: MirrorFactory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> Iterator[Callable[[str], Mirror]]:
-    """Looked after as if a week had some seconds. A rewrite may be cut off by the end of the run; nothing else of it may fail."""
+    """Maintenance with very short intervals. The end of the run may cut off a rewrite; nothing else may fail."""
     caplog.set_level(logging.WARNING, "penstock")
     monkeypatch.setattr(MaintenanceConfig, "delta", property(lambda _: UPKEEP))
     monkeypatch.setattr(iceberg_maintenance, "EXPIRE_EVERY", 5)
     yield lambda kind: mirror_into(kind, maintenance={"compact_after": 4, "keep": "4 seconds" if kind == "iceberg" else None})
-    assert not [record for record in caplog.get_records("call") if "could not be maintained" in record.message], caplog.text
+    assert not [record for record in caplog.get_records("call") if "maintenance failed" in record.message], caplog.text
 
 
 @pytest.mark.parametrize("kind", ["delta", "iceberg"])
-def test_a_table_that_changes_all_the_while_stays_small_current_and_readable(
+def test_a_table_under_constant_change_stays_small_current_and_readable(
     kind: str, database: Database, make: Callable[[str], Mirror], spark: SparkSession, tmp_path: Path
 ) -> None:
     database.execute("CREATE TABLE items (id int PRIMARY KEY, n int, note text)")
@@ -101,7 +101,7 @@ def test_a_table_that_changes_all_the_while_stays_small_current_and_readable(
     table: Table = DeltaTable(place) if kind == "delta" else IcebergTable(place)
 
     def write() -> None:
-        """Every row of every file so far may go, while its file is made one with others."""
+        """Every row of every file may be deleted while its file is merged."""
         database.execute("UPDATE items SET n = n + 1 WHERE id % 7 = floor(random() * 7)")
         database.execute("DELETE FROM items WHERE id = 1 + floor(random() * 20)")
         database.execute("INSERT INTO items SELECT max(id) + 1, 0, max(id)::text FROM items")
@@ -124,7 +124,7 @@ def test_a_table_that_changes_all_the_while_stays_small_current_and_readable(
 
 
 def _check_read_beside(spark: SparkSession, table: DeltaTable, write: Callable[[], None]) -> None:
-    """Somebody reads a version that is kept while others come after it; whoever opens the table has few commits to read."""
+    """A reader keeps an old version open while newer ones are written; a new reader has few commits to read."""
     version = table.commits[-1]
     then = _rows(spark, table.path, version)
 
@@ -138,7 +138,7 @@ def _check_read_beside(spark: SparkSession, table: DeltaTable, write: Callable[[
 
 
 def _check_from_outside(spark: SparkSession, table: DeltaTable, database: Database, copy: Path) -> None:
-    """To somebody who has never seen it, and finds no more of the log than there is."""
+    """A reader without cached state, to which only the current log is available."""
     shutil.copytree(table.path, copy)
     found = DeltaTable(copy)
     commits = found.commits

@@ -1,4 +1,4 @@
-"""The whole path, from a statement in Postgres to a row in Delta."""
+"""The whole path from a statement in Postgres to a row in Delta."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from decimal import Decimal
 
 import pytest
 
-from penstock.pipeline.states import TableState
+from penstock.pipeline.table_states import TableState
 from penstock.testing.shop import ShopWorkload, create_shop
-from tests.fix_pipeline import MirrorFactory
-from tests.fix_postgres import Database
+from tests.support.fix_pipeline import MirrorFactory
+from tests.support.fix_postgres import Database
 
 _EVERYDAY = """
 CREATE TABLE everyday (
@@ -66,7 +66,7 @@ def test_a_value_is_the_same_by_snapshot_and_by_stream(database: Database, mirro
     assert rows[2]["n"] == Decimal("3.000")
 
 
-def test_what_a_column_cannot_hold_stands_in_exact(database: Database, mirror: MirrorFactory) -> None:
+def test_value_beyond_its_column_is_in_exact(database: Database, mirror: MirrorFactory) -> None:
     database.execute(_EVERYDAY)
     database.execute(_EVERYDAY_ROWS.format(base=0))
     everyday = mirror()
@@ -93,7 +93,9 @@ def test_there_is_no_gap_and_no_overlap_between_snapshot_and_stream(database: Da
 
 
 def test_N02_a_transaction_open_while_the_snapshot_is_taken_is_counted_once(database: Database, mirror: MirrorFactory) -> None:
-    """N02: creating the snapshot waits for it, or its changes come through the stream; never both, never neither."""
+    """N02: creating the snapshot waits for the transaction, or its changes are streamed; never both, never
+    neither.
+    """
     database.execute("CREATE TABLE t (id int PRIMARY KEY, v text); CREATE TABLE other (id int PRIMARY KEY)")
     database.execute("INSERT INTO t VALUES (1, 'before')")
     items = mirror()
@@ -172,7 +174,7 @@ def test_every_replica_identity_that_names_rows_is_mirrored(database: Database, 
 def test_T33_a_key_with_a_generated_column_fails_its_table_once_where_the_stream_does_not_carry_it(
     database: Database, mirror: MirrorFactory, postgres_version: int
 ) -> None:
-    """Its keys would seem to change with every epoch. By whole rows, and as a log, it goes on."""
+    """Its key would seem to change with every epoch. With whole rows, and as a log, it works."""
     for name in ("keyed", "whole", "log"):
         database.execute(f"CREATE TABLE {name} (a int, b int, g int GENERATED ALWAYS AS (b / 2) STORED, PRIMARY KEY (a, g))")
         database.execute(f"INSERT INTO {name} VALUES (1, 1), (1, 2), (2, 1)")

@@ -1,4 +1,4 @@
-"""Every mode, from a statement in Postgres to a row in Delta or Iceberg: an epoch with all that may happen to a key, and a crash."""
+"""Every table mode, from Postgres to Delta or Iceberg: an epoch with every change of a key, and a crash."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.epochs import Epoch, EpochLog
-from penstock.pipeline.states import TableState, TableStatus
-from penstock.pipeline.verification.comparing import Comparison
+from penstock.pipeline.epoch_log import Epoch, EpochLog
+from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.pipeline.verify.compare import Comparison
 from penstock.position import Position
-from tests.fix_pipeline import LakeFactory, Mirror
-from tests.fix_postgres import Database
-from tests.integration.pipeline.altering import Telling
+from tests.support.fix_pipeline import LakeFactory, Mirror
+from tests.support.fix_postgres import Database
+from tests.support.pipeline.altering import Telling
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -30,7 +30,7 @@ TABLES = [
 PUBLISHED = {"delta": "FOR ALL TABLES", "iceberg": "FOR TABLES IN SCHEMA public"}
 
 PLACES = ("", "_kept", "_versions")
-"""Of what comes to the same rows in every mode but a log."""
+"""Cases whose rows are the same in every mode except the log."""
 K02 = "CREATE TABLE {0} (id int PRIMARY KEY, v text)"
 K03 = """
     CREATE TABLE {0} (v text, b int, n int, a text, PRIMARY KEY (a, b));
@@ -144,7 +144,7 @@ STEPS = {
 
 
 def _in_every_order(table: str) -> list[str]:
-    """Each order twice: in transactions of their own, and, under another key, in one."""
+    """Each order twice: in separate transactions, and, under another key, in one."""
     alone = [STEPS[step].format(table, key, order[: at + 1]) for key, order in ORDERS.items() for at, step in enumerate(order)]
     at_once = [
         "; ".join(STEPS[step].format(table, 100 + key, order[: at + 1]) for at, step in enumerate(order)) for key, order in ORDERS.items()
@@ -153,7 +153,7 @@ def _in_every_order(table: str) -> list[str]:
 
 
 @dataclass
-class Told:
+class Results:
     statuses: dict[str, TableStatus] = field(default_factory=dict)
     compared: dict[str, Comparison] = field(default_factory=dict)
     rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
@@ -177,7 +177,7 @@ def _begin(database: Database, kind: str) -> None:
 
 
 def _change(database: Database) -> None:
-    """K02: what comes while nobody runs comes in one epoch."""
+    """K02: changes made while no pipeline runs arrive in one epoch."""
     for name, (_, changes) in CASES.items():
         for statement in changes:
             database.execute(statement.format(name))
@@ -192,7 +192,7 @@ class _CrashError(Exception):
 
 
 def _crash(database: Database, lake: Mirror) -> None:
-    """K01: the targets have the epoch, and nobody has written down that they do."""
+    """K01: the targets hold the epoch, but it is not recorded."""
     goal = Position.parse(database.query("SELECT pg_current_wal_insert_lsn()::text")[0][0])
     record = EpochLog.record
 
@@ -203,7 +203,7 @@ def _crash(database: Database, lake: Mirror) -> None:
         record(log, epoch)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.pipeline.epochs.EpochLog.record", crash)
+        patch.setattr("penstock.pipeline.epoch_log.EpochLog.record", crash)
         with pytest.raises(Exception, match="_CrashError"):
             lake.run_once()
     assert len(lake.rows("public.k16_changes")) == 6
@@ -217,15 +217,15 @@ def _change_after(database: Database) -> None:
 
 
 @pytest.fixture(scope="module", params=["delta", "iceberg"])
-def told(lake_of: LakeFactory, request: pytest.FixtureRequest) -> Told:
-    """One pipeline for all of it; the publication is somebody else's, and the event trigger is there."""
+def results(lake_of: LakeFactory, request: pytest.FixtureRequest) -> Results:
+    """One pipeline for all cases; the publication belongs to another owner, and the event trigger exists."""
     database, lake = lake_of(request.param, tables=TABLES, source={"event_trigger": True, "publication": "everything", "old_rows": True})
     _begin(database, request.param)
     assert not lake.run_once().failed
     _change(database)
     _crash(database, lake)
     _change_after(database)
-    seen, found = Telling(), Told()
+    seen, found = Telling(), Results()
     found.statuses = lake.run_once(seen).tables
     found.copied = seen.copied
     found.compared = {each.table.name: each for each in lake.compare()}
@@ -248,38 +248,38 @@ def _versions(lake: Mirror, name: str) -> dict[Any, list[tuple[Any, ...]]]:
 KEYS: Mapping[str, str] = {"k03_versions": "a, b"}
 
 
-def test_K01_an_epoch_that_was_applied_and_not_recorded_is_not_applied_again(told: Told) -> None:
+def test_K01_an_epoch_that_was_applied_and_not_recorded_is_not_applied_again(results: Results) -> None:
     """A log would have its changes twice."""
     for name, changes in (("changes", 11), ("k16_changes", 6)):
-        assert len(told.rows[name]) == len({row[:4] for row in told.rows[name]}) == changes
-    told.assert_equal("k02", "k03", "k04", "heap")
+        assert len(results.rows[name]) == len({row[:4] for row in results.rows[name]}) == changes
+    results.assert_equal("k02", "k03", "k04", "heap")
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_K02_every_order_of_changes_of_one_key_in_one_epoch_comes_to_the_last_of_them(told: Told, place: str) -> None:
-    told.assert_equal(f"k02{place}")
+def test_K02_every_order_of_changes_of_one_key_in_one_epoch_gives_the_last_of_them(results: Results, place: str) -> None:
+    results.assert_equal(f"k02{place}")
 
 
-def test_K02_keys_that_ended_deleted_are_kept_as_that(told: Told) -> None:
-    deleted = {key for key, is_deleted in told.rows["k02_kept"] if is_deleted}
+def test_K02_keys_that_ended_deleted_are_kept_as_that(results: Results) -> None:
+    deleted = {key for key, is_deleted in results.rows["k02_kept"] if is_deleted}
     ended = {key + more for key, order in ORDERS.items() for more in (0, 100) if order[-1] == "d" and key <= THERE}
     assert ended <= deleted
     assert not deleted & {key + more for key, order in ORDERS.items() for more in (0, 100) if order[-1] != "d"}
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_K03_rows_are_told_apart_by_all_of_a_key_wherever_it_stands(told: Told, place: str) -> None:
-    told.assert_equal(f"k03{place}")
+def test_K03_rows_are_identified_by_all_columns_of_a_key_in_any_order(results: Results, place: str) -> None:
+    results.assert_equal(f"k03{place}")
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_K04_K05_a_value_that_did_not_travel_is_the_last_that_did_or_the_old_keys(told: Told, place: str) -> None:
-    told.assert_equal(f"k04{place}")
+def test_K04_K05_a_value_that_did_not_travel_is_the_last_that_did_or_the_old_keys(results: Results, place: str) -> None:
+    results.assert_equal(f"k04{place}")
 
 
-def test_K05_K16_every_mode_holds_what_the_source_had_and_has(told: Told) -> None:
-    told.assert_equal("heap", "kept", "versions")
-    assert told.rows["kept"] == [
+def test_K05_K16_every_mode_holds_the_current_and_former_rows_of_the_source(results: Results) -> None:
+    results.assert_equal("heap", "kept", "versions")
+    assert results.rows["kept"] == [
         (1, 1, 4000, False, False),
         (2, 7, 5, False, False),
         (3, 0, 4000, True, True),
@@ -287,7 +287,7 @@ def test_K05_K16_every_mode_holds_what_the_source_had_and_has(told: Told) -> Non
         (5, 0, 4000, False, False),
         (30, 0, 4000, False, False),
     ]
-    assert told.rows["versions"] == [
+    assert results.rows["versions"] == [
         (1, 0, 4000, False, False, True),
         (1, 1, 4000, True, True, True),
         (2, 0, 4000, False, False, True),
@@ -297,7 +297,7 @@ def test_K05_K16_every_mode_holds_what_the_source_had_and_has(told: Told) -> Non
         (5, 0, 4000, True, True, True),
         (30, 0, 4000, True, True, True),
     ]
-    assert [row[2:] for row in told.rows["changes"]] == [
+    assert [row[2:] for row in results.rows["changes"]] == [
         *(("snapshot", at, None) for at in range(1, 6)),
         ("update_postimage", 1, ["long"]),
         ("delete", 2, None),
@@ -308,11 +308,11 @@ def test_K05_K16_every_mode_holds_what_the_source_had_and_has(told: Told) -> Non
     ]
 
 
-def test_K16_a_truncate_closes_every_version_and_a_log_has_it_in_its_place(told: Told) -> None:
-    told.assert_equal("k16_kept", "k16_versions")
-    assert told.rows["k16_kept"] == [(1, "again", False), (2, "a", True), (3, "a", True)]
-    assert told.rows["k16_versions"] == [(1, "a", False), (1, "again", True), (1, "b", False), (2, "a", False), (3, "a", False)]
-    assert [row[2:] for row in told.rows["k16_changes"]] == [
+def test_K16_a_truncate_closes_every_version_and_a_log_has_it_in_its_place(results: Results) -> None:
+    results.assert_equal("k16_kept", "k16_versions")
+    assert results.rows["k16_kept"] == [(1, "again", False), (2, "a", True), (3, "a", True)]
+    assert results.rows["k16_versions"] == [(1, "a", False), (1, "again", True), (1, "b", False), (2, "a", False), (3, "a", False)]
+    assert [row[2:] for row in results.rows["k16_changes"]] == [
         *(("snapshot", at, "a") for at in (1, 2, 3)),
         ("update_postimage", 1, "b"),
         ("truncate", None, None),
@@ -321,10 +321,10 @@ def test_K16_a_truncate_closes_every_version_and_a_log_has_it_in_its_place(told:
 
 
 @pytest.mark.parametrize("name", HISTORIES)
-def test_K16_versions_neither_overlap_nor_leave_two_current_after_a_crash(told: Told, name: str) -> None:
-    told.assert_equal(name)
-    assert told.versions[name]
-    for key, versions in told.versions[name].items():
+def test_K16_versions_neither_overlap_nor_leave_two_current_after_a_crash(results: Results, name: str) -> None:
+    results.assert_equal(name)
+    assert results.versions[name]
+    for key, versions in results.versions[name].items():
         for (begin, end, is_current), (following, _, _) in itertools.pairwise(versions):
             assert not is_current, key
             assert begin < end <= following, key
@@ -334,14 +334,14 @@ def test_K16_versions_neither_overlap_nor_leave_two_current_after_a_crash(told: 
 
 
 @pytest.mark.parametrize("name", ["s02", "s02_versions"])
-def test_S02_S03_a_drop_and_an_add_between_which_nobody_wrote_are_followed_with_an_event_trigger(told: Told, name: str) -> None:
-    """Without it a mirror is copied anew, and a history stops: neither can tell which column became which."""
-    assert not told.copied
-    told.assert_equal(name)
+def test_S02_S03_a_drop_and_an_add_without_a_write_in_between_are_followed_with_an_event_trigger(results: Results, name: str) -> None:
+    """Without it a mirror is resynced and a history fails: neither can map the columns."""
+    assert not results.copied
+    results.assert_equal(name)
     if name == "s02":
-        assert told.rows[name] == [(1, None, 2, 3), (2, "two", 2, None)]
+        assert results.rows[name] == [(1, None, 2, 3), (2, "two", 2, None)]
     else:
-        assert told.rows[name] == [
+        assert results.rows[name] == [
             (1, "one", 1, None, False),
             (1, None, 2, 3, True),
             (1, None, 2, None, False),
@@ -349,23 +349,23 @@ def test_S02_S03_a_drop_and_an_add_between_which_nobody_wrote_are_followed_with_
         ]
 
 
-def test_S08_a_table_that_is_made_while_nobody_runs_is_copied_also_where_the_publication_has_it_by_itself(told: Told) -> None:
-    told.assert_equal("s08")
+def test_S08_a_table_created_while_no_pipeline_runs_is_copied_also_where_the_publication_already_has_it(results: Results) -> None:
+    results.assert_equal("s08")
 
 
-def test_K15_a_log_has_old_rows_and_new_ones_where_they_are_asked_for(told: Told) -> None:
-    assert [row[2:] for row in told.rows["images"]] == [
+def test_K15_a_log_has_old_and_new_rows_if_requested(results: Results) -> None:
+    assert [row[2:] for row in results.rows["images"]] == [
         *(("snapshot", at, 0) for at in range(1, 4)),
         *(("update_preimage", 1, 0), ("update_postimage", 1, 7)),
         *(("update_preimage", 1, 7), ("update_postimage", 1, 1)),
         ("delete", 2, 0),
         *(("delete", 3, 0), ("insert", 30, 0)),
     ]
-    told.assert_equal("whole")
+    results.assert_equal("whole")
 
 
-def test_K15_behind_a_filter_an_old_row_is_there_if_it_was_in_it(told: Told) -> None:
-    assert [row[2:] for row in told.rows["few"]] == [
+def test_K15_behind_a_filter_an_old_row_is_kept_if_it_passed_the_filter(results: Results) -> None:
+    assert [row[2:] for row in results.rows["few"]] == [
         *(("snapshot", at, 0) for at in range(1, 4)),
         *(("update_preimage", 1, 0), ("delete", 1, None)),
         ("update_postimage", 1, 1),

@@ -1,90 +1,29 @@
-"""Tables that come, go, rest and are renewed while the pipeline runs."""
+"""Tables that are added, removed, paused and resynced while the pipeline runs."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
 import pytest
 import yaml
+from typing_extensions import override
 
-from penstock.cli.table_orders import order
+from penstock.cli.table_commands import order
 from penstock.errors import NoTablesError, SinkRefusedError
-from penstock.pipeline import roster, tables
-from penstock.pipeline.config import load_config
+from penstock.pipeline import table_reconciler as roster
+from penstock.pipeline import table_selection as tables
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.pipeline import RunResult
-from penstock.pipeline.states import TableState
-from penstock.position import Position
+from penstock.pipeline.table_states import TableState
 from penstock.schema import TableName
 from penstock.sinks.delta.sink import DeltaSink
 from penstock.testing.streams import wait_for
-from tests.fix_pipeline import Mirror, MirrorFactory
-from tests.fix_postgres import Database
+from tests.support.fix_pipeline import Mirror, MirrorFactory
+from tests.support.fix_postgres import Database
+from tests.support.pipeline.running import DEADLINE_SECONDS, Running, running
 
 pytestmark = pytest.mark.spark
-DEADLINE_SECONDS = 240.0
-
-
-class Running:
-    """A pipeline that runs in a thread of its own."""
-
-    def __init__(self, mirror: Mirror, observer: PipelineObserver | None = None) -> None:
-        self.mirror = mirror
-        self.pipeline = mirror.pipeline(observer, reload=lambda: load_config(mirror.path))
-        self.result: RunResult | None = None
-        self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="pipeline")
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.result = self.pipeline.run()
-        except BaseException as error:  # noqa: BLE001 it is raised in the test's own thread
-            self.failure = error
-
-    def state(self, table: str) -> TableState | None:
-        if self.failure is not None:
-            raise self.failure
-        status = self.pipeline.statuses.get(TableName.parse(table))
-        return status.state if status is not None else None
-
-    def wait_for_state(self, table: str, state: TableState | None) -> None:
-        wait_for(lambda: self.state(table) is state, f"{table} to be {state}", lambda: self.pipeline.statuses, DEADLINE_SECONDS)
-
-    def wait_for_rows(self, table: str, count: int) -> None:
-        def there() -> bool:
-            return self.failure is not None or len(self.mirror.rows(table)) == count
-
-        wait_for(there, f"{count} rows of {table}", lambda: self.pipeline.statuses, DEADLINE_SECONDS)
-        assert self.failure is None, self.failure
-
-    def wait_for_position(self, position: Position) -> None:
-        def there() -> bool:
-            return self.failure is not None or self.pipeline.position >= position
-
-        wait_for(there, f"everything up to {position}", lambda: self.pipeline.statuses, DEADLINE_SECONDS)
-        assert self.failure is None, self.failure
-
-    def order(self, what: str, table: str) -> None:
-        order(self.mirror.path, [table], what)
-
-    def stop(self) -> None:
-        self.pipeline.stop()
-        self._thread.join(DEADLINE_SECONDS)
-        assert not self._thread.is_alive()
-        if self.failure is not None:
-            raise self.failure
-
-
-@contextmanager
-def running(mirror: Mirror, observer: PipelineObserver | None = None) -> Iterator[Running]:
-    made = Running(mirror, observer)
-    try:
-        yield made
-    finally:
-        made.stop()
 
 
 @contextmanager
@@ -92,8 +31,8 @@ def begun_before_any_table(database: Database, mirror: Mirror, monkeypatch: pyte
     """No pattern matches yet: the run waits, and says so. Then the first table is created."""
     told: list[str] = []
     observer = PipelineObserver()
-    monkeypatch.setattr(observer, "interrupted", lambda reason, _: told.append(reason))
-    monkeypatch.setattr(tables, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(observer, "announced", told.append)
+    monkeypatch.setattr(tables, "_QUERY_SECONDS", 0.2)
     with running(mirror, observer) as run:
         wait_for(lambda: bool(told) or run.failure is not None, "a word about the wait", lambda: run.failure, DEADLINE_SECONDS)
         assert run.failure is None, run.failure
@@ -155,8 +94,10 @@ def test_N11_N14_tables_join_rest_and_leave_while_the_others_go_on(
 def test_P08_a_table_that_leaves_the_publication_of_a_running_pipeline_fails_alone(
     database: Database, mirror: MirrorFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether it is back by the time anybody looks or not: its changes in between are in no log."""
-    monkeypatch.setattr(roster, "_LOOK_SECONDS", 1.0)
+    """Its changes while it was unpublished are in no log, whether or not it is published again at the next
+    check.
+    """
+    monkeypatch.setattr(roster, "_QUERY_SECONDS", 1.0)
     for name in ("good", "out", "back"):
         database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1)")
     made = mirror()
@@ -177,7 +118,7 @@ def test_P08_a_table_that_leaves_the_publication_of_a_running_pipeline_fails_alo
         run.wait_for_rows("public.good", 2)
         # as the remedy says
         for name in ("out", "back"):
-            run.order("renew", f"public.{name}")
+            run.order("resync", f"public.{name}")
             run.wait_for_state(f"public.{name}", TableState.STREAMING)
         database.execute("INSERT INTO out VALUES (4); INSERT INTO back VALUES (4)")
         run.wait_for_rows("public.out", 3)
@@ -206,13 +147,13 @@ def test_N11_N13_a_table_is_renewed_beside_its_target_and_takes_its_place(
         # a shadow that cannot take its target's place costs the target nothing
         with monkeypatch.context() as patch:
             patch.setattr(DeltaSink, "replace", _refuse)
-            run.order("renew", "public.t")
+            run.order("resync", "public.t")
             database.execute("INSERT INTO t VALUES (202, 'beside'); DELETE FROM t WHERE id = 1")
             wait_for(lambda: not made.orders().resync, "the order to be given up", lambda: run.pipeline.statuses, DEADLINE_SECONDS)
         run.wait_for_rows("public.t", 200)
         assert {202, 2} <= {row["id"] for row in made.rows("public.t")}
-        run.order("renew", "public.t")
-        run.order("renew", "public.broken")
+        run.order("resync", "public.t")
+        run.order("resync", "public.broken")
         database.execute("UPDATE t SET v = 'changed' WHERE id = 3; DELETE FROM t WHERE id = 4")
         wait_for(lambda: not made.orders().resync, "the orders to be carried out", lambda: run.pipeline.statuses, DEADLINE_SECONDS)
         run.wait_for_state("public.broken", TableState.STREAMING)
@@ -221,6 +162,78 @@ def test_N11_N13_a_table_is_renewed_beside_its_target_and_takes_its_place(
     made.run_once()
     made.assert_equal("public.t", "public.broken")
     assert not list((made.config.sink.root / "penstock_shadows").rglob("*.parquet"))
+
+
+class _RemovedWhileCopied(PipelineObserver):
+    """Removes a table after its first chunk, which returns only when the table has left."""
+
+    def __init__(self, mirror: Mirror) -> None:
+        self._mirror = mirror
+        self._left = threading.Event()
+        self.on_left: Callable[[], None] = lambda: None
+        self.resumed: list[TableName] = []
+
+    @override
+    def table_left(self, table: TableName) -> None:
+        self._left.set()
+
+    @override
+    def snapshot_resumed(self, table: TableName, done: int, chunks: int) -> None:
+        self.resumed.append(table)
+
+    @override
+    def snapshot_advanced(self, table: TableName, chunks: int, rows: int, heap_bytes: int) -> None:
+        if table.name == "big" and not self._left.is_set():
+            order(self._mirror.path, [str(table)], "remove")
+            assert self._left.wait(DEADLINE_SECONDS)
+            self.on_left()
+
+
+@pytest.mark.parametrize(("capture", "stops"), [("wal", False), ("wal", True), ("trigger", True)])
+def test_a_table_that_is_removed_and_added_again_during_its_first_copy_has_all_changes(
+    database: Database, mirror: MirrorFactory, *, capture: str, stops: bool
+) -> None:
+    database.execute("CREATE TABLE small (id int PRIMARY KEY); INSERT INTO small VALUES (1)")
+    made = mirror(snapshot_chunk_bytes=65536, source={"dsn": database.dsn, "capture": capture})
+    made.run_once()
+    order(made.path, ["public.small"], "pause")  # so that the slot keeps the log from before the copy
+    database.execute("INSERT INTO small VALUES (2); CREATE TABLE big (id int PRIMARY KEY, v text)")
+    database.execute("INSERT INTO big SELECT g, repeat('x', 200) FROM generate_series(1, 3000) g")
+    observer = _RemovedWhileCopied(made)
+
+    def come_back() -> None:
+        database.execute("DELETE FROM big WHERE id <= 10; UPDATE big SET v = 'y' WHERE id > 2990")  # while it is not captured
+        order(made.path, ["public.big"], "add")
+        if not stops:
+            order(made.path, ["public.big"], "resync")
+
+    with running(made, observer) as run:
+        observer.on_left = run.pipeline.stop if stops else come_back
+        if stops:
+            wait_for(lambda: run.result is not None, "the run to end", lambda: run.failure, DEADLINE_SECONDS)
+        else:
+            run.wait_for_state("public.big", TableState.STREAMING)
+            wait_for(lambda: not made.orders().resync, "the order to be carried out", made.orders, DEADLINE_SECONDS)
+            run.wait_for_state("public.big", TableState.STREAMING)
+    if stops:
+        come_back()
+    order(made.path, ["public.small"], "resume")
+    assert not made.run_once(observer).failed
+    assert not observer.resumed
+    made.assert_equal("public.small", "public.big")
+
+
+def test_changes_of_partitions_with_different_keys_are_recorded_if_the_table_needs_no_key(
+    database: Database, mirror: MirrorFactory
+) -> None:
+    database.execute("CREATE TABLE log (id int, ts int) PARTITION BY RANGE (ts); CREATE TABLE log_a PARTITION OF log DEFAULT")
+    database.execute("ALTER TABLE log_a ADD PRIMARY KEY (id); INSERT INTO log VALUES (1, 1)")
+    made = mirror(tables=[{"table": "public.log", "mode": "append"}])
+    assert not made.run_once().failed
+    database.execute("INSERT INTO log VALUES (2, 2); UPDATE log SET ts = 3 WHERE id = 2; DELETE FROM log WHERE id = 1")
+    assert not made.run_once().failed
+    rows = sorted((row["id"], row["_change_type"]) for row in made.rows("public.log"))
+    assert rows == [(1, "delete"), (1, "snapshot"), (2, "insert"), (2, "update_postimage")]
 
 
 def test_a_table_whose_partition_logs_another_key_than_its_root_fails_alone(database: Database, mirror: MirrorFactory) -> None:
@@ -238,7 +251,7 @@ def test_a_table_whose_partition_logs_another_key_than_its_root_fails_alone(data
     assert (tables["public.bad"].state, tables["public.good"].state) == (TableState.FAILED, TableState.STREAMING)
     assert "PEN-1417" in (tables["public.bad"].reason or "")
     assert (len(made.rows("public.bad")), len(made.rows("public.good"))) == (2, 2), "nothing of the refused change is applied"
-    order(made.path, ["public.bad"], "renew")
+    order(made.path, ["public.bad"], "resync")
     with running(made) as run:
         run.wait_for_rows("public.bad", 1)
         run.wait_for_state("public.bad", TableState.STREAMING)

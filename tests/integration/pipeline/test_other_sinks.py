@@ -1,14 +1,14 @@
-"""Whole pipelines into Postgres and into Parquet files; what holds for the sinks alone is in `tests/contract`."""
+"""Whole pipelines into Postgres and Parquet; the sinks alone are tested in `tests/contract`."""
 
 from __future__ import annotations
 
 from pyspark.sql import SparkSession
 
-from penstock.cli.table_orders import order
-from penstock.pipeline.checks.places import check_places
-from penstock.pipeline.verification.verify import verify_tables
-from tests.fix_pipeline import MirrorFactory
-from tests.fix_postgres import Database
+from penstock.cli.table_commands import order
+from penstock.pipeline.checks.environment import check_places
+from penstock.pipeline.verify.verify import verify_tables
+from tests.support.fix_pipeline import MirrorFactory
+from tests.support.fix_postgres import Database
 
 VALUES = """
     CREATE TYPE mood AS ENUM ('calm', 'it''s "odd", \\');
@@ -36,7 +36,7 @@ CHANGES = """
 WHOLE = 'SELECT t::text FROM {}."Odd. names" AS t ORDER BY id'
 
 
-def test_C06_a_mirror_in_postgres_has_every_value_to_the_letter(
+def test_C06_a_mirror_in_postgres_has_the_exact_text_of_every_value(
     spark: SparkSession, database: Database, target_database: Database, mirror: MirrorFactory
 ) -> None:
     database.execute(VALUES)
@@ -57,19 +57,19 @@ def test_C06_a_mirror_in_postgres_has_every_value_to_the_letter(
     database.execute("DELETE FROM plain WHERE id < 50; UPDATE plain SET note = NULL WHERE id > 90")
     database.execute("UPDATE kept SET note = 'uno' WHERE id = 1; DELETE FROM kept WHERE id = 2")
     database.execute("TRUNCATE plain; INSERT INTO plain VALUES (7, 'last')")
-    report = verify_tables(spark, made.config)  # which has the pipeline come to where it compares
+    report = verify_tables(spark, made.config)  # which moves the pipeline to the position of the comparison
     assert report.equal, report
     assert target_database.query(WHOLE.format("copy_public")) == database.query(WHOLE.format("public"))
     assert target_database.query("SELECT * FROM copy_public.plain") == [(7, "last")]
     kept = target_database.query("SELECT id, note, _current FROM copy_public.kept ORDER BY id, _valid_from")
     assert kept == [(1, "one", False), (1, "uno", True), (2, "two", False)]
 
-    # What somebody did to the tables: one is mended in place when that is ordered, one that is gone comes back by itself.
+    # Changes by another writer: one target is repaired in place on request, a dropped one is recreated.
     target_database.execute(
         "CREATE VIEW copy_public.seen AS SELECT note FROM copy_public.plain; UPDATE copy_public.plain SET note = 'spoiled'"
     )
     target_database.execute("DROP TABLE copy_public.kept")
-    order(made.path, ["public.plain"], "renew")
+    order(made.path, ["public.plain"], "resync")
     made.run_once()
     assert target_database.query("SELECT note FROM copy_public.seen") == [("last",)]
     assert target_database.query("SELECT id, note, _current FROM copy_public.kept") == [(1, "uno", True)]

@@ -1,4 +1,4 @@
-"""Whole pipelines whose targets are not what they were, and whose tables are not what one is used to."""
+"""Whole pipelines with modified or removed targets, and with unusual source tables."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.pipeline.orders import change_orders
+from penstock.pipeline.table_overrides import change_overrides
 from penstock.schema import TableName
-from tests.fix_pipeline import MirrorFactory
-from tests.fix_postgres import Database
+from tests.support.fix_pipeline import MirrorFactory
+from tests.support.fix_postgres import Database
 
 
-def test_K09_a_target_that_somebody_altered_dropped_or_put_back_is_not_trusted(database: Database, mirror: MirrorFactory) -> None:
-    """A column of their own may stay, one of ours that they took is missed, what is gone is copied anew, what was put back goes on."""
+def test_K09_a_target_altered_dropped_or_restored_by_another_writer_is_not_trusted(database: Database, mirror: MirrorFactory) -> None:
+    """A foreign column may stay, a dropped column of ours is an error, a dropped table is resynced, a
+    restored one continues.
+    """
     for name in ("added", "taken", "gone", "back"):
         database.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, v text); INSERT INTO {name} VALUES (1, 'a'), (2, 'a')")
     made = mirror()
@@ -35,15 +37,15 @@ def test_K09_a_target_that_somebody_altered_dropped_or_put_back_is_not_trusted(d
     for name, status in result.failed.items():
         assert status.remedy, name
     assert set(result.failed) <= {"public.taken", "public.back"}
-    change_orders(made.config.state, lambda orders: orders.renew([TableName.parse(name) for name in result.failed]))
+    change_overrides(made.config.state, lambda orders: orders.request_resync([TableName.parse(name) for name in result.failed]))
     assert not made.run_once().failed
     made.assert_equal("public.added", "public.taken", "public.gone", "public.back")
 
 
-def test_S08_K14_what_is_very_wide_very_long_or_oddly_named_arrives_and_what_is_new(database: Database, mirror: MirrorFactory) -> None:
-    """1,600 columns, which is all that Postgres has; rows of 100 MB; words that SQL keeps for itself; names that differ in case alone.
+def test_S08_K14_very_wide_very_long_and_oddly_named_tables_arrive_and_new_ones(database: Database, mirror: MirrorFactory) -> None:
+    """1,600 columns, the maximum of Postgres; rows of 100 MB; reserved words; names that differ in case only.
 
-    The publication has every table of the schema by itself.
+    The publication lists every table of the schema separately.
     """
     database.execute("CREATE PUBLICATION everything FOR TABLES IN SCHEMA public WITH (publish_via_partition_root = true)")
     database.execute('CREATE TABLE files (id int PRIMARY KEY); CREATE TABLE "Files" (id int PRIMARY KEY); INSERT INTO files VALUES (1)')

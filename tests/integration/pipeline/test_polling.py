@@ -1,4 +1,4 @@
-"""Pipelines whose changes are learned of by asking tables: the same path, from a statement in Postgres to a row in Delta."""
+"""Pipelines with `capture: polling`: the whole path from a statement in Postgres to a row in Delta."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.errors import SlotMissingError
-from tests.fix_pipeline import Mirror, MirrorFactory
-from tests.fix_postgres import Database
+from tests.support.fix_pipeline import Mirror, MirrorFactory
+from tests.support.fix_postgres import Database
 
 TABLES = ("public.orders", "public.customers", "public.visits")
 
@@ -19,7 +19,7 @@ def polled(database: Database, mirror: MirrorFactory, **polling: Any) -> Mirror:
 
 
 def assert_same(database: Database, pipeline: Mirror) -> None:
-    """Nobody writes to the source now."""
+    """Call it while no session writes to the source."""
     for table in TABLES:
         target = sorted((row["id"], row["note"]) for row in pipeline.rows(table, "id, note"))
         assert target == sorted(database.query(f"SELECT id, note FROM {table}"))
@@ -50,5 +50,5 @@ def test_changes_of_every_kind_reach_the_target_by_polling(database: Database, m
     assert_same(database, pipeline)
     # At last, where it goes on is lost too.
     shutil.rmtree(pipeline.config.state / "polling")
-    with pytest.raises(SlotMissingError, match="where polling is to go on is lost"):
+    with pytest.raises(SlotMissingError, match="the resume point of polling is lost"):
         pipeline.run_once()

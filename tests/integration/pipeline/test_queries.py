@@ -1,4 +1,4 @@
-"""Queries by Spark itself: what it says of them, what it makes of single rows, and a whole pipeline."""
+"""SQL transforms run by Spark: error messages, single rows, and a whole pipeline."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError
 from penstock.pipeline.checks.check import check_pipeline
-from penstock.pipeline.letters.store import LetterStore
-from penstock.pipeline.states import TableState
-from penstock.pipeline.verification.verify import verify_tables
+from penstock.pipeline.dead_letters.store import DeadLetterStore
+from penstock.pipeline.table_states import TableState
+from penstock.pipeline.verify.verify import verify_tables
 from penstock.spark.query import VALUE, WHERE
-from penstock.spark.query_plan import analyse
-from penstock.spark.query_run import answer
-from tests.fix_pipeline import Mirror, MirrorFactory
-from tests.fix_postgres import Database
-from tests.unit.test_transforms import ANSWERS
-from tests.unit.test_transforms import COLUMNS as VALUES
+from penstock.spark.query_plan import analyse, answer
+from tests.support.fix_pipeline import Mirror, MirrorFactory
+from tests.support.fix_postgres import Database
+from tests.support.pipeline.transformed import ORDERS
+from tests.support.transforms.answers import ANSWERS
+from tests.support.transforms.answers import COLUMNS as VALUES
 
 COLUMNS = pa.schema(
     [
@@ -46,22 +46,22 @@ REFUSED = {
     "SELECT id FROM source ORDER BY id": "ORDER BY",
     "SELECT id FROM source LIMIT 5": "LIMIT",
     "SELECT id FROM source OFFSET 5": "OFFSET",
-    "SELECT explode(list) AS e FROM source": "makes several rows of one",
-    "SELECT id, e FROM source LATERAL VIEW explode(list) t AS e": "makes several rows of one",
+    "SELECT explode(list) AS e FROM source": "returns several rows per row",
+    "SELECT id, e FROM source LATERAL VIEW explode(list) t AS e": "returns several rows per row",
     "SELECT s.id FROM source s JOIN source t ON s.id = t.b": "a join",
     "SELECT id FROM source UNION ALL SELECT id FROM source": "UNION",
     "SELECT id FROM source TABLESAMPLE (10 PERCENT)": "TABLESAMPLE",
     "WITH x AS (SELECT * FROM source) SELECT * FROM x": "WITH",
-    "SELECT id FROM source WHERE id IN (SELECT 1)": "a query within",
-    "SELECT (SELECT max(b) FROM source) AS m FROM source": "a query within",
+    "SELECT id FROM source WHERE id IN (SELECT 1)": "a subquery",
+    "SELECT (SELECT max(b) FROM source) AS m FROM source": "a subquery",
     "SELECT id FROM (SELECT * FROM source)": "more than columns and a condition",
     "SELECT id FROM range(3) AS source": "more than columns and a condition",
     "SELECT 1 AS one": "no table",
     "VALUES (1)": "VALUES|more than columns",
-    "SELECT rand() AS r FROM source": "rand comes to something else each time",
-    "SELECT upper(uuid()) AS u FROM source": "uuid comes to something else",
-    "SELECT base64(aes_encrypt(a, '0000111122223333')) AS e FROM source": "aes_encrypt comes to something else",
-    "SELECT id FROM source WHERE rand() > 0.5": "rand comes to something else",
+    "SELECT rand() AS r FROM source": "rand is not deterministic",
+    "SELECT upper(uuid()) AS u FROM source": "uuid is not deterministic",
+    "SELECT base64(aes_encrypt(a, '0000111122223333')) AS e FROM source": "aes_encrypt is not deterministic",
+    "SELECT id FROM source WHERE rand() > 0.5": "rand is not deterministic",
     "SELECT current_timestamp() AS t FROM source": "depends on when",
     "SELECT now() AS t FROM source": "depends on when",
     "SELECT unix_timestamp() AS t FROM source": "depends on when",
@@ -69,8 +69,8 @@ REFUSED = {
     "SELECT current_user() AS u FROM source": "depends on when",
     "SELECT TIMESTAMP 'now' AS t FROM source": "TIMESTAMP 'now' depends on when",
     "SELECT id FROM source WHERE 'today' = a AND day < date ' Today '": "date ' Today ' depends on when",
-    "SELECT reflect('java.util.UUID', 'randomUUID') AS u FROM source": "reflect comes to something else",
-    "SELECT transform(list, x -> x + rand()) AS l FROM source": "rand comes to something else",
+    "SELECT reflect('java.util.UUID', 'randomUUID') AS u FROM source": "reflect is not deterministic",
+    "SELECT transform(list, x -> x + rand()) AS l FROM source": "rand is not deterministic",
     "SELECT nope FROM source": "Spark says: .*nope",
     "SELECT ID FROM source": "Spark says: .*ID",
     "SELECT id + 1 AS x, x + 1 AS y FROM source": "Spark says: .*x",
@@ -90,7 +90,7 @@ REFUSED = {
 }
 
 
-def test_K12_only_queries_that_look_at_each_row_by_itself_are_taken(spark: SparkSession) -> None:
+def test_K12_only_row_wise_queries_are_accepted(spark: SparkSession) -> None:
     for text, reason in REFUSED.items():
         with pytest.raises(ConfigError, match=reason):
             analyse(spark, text, COLUMNS)
@@ -98,7 +98,7 @@ def test_K12_only_queries_that_look_at_each_row_by_itself_are_taken(spark: Spark
     assert spark.conf.get("spark.sql.ansi.enabled") == "true"
 
 
-def test_spark_says_what_columns_are_made_of(spark: SparkSession) -> None:
+def test_spark_reports_the_source_columns_of_each_column(spark: SparkSession) -> None:
     found = analyse(
         spark,
         "SELECT s.id AS `key`, `Odd name`, `Odd name` * b AS product, CAST(a AS int) AS n, 1 AS one, transform(list, x -> x + b) AS more, "
@@ -115,8 +115,8 @@ def test_spark_says_what_columns_are_made_of(spark: SparkSession) -> None:
         ("day", ("day",), True),
     ]
     assert found.columns[2].kind.startswith('"decimal(')
-    assert found.asked == ("a", "b")
-    assert analyse(spark, "SELECT * EXCEPT (a) FROM source", COLUMNS).asked is None
+    assert found.condition_columns == ("a", "b")
+    assert analyse(spark, "SELECT * EXCEPT (a) FROM source", COLUMNS).condition_columns is None
 
 
 def test_the_session_of_a_thread_is_the_same_after_a_query_was_analysed_in_another(spark: SparkSession) -> None:
@@ -156,7 +156,7 @@ def test_an_error_is_that_of_its_row_and_its_column(spark: SparkSession, tmp_pat
     assert answers[WHERE] == [None, (True,), (None,), (False,)]
 
 
-def test_a_condition_by_itself_means_what_it_means_in_spark(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_condition_alone_means_the_same_as_in_spark(spark: SparkSession, tmp_path: Path) -> None:
     table = pa.table({**VALUES, "_row": pa.array(range(5), pa.int64())})
     pq.write_table(table, tmp_path / "rows.parquet")
     columns = pa.schema([(name, values.type) for name, values in VALUES.items()])
@@ -170,12 +170,6 @@ def test_a_condition_by_itself_means_what_it_means_in_spark(spark: SparkSession,
     assert spoken == {text: answers for text, answers in ANSWERS.items() if text != "b"}
 
 
-ORDERS = """
-    CREATE TABLE orders (id int PRIMARY KEY, price text, qty int, note text, long text);
-    ALTER TABLE orders ALTER long SET STORAGE EXTERNAL;
-    INSERT INTO orders SELECT i, i || '.50', i, 'note ' || i, repeat(chr(96 + i), 5000) FROM generate_series(1, 6) i;
-    INSERT INTO orders VALUES (10, 'free', 10, NULL, NULL)
-"""
 RULE = {
     "table": "public.orders",
     "sql": "SELECT note AS remark, id AS order_id, CAST(price AS decimal(10,2)) * qty AS total, length(long) AS size, long FROM source "
@@ -187,7 +181,7 @@ def orders(made: Mirror) -> list[tuple[object, ...]]:
     return sorted(tuple(row) for row in made.rows("public.orders", "order_id, remark, total, size, substring(long,1,1)"))
 
 
-def test_K12_S13_a_table_is_what_a_query_makes_of_it(spark: SparkSession, database: Database, mirror: MirrorFactory) -> None:
+def test_K12_S13_a_table_is_the_result_of_its_query(spark: SparkSession, database: Database, mirror: MirrorFactory) -> None:
     database.execute(ORDERS)
     made = mirror(tables=[RULE], refused="dead_letters")
     report = check_pipeline(made.path)
@@ -209,7 +203,7 @@ def test_K12_S13_a_table_is_what_a_query_makes_of_it(spark: SparkSession, databa
         (6, "note 6", Decimal("39.00"), 5000, "f"),
         (8, None, Decimal("0.50"), 1, "n"),
     ]
-    (names,) = [LetterStore(made.config.sink.root, made.config.pipeline).open_names(name) for name in made.config.named_tables]
+    (names,) = [DeadLetterStore(made.config.sink.root, made.config.pipeline).open_names(name) for name in made.config.named_tables]
     assert len(names) == 2, "one was refused when the table was copied"
 
     database.execute("UPDATE orders SET price = '2', long = 'g' WHERE id = 6; DELETE FROM orders WHERE id = 8")
@@ -218,14 +212,14 @@ def test_K12_S13_a_table_is_what_a_query_makes_of_it(spark: SparkSession, databa
     assert [each.comparison.held for each in verified.verdicts if each.comparison is not None] == [1]
     assert orders(made)[-1] == (6, "note 6", Decimal("12.00"), 1, "g")
 
-    # A column that is gone stops the table, whatever it is called now (S13).
+    # A dropped column stops the table, whatever it is called in the target (S13).
     database.execute("ALTER TABLE orders RENAME price TO cost; UPDATE orders SET qty = 10 WHERE id = 1")
     status = made.run_once().tables["public.orders"]
     assert status.state is TableState.FAILED
     assert "price" in (status.reason or "")
 
 
-def test_a_check_starts_spark_for_a_query_alone_and_says_what_is_wrong_with_it(database: Database, mirror: MirrorFactory) -> None:
+def test_a_check_starts_spark_for_a_query_only_and_reports_its_errors(database: Database, mirror: MirrorFactory) -> None:
     database.execute(ORDERS)
     made = mirror(tables=[{"table": "public.orders", "sql": "SELECT count(*) AS n FROM source"}])
     code = (

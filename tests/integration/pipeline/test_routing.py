@@ -1,4 +1,6 @@
-"""Shards that go into one table, from the copy to the stream and back, into Postgres; into a lake they go where tables are altered."""
+"""Shards routed into one Postgres table, from snapshot to stream and back. Lakes are tested with schema
+changes.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.verification.verify import verify_tables
-from tests.fix_pipeline import MirrorFactory
-from tests.fix_postgres import Database, PostgresServer
+from penstock.pipeline.verify.verify import verify_tables
+from tests.support.fix_pipeline import MirrorFactory
+from tests.support.fix_postgres import Database, PostgresServer
 
 SHARD = """
     CREATE SCHEMA {0};
@@ -54,9 +56,9 @@ def test_K11_the_same_keys_in_different_shards_are_different_rows_of_one_table(
     assert made.run_once().tables.keys() == {"lake.orders"}
     assert held() == _there(database, "shard_1", "shard_2")
 
-    # A shard that comes while nobody runs joins: the table is copied anew by itself.
+    # A shard that is added while no pipeline runs joins: the table is resynced automatically.
     _change(database)
     database.execute(SHARD.format("shard_3"))
-    report = verify_tables(spark, made.config)  # which has the pipeline come to where it compares
+    report = verify_tables(spark, made.config)  # which moves the pipeline to the position of the comparison
     assert [(str(each.table), each.equal) for each in report.verdicts] == [("lake.orders", True)]
     assert held() == _there(database, "shard_1", "shard_2", "shard_3")

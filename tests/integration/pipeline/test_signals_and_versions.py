@@ -1,12 +1,9 @@
-"""Whole pipelines that are ended by a signal, and that go on with what another version of Penstock has left."""
+"""Pipelines stopped by a signal, and pipelines that continue from the state of another version of Penstock."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,12 +11,11 @@ from rich.console import Console
 
 from penstock.cli.run import run_pipeline
 from penstock.errors import SpoolFormatError
-from penstock.position import Position
-from penstock.sinks.base import Sink, TableChanges, Target
 from penstock.sinks.delta.sink import DeltaSink
-from tests.fix_pipeline import Mirror, MirrorFactory, two_tables
-from tests.fix_postgres import Database
-from tests.waiting import wait_for
+from tests.support.fix_pipeline import MirrorFactory, two_tables
+from tests.support.fix_postgres import Database
+from tests.support.pipeline.signals import is_active, own_handlers, signalled_once
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,32 +42,7 @@ def test_K07_a_signal_in_the_middle_of_an_epoch_ends_the_run_in_order(
     both.assert_equal(*TABLES)
 
 
-def signalled_once(patch: pytest.MonkeyPatch, sink: type[Sink], sent: int) -> list[int]:
-    """The next epoch that is applied begins with this signal; what is given is empty from then on."""
-    apply, waiting = sink.apply, [sent]
-
-    def signalled(self: Sink, target: Target, changes: TableChanges, end: Position) -> None:
-        if waiting:
-            os.kill(os.getpid(), waiting.pop())
-        apply(self, target, changes, end)
-
-    patch.setattr(sink, "apply", signalled)
-    return waiting
-
-
-@contextmanager
-def own_handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-def is_active(database: Database, mirror: Mirror) -> bool:
-    return bool(database.query("SELECT active FROM pg_replication_slots WHERE slot_name = %s", mirror.slot)[0][0])
-
-
-def test_K08_what_a_former_version_wrote_goes_on_and_what_a_later_one_wrote_is_left_alone(
+def test_K08_state_of_a_former_version_continues_and_state_of_a_later_one_is_left_alone(
     database: Database, mirror: MirrorFactory, spark: SparkSession
 ) -> None:
     two_tables(database)

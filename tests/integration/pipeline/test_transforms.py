@@ -1,61 +1,21 @@
-"""Whole pipelines with transforms. What single transforms make of values, and of every order of changes, the tests without Spark say."""
+"""Whole pipelines with transforms. Single transforms and orders of changes are tested without Spark."""
 
 from __future__ import annotations
-
-import hashlib
-import hmac
 
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.states import TableState
-from penstock.pipeline.verification.verify import verify_tables
-from tests.fix_pipeline import Mirror, MirrorFactory
-from tests.fix_postgres import Database
-from tests.unit.test_transforms import ANSWERS, COLUMNS
-
-KEY = "a long random text"
-PEOPLE = """
-    CREATE TABLE people (id int PRIMARY KEY, email text, region text, card text, pay numeric, tags text[], secret text);
-    INSERT INTO people VALUES
-        (1, 'a@x', 'EU', '4111111111111111', 5, '{q,r}', 's1'), (2, 'b@x', 'US', '42', 'NaN', NULL, 's2'),
-        (3, NULL, 'EU', NULL, 1.50, '{}', 's3')
-"""
-RULE = {
-    "table": "public.people",
-    "columns": {
-        "drop": ["secret"],
-        "rename": {"card": "card_end"},
-        "hash": ["id", "email", "pay", "tags"],
-        "mask": {"card": {"last": 4}},
-    },
-    "where": "region = 'EU'",
-}
-LEAVE_AND_ENTER = """
-    UPDATE people SET region = 'US' WHERE id = 1;
-    UPDATE people SET region = 'EU' WHERE id = 2;
-    INSERT INTO people VALUES (4, 'd@x', 'EU', '12345678', 7, NULL, 's4'), (5, 'e@x', 'US', NULL, NULL, NULL, 's5');
-    UPDATE people SET id = 6 WHERE id = 3
-"""
-
-
-def hashed(text: str) -> str:
-    return hmac.new(KEY.encode(), text.encode(), hashlib.sha256).hexdigest()
+from penstock.pipeline.table_states import TableState
+from penstock.pipeline.verify.verify import verify_tables
+from tests.support.fix_pipeline import MirrorFactory
+from tests.support.fix_postgres import Database
+from tests.support.pipeline.transformed import KEY, LEAVE_AND_ENTER, PEOPLE, RULE, expected, hashed, people
+from tests.support.transforms.answers import ANSWERS, COLUMNS
 
 
 @pytest.fixture
 def hash_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HASH_KEY", KEY)
-
-
-def people(made: Mirror) -> list[tuple[object, ...]]:
-    rows = made.rows("public.people", "id, email, region, card_end, pay")
-    return sorted((tuple(row) for row in rows), key=str)
-
-
-def expected(*rows: tuple[str, str | None, str | None, str | None]) -> list[tuple[object, ...]]:
-    made = [(hashed(key), email and hashed(email), "EU", card, pay and hashed(pay)) for key, email, card, pay in rows]
-    return sorted(made, key=str)
 
 
 @pytest.mark.usefixtures("hash_key")
@@ -70,13 +30,14 @@ def test_K12_K13_rows_come_and_go_by_a_filter_and_only_hashes_of_columns_arrive(
     assert tags == [hashed("q"), hashed("r")]
 
     database.execute(LEAVE_AND_ENTER)
-    report = verify_tables(spark, made.config)  # which has the pipeline come to where it compares
+    report = verify_tables(spark, made.config)  # which moves the pipeline to the position of the comparison
     assert report.equal, report
     assert people(made) == expected(("2", "b@x", "***", "NaN"), ("4", "d@x", "***5678", "7"), ("6", None, None, "1.5"))
     lake = [path.read_bytes() for path in made.config.sink.root.rglob("*") if path.is_file()]
     assert not any(word in data for data in lake for word in (KEY.encode(), b"a@x", b"4111111111111111")), "in the clear"
 
-    # What is edited, or altered, makes a new copy; and a column that is hashed does not slip through under another name (S13).
+    # An edited or altered transform causes a resync, and a hashed column does not appear under another name
+    # (S13).
     made.path.write_text(made.path.read_text().replace("region = 'EU'", "region <> 'EU' OR note IS NULL"), encoding="utf-8")
     database.execute("ALTER TABLE people ADD note text DEFAULT 'n'; UPDATE people SET note = NULL WHERE id = 4")
     made.run_once()
@@ -105,7 +66,7 @@ def test_K12_K13_the_same_into_another_postgres(
     assert sorted(rows, key=str) == expected(("2", "b@x", "***", "NaN"), ("4", "d@x", "***5678", "7"), ("6", None, None, "1.5"))
 
 
-def test_a_condition_means_what_spark_means_by_it(spark: SparkSession) -> None:
+def test_a_condition_has_the_meaning_of_spark(spark: SparkSession) -> None:
     """The answers that the tests without Spark hold us to are Spark's own."""
     import pyarrow as pa
 

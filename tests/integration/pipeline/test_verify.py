@@ -1,6 +1,6 @@
 """`penstock verify` on a stopped pipeline: every kind of difference, and tables that cannot be compared.
 
-How much is a matter of patience: PENSTOCK_TEST_VERIFY_ROWS. `make test-verify` sets it high.
+PENSTOCK_TEST_VERIFY_ROUNDS sets the number of rounds. `make test-verify` sets it high.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from penstock.errors import NoTablesError
-from penstock.pipeline.scratch import scratch_directory
-from penstock.pipeline.states import TableState
-from penstock.pipeline.verification.verdicts import TableVerdict, VerifyReport
-from penstock.pipeline.verification.verify import verify_tables
+from penstock.pipeline.table_states import TableState
+from penstock.pipeline.verify.verify import TableVerdict, VerifyReport, verify_tables
 from penstock.schema import TableName
-from tests.fix_pipeline import MirrorFactory
-from tests.fix_postgres import Database
+from penstock.storage.temporary import scratch_directory
+from tests.support.fix_pipeline import MirrorFactory
+from tests.support.fix_postgres import Database
 
 ROWS = int(os.environ.get("PENSTOCK_TEST_VERIFY_ROWS", "30000"))
 
@@ -67,7 +66,7 @@ def test_a_stopped_pipeline_is_brought_to_the_snapshot_and_every_difference_is_f
 
 
 def _alter(spark: SparkSession, path: Path) -> None:
-    """Behind the pipeline's back, in one commit: a row goes, one doubles, one comes, and values change in three."""
+    """Another writer's commit: a row is deleted, one doubled, one added, and values change in three."""
     rows = spark.read.format("delta").load(str(path)).where("id <> 300")
     added = rows.where("id IN (301, 302)").withColumn("id", F.expr("if(id = 302, -5, id)"))
     altered = {
@@ -89,7 +88,7 @@ def _differences(report: VerifyReport) -> list[tuple[str, dict[str, str | None],
     ]
 
 
-def test_a_table_that_failed_is_told_and_is_not_equal(database: Database, mirror: MirrorFactory, spark: SparkSession) -> None:
+def test_a_failed_table_is_reported_and_not_equal(database: Database, mirror: MirrorFactory, spark: SparkSession) -> None:
     database.execute("CREATE TABLE good (id int PRIMARY KEY, v text); CREATE TABLE bad (id int PRIMARY KEY, v text)")
     database.execute("INSERT INTO good VALUES (1, 'one'); INSERT INTO bad VALUES (1, 'one')")
     both = mirror(schema_changes="stop")
@@ -106,7 +105,7 @@ def test_a_table_that_failed_is_told_and_is_not_equal(database: Database, mirror
     assert verify_tables(spark, both.config, [TableName("public", "good")]).equal
 
 
-def test_what_a_killed_verify_left_on_disk_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_files_of_a_killed_verify_are_removed_by_the_next(tmp_path: Path) -> None:
     (tmp_path / "dead").mkdir()
     (tmp_path / "dead" / "lock").touch()
     (tmp_path / "dead" / "rows.parquet").touch()

@@ -1,6 +1,6 @@
-"""`penstock verify` beside a pipeline that runs, while the source is being written to.
+"""`penstock verify` beside a running pipeline, while the source is being written to.
 
-How often is a matter of patience: PENSTOCK_TEST_VERIFY_ROUNDS. `make test-verify` sets it high.
+PENSTOCK_TEST_VERIFY_ROUNDS sets the number of rounds. `make test-verify` sets it high.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from dataclasses import dataclass
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.pipeline.config import PipelineConfig
+from penstock.config.model import PipelineConfig
 from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.verification.verdicts import VerifyReport
-from penstock.pipeline.verification.verify import verify_tables
+from penstock.pipeline.verify.verify import VerifyReport, verify_tables
 from penstock.position import Position
 from penstock.testing.shop import ShopWorkload, create_shop
-from tests.fix_pipeline import Mirror, mirror_document
-from tests.fix_postgres import Database, PostgresServer
-from tests.waiting import wait_for
+from tests.support.fix_pipeline import Mirror, mirror_document
+from tests.support.fix_postgres import Database, PostgresServer
+from tests.support.waiting import wait_for
 
 ROUNDS = int(os.environ.get("PENSTOCK_TEST_VERIFY_ROUNDS", "2"))
 _SECONDS = 180.0
@@ -34,7 +33,7 @@ _SECONDS = 180.0
 
 @contextmanager
 def _running(pipeline: Pipeline) -> Iterator[None]:
-    """The pipeline in a thread of its own, from its first epoch on."""
+    """The pipeline in its own thread, after its first epoch."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -90,14 +89,14 @@ def _explained(report: VerifyReport) -> str:
 
 @pytest.mark.timeout(600 + 120 * ROUNDS)
 def test_verify_beside_a_running_pipeline_under_writes_gives_no_false_alarm(busy: Busy) -> None:
-    """Each time at another position, at which an epoch ended that the pipeline would not have ended there by itself."""
+    """Each time at another position, at which the pipeline would not have ended an epoch without the barrier."""
     positions: set[Position] = set()
     told: list[str] = []
 
     def tell(text: str) -> None:
         told.append(text)
         if text.startswith("comparing") and len(positions) < 2:
-            busy.wait_for_progress()  # so that the target has long gone on when its version is looked for
+            busy.wait_for_progress()  # so that the target has newer versions when this one is read
 
     for _ in range(ROUNDS):
         before = busy.workload.changes
@@ -106,7 +105,7 @@ def test_verify_beside_a_running_pipeline_under_writes_gives_no_false_alarm(busy
         assert [str(each.table) for each in report.verdicts] == ["shop.orders"]
         positions |= {each.position for each in report.verdicts}
         assert all(each.comparison is not None and each.comparison.source_rows > 0 for each in report.verdicts)
-        assert busy.workload.changes > before, "nothing was written meanwhile"
+        assert busy.workload.changes > before, "nothing was written during the run"
     assert len(positions) == ROUNDS
     assert not any("trying again" in text for text in told), "the pipeline stepped over a barrier"
     assert not list(busy.config.barriers.glob("*"))
@@ -114,7 +113,7 @@ def test_verify_beside_a_running_pipeline_under_writes_gives_no_false_alarm(busy
 
 
 @pytest.mark.timeout(900)
-def test_the_pipeline_goes_on_while_a_snapshot_waits_for_an_open_transaction(busy: Busy) -> None:
+def test_the_pipeline_continues_while_a_snapshot_waits_for_an_open_transaction(busy: Busy) -> None:
     reports: list[VerifyReport] = []
     told: list[str] = []
     thread = threading.Thread(target=lambda: reports.append(verify_tables(busy.spark, busy.config, tell=told.append)))
@@ -134,7 +133,7 @@ import sys
 from pathlib import Path
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
-from penstock.postgres.exported import export_snapshot
+from penstock.postgres.snapshot_export import export_snapshot
 from penstock.spool.barriers import BarrierRequest
 
 with BarrierRequest(Path(sys.argv[2]), Position.ZERO):

@@ -1,4 +1,4 @@
-"""What a run says at its start of a slot that is in danger, and that it goes on all the same."""
+"""A run warns at its start about a slot in danger, and continues."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import psycopg
 from pyspark.sql import SparkSession
 from rich.console import Console
 
-from penstock.cli.live import LiveDisplay
+from penstock.cli.run import LiveDisplay
 from penstock.testing.embedded import EmbeddedPostgres
-from tests.fix_pipeline import Mirror
-from tests.fix_postgres import Database, server_directory
+from tests.support.fix_pipeline import Mirror
+from tests.support.fix_postgres import Database, server_directory
 
 
-def test_L06_a_run_tells_of_a_slot_that_the_next_checkpoint_may_take_and_brings_what_it_holds(spark: SparkSession, tmp_path: Path) -> None:
+def test_L06_a_run_warns_of_a_slot_that_the_next_checkpoint_may_invalidate_and_applies_its_changes(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     settings = {"max_slot_wal_keep_size": "16MB", "checkpoint_timeout": "1h"}
     with server_directory() as directory, EmbeddedPostgres(directory / "data", 18, settings, fsync=False) as server:
         database = Database("postgres", server.dsn())

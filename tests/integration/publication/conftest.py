@@ -1,11 +1,11 @@
-"""A database, and where it is."""
+"""A database and its address."""
 
 from __future__ import annotations
 
 import pytest
 
 from penstock.postgres.connection import SourceAddress
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 
 @pytest.fixture

@@ -1,4 +1,6 @@
-"""`inspect_coverage` and `ensure_coverage`: what is streamed, what is missing, and what is in the way."""
+"""`inspect_coverage` and `ensure_coverage`: which tables are published, which are missing, and which cannot
+be added.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ from penstock.errors import LockWaitError
 from penstock.postgres import publication as publication_module
 from penstock.postgres.catalog import inspect_schemas, inspect_tables
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.privileges import inspect_role
-from penstock.postgres.publication import inspect_memberships
+from penstock.postgres.membership import Membership, inspect_memberships
+from penstock.postgres.server import inspect_role
 from penstock.schema import TableName
-from tests.fix_postgres import Database, PostgresServer
-from tests.fix_roles import Roles
-from tests.waiting import wait_for
+from tests.support.fix_postgres import Database, PostgresServer
+from tests.support.fix_roles import Roles
+from tests.support.waiting import wait_for
 
 ORDERS = TableName("public", "orders")
 ITEMS = TableName("public", "items")
@@ -43,7 +45,7 @@ def shop(database: Database) -> Database:
     return database
 
 
-def test_P01_inspecting_never_changes_anything_and_says_what_would_be_done(shop: Database, address: SourceAddress) -> None:
+def test_P01_inspecting_changes_nothing_and_lists_the_planned_actions(shop: Database, address: SourceAddress) -> None:
     report = inspect_coverage(address, "pub", {ORDERS, ITEMS})
     assert (report.satisfied, report.manageable, report.blockers) == (False, True, ())
     assert report.missing == {ORDERS, ITEMS}
@@ -54,7 +56,7 @@ def test_P01_inspecting_never_changes_anything_and_says_what_would_be_done(shop:
 
 
 @pytest.mark.versions(14, 15, 16, 17, 18)
-def test_P01_ensuring_reports_what_it_saw_before_it_acted(shop: Database, address: SourceAddress) -> None:
+def test_P01_ensuring_reports_the_state_before_its_actions(shop: Database, address: SourceAddress) -> None:
     first = ensure_coverage(address, "pub", {ORDERS}, manage=True)
     assert (first.satisfied, first.manageable) == (False, True)
     assert first.missing == {ORDERS}
@@ -84,7 +86,7 @@ def test_P02_a_publication_for_all_tables_satisfies_any_filter(shop: Database, a
     assert ensure_coverage(address, "pub", {ORDERS}, manage=True).satisfied
 
 
-def test_P02_what_a_publication_for_all_tables_cannot_hold_is_a_blocker(shop: Database, address: SourceAddress) -> None:
+def test_P02_tables_that_a_publication_for_all_tables_cannot_hold_are_blockers(shop: Database, address: SourceAddress) -> None:
     """Nothing can be added to such a one, and the server leaves its own tables out."""
     shop.execute("CREATE PUBLICATION pub FOR ALL TABLES WITH (publish_via_partition_root = true)")
     features = TableName("information_schema", "sql_features")
@@ -110,7 +112,7 @@ def test_P06_tables_of_a_schema_and_tables_in_several_publications(shop: Databas
     assert inspect_coverage(address, "pub", {ORDERS, TableName("other", "t")}).satisfied
 
 
-def test_P02_what_was_published_before_stays_published(shop: Database, address: SourceAddress) -> None:
+def test_P02_published_tables_stay_published(shop: Database, address: SourceAddress) -> None:
     shop.execute("CREATE PUBLICATION pub FOR TABLE items")
     ensure_coverage(address, "pub", {ORDERS}, manage=True)
     assert published(shop) == [("public", "items"), ("public", "orders")]
@@ -185,7 +187,7 @@ def test_R04_a_table_whose_updates_would_fail_once_published_is_refused(shop: Da
         shop.execute(f"UPDATE {name} SET id = id + 1")
 
 
-def test_R18_what_never_enters_the_log_is_named_with_the_reason(shop: Database, address: SourceAddress) -> None:
+def test_R18_tables_that_never_enter_the_log_are_named_with_the_reason(shop: Database, address: SourceAddress) -> None:
     shop.execute("CREATE VIEW seen AS SELECT * FROM orders; CREATE MATERIALIZED VIEW kept AS SELECT * FROM orders")
     shop.execute("CREATE UNLOGGED TABLE fast (id int PRIMARY KEY); CREATE SEQUENCE numbers")
     shop.execute("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
@@ -201,7 +203,7 @@ def test_R18_what_never_enters_the_log_is_named_with_the_reason(shop: Database, 
     assert ensure_coverage(address, "pub", {TableName("public", "fast")}, manage=True).manageable
 
 
-def test_R18_an_inheritance_child_is_a_table_of_its_own(shop: Database, address: SourceAddress) -> None:
+def test_R18_an_inheritance_child_is_a_separate_table(shop: Database, address: SourceAddress) -> None:
     shop.execute("CREATE TABLE child (PRIMARY KEY (id)) INHERITS (orders)")
     ensure_coverage(address, "pub", {ORDERS}, manage=True)
     assert published(shop) == [("public", "orders")]
@@ -209,10 +211,10 @@ def test_R18_an_inheritance_child_is_a_table_of_its_own(shop: Database, address:
 
 
 @pytest.mark.versions(14, 18)
-def test_P08_leaving_and_joining_again_is_told_from_staying(
+def test_P08_leaving_and_joining_again_is_distinguished_from_staying(
     shop: Database, address: SourceAddress, postgres_server: PostgresServer
 ) -> None:
-    def memberships() -> dict[TableName, str]:
+    def memberships() -> dict[TableName, Membership]:
         with connect(address) as connection:
             return inspect_memberships(connection, "pub", [ORDERS, ITEMS])
 
@@ -267,7 +269,7 @@ def test_P01_a_locked_table_is_waited_for_only_so_long_and_its_holder_is_named(
 
 
 def test_P09_many_tables_take_no_more_statements_than_few(database: Database, address: SourceAddress) -> None:
-    """Every statement of ours is a transaction of its own, and the server counts those."""
+    """Every statement of ours is one transaction, and the server counts transactions."""
     make = "FOR i IN 1..300 LOOP EXECUTE format('CREATE TABLE t%s (id int PRIMARY KEY)', i); END LOOP;"
     database.execute(f"DO $$ BEGIN {make} END $$")
     tables = {TableName("public", f"t{number}") for number in range(1, 301)}
@@ -280,7 +282,7 @@ def test_P09_many_tables_take_no_more_statements_than_few(database: Database, ad
 
 
 def _transactions(database: Database) -> int:
-    """Sessions report what they did when they end; ours have ended when nobody but the test is there."""
+    """Sessions report their statistics when they end; ours have ended when only the test is connected."""
     others = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     wait_for(lambda: not database.query(others), "the end of our sessions", lambda: database.query(others))
     database.query("SELECT pg_stat_clear_snapshot()")
@@ -324,7 +326,7 @@ def test_C04_the_owner_of_the_tables_needs_no_superuser(shop: Database, roles: R
 
 
 @pytest.mark.versions(14, 18)
-def test_C04_a_role_that_may_only_read_needs_nothing_more_when_all_is_there(shop: Database, roles: Roles) -> None:
+def test_C04_a_read_only_role_needs_nothing_more_when_everything_exists(shop: Database, roles: Roles) -> None:
     plain = roles.create("plain")
     shop.execute("CREATE PUBLICATION pub FOR TABLE orders")
     report = ensure_coverage(roles.address(plain), "pub", {ORDERS}, manage=True)
@@ -335,7 +337,7 @@ def test_C04_a_role_that_may_only_read_needs_nothing_more_when_all_is_there(shop
 
 
 @pytest.mark.versions(14, 18)
-def test_C09_a_read_only_role_is_told_so_before_anything_is_tried(shop: Database, roles: Roles) -> None:
+def test_C09_a_read_only_role_is_reported_before_any_change(shop: Database, roles: Roles) -> None:
     reader = roles.create("reader", "SUPERUSER")
     shop.execute(f"ALTER ROLE {reader} SET default_transaction_read_only = on")
     report = ensure_coverage(roles.address(reader), "pub", {ORDERS}, manage=True)
@@ -356,7 +358,9 @@ def test_C09_a_read_only_role_is_told_so_before_anything_is_tried(shop: Database
 def test_C04_an_administrator_of_a_managed_service_needs_the_tables_of_others_too(
     shop: Database, roles: Roles, service: str, grant: str
 ) -> None:
-    """No superuser there: the service's role may create publications, but what it does not own it cannot publish."""
+    """No superuser: the service's role may create publications, but cannot publish tables that it does not
+    own.
+    """
     owner, admin = roles.create("owner"), roles.create("admin", "REPLICATION")
     shop.execute(f"ALTER TABLE items OWNER TO {owner}; ALTER TABLE orders OWNER TO {admin}; CREATE ROLE {service}")
     shop.execute(f"GRANT {service} TO {admin}; GRANT CREATE ON DATABASE {shop.name} TO {service}")

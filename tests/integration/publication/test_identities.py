@@ -1,6 +1,10 @@
-"""Where the server refuses the application's UPDATE, since the publication does not hold all of a table's replica identity."""
+"""UPDATEs that the server refuses because the publication does not contain the table's whole replica
+identity.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import psycopg
 import pytest
@@ -10,7 +14,7 @@ from penstock.errors import TableWithoutKeyError
 from penstock.postgres.catalog import KeyFault, check_mirrorable, inspect_key_faults, inspect_schemas, inspect_tables
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.schema import TableName
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 
 @pytest.mark.versions(15, 18)
@@ -124,11 +128,36 @@ def test_partitions_that_log_another_key_than_their_root_announces_are_blockers_
     (blocker,) = inspect_coverage(address, "pub", {TableName("public", "same")}, old_rows=True).blockers
     assert blocker.remedy == 'ALTER TABLE "public"."same_B c" REPLICA IDENTITY FULL; ALTER TABLE "public"."same_a" REPLICA IDENTITY FULL;'
     blockers = inspect_coverage(address, "pub", names, old_rows=True).blockers
-    assert {blocker.tables[0].name for blocker in blockers} == {"same", "wide"}, "a table without any whole row promises none"
+    assert {blocker.tables[0].name for blocker in blockers} == {"same", "wide"}, "a table without any whole row announces none"
     assert all('ALTER TABLE "public"."wide" REPLICA' in each.remedy for each in blockers if each.tables[0].name == "wide"), "its root too"
     for blocker in blockers:
         database.execute(blocker.remedy)
     assert inspect_coverage(address, "pub", names, old_rows=True).satisfied
+
+
+@pytest.mark.versions(14, 18)
+def test_partitions_with_different_keys_are_no_blockers_where_no_key_matters(database: Database, address: SourceAddress) -> None:
+    _parted(database, "bare", "id int, ts int", "SELECT 1")
+    _parted(database, "whole", "id int, ts int", "ALTER TABLE whole REPLICA IDENTITY FULL")
+    _parted(database, "coded", "id int, code int NOT NULL, ts int, PRIMARY KEY (id, ts)", "CREATE UNIQUE INDEX by_code ON coded (code, ts)")
+    database.execute("ALTER TABLE coded REPLICA IDENTITY USING INDEX by_code")
+    for name in ("bare", "whole"):
+        database.execute(f'ALTER TABLE {name}_a ADD PRIMARY KEY (id); ALTER TABLE "{name}_B c" ADD PRIMARY KEY (id)')
+    names = {TableName("public", name) for name in ("bare", "whole", "coded")}
+    tables = ", ".join(map(str, names))
+    database.execute(f"CREATE PUBLICATION pub FOR TABLE {tables} WITH (publish_via_partition_root = true)")
+
+    def refused(**options: Any) -> set[str]:
+        blockers = inspect_coverage(address, "pub", names, **options).blockers
+        return {table.name for blocker in blockers if blocker.code == "PEN-1418" for table in blocker.tables}
+
+    assert refused() == {"bare", "whole", "coded"}
+    assert refused(unkeyed=names) == {"whole", "coded"}, "the others announce whole old rows, or a key that is not sent"
+    assert refused(unkeyed=names, old_rows=True) == {"bare", "whole", "coded"}
+    database.execute("ALTER PUBLICATION pub SET (publish = 'insert, truncate')")
+    assert refused() == set(), "neither updates nor deletes are published"
+    database.execute("ALTER PUBLICATION pub SET (publish = 'insert, delete')")
+    assert refused() == {"bare", "whole", "coded"}
 
 
 @pytest.mark.versions(14, 16, 18)
@@ -151,4 +180,4 @@ def test_T33_a_key_with_a_generated_column_that_the_stream_does_not_carry_is_no_
     with pytest.raises(TableWithoutKeyError, match="generated column in its key") as caught:
         check_mirrorable(schemas[keyed], faults[keyed])
     assert "publish_generated_columns = stored" in (caught.value.hint or "")
-    assert planned[keyed].key == (("a", "g") if is_18 else ("a",)), "a publication of ours carries it where it can"
+    assert planned[keyed].key == (("a", "g") if is_18 else ("a",)), "our own publication includes it where it can"

@@ -1,4 +1,4 @@
-"""Which tables can be kept in which mode: what a key is needed for, and what whole old rows will do for."""
+"""Table modes and the key or replica identity that each needs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.pipeline.config import PipelineConfig
-from penstock.pipeline.tables import select_tables
+from penstock.config.model import PipelineConfig
+from penstock.pipeline.table_selection import select_tables
 from penstock.postgres.connection import SourceAddress, connect
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 STATEMENTS = (
     "CREATE TABLE keyed (id int PRIMARY KEY, note text)",

@@ -1,4 +1,4 @@
-"""The statements that reports print: pasted as they are, they mend what they are printed for, and break nothing."""
+"""The statements that reports print: pasted unchanged, they fix the problem and break nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from penstock.capture.provision import ensure_coverage, inspect_coverage
 from penstock.errors import LockWaitError
 from penstock.postgres import publication as publication_module
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.publication import inspect_memberships
+from penstock.postgres.membership import Membership, inspect_memberships
 from penstock.schema import TableName
-from tests.fix_postgres import Database
-from tests.fix_roles import Roles
+from tests.support.fix_postgres import Database
+from tests.support.fix_roles import Roles
 
 ORDERS = TableName("public", "orders")
 ITEMS = TableName("public", "items")
@@ -28,7 +28,7 @@ def shop(database: Database) -> Database:
     return database
 
 
-def test_R04_the_statement_that_closes_the_gap_leaves_out_what_must_not_be_published(shop: Database, address: SourceAddress) -> None:
+def test_R04_the_statement_that_closes_the_gap_leaves_out_unpublishable_columns(shop: Database, address: SourceAddress) -> None:
     shop.execute("CREATE TABLE keyless (id int); INSERT INTO keyless VALUES (1); CREATE VIEW seen AS SELECT 1 AS id")
     hopeless = {TableName("public", name) for name in ("keyless", "seen", "absent")}
     report = inspect_coverage(address, "pub", {ORDERS} | hopeless)
@@ -39,7 +39,7 @@ def test_R04_the_statement_that_closes_the_gap_leaves_out_what_must_not_be_publi
     assert inspect_coverage(address, "other", hopeless).remediation == ()
 
 
-def test_R04_a_partitioned_table_without_partitions_goes_by_its_own_key(shop: Database, address: SourceAddress) -> None:
+def test_R04_a_partitioned_table_without_partitions_uses_its_own_key(shop: Database, address: SourceAddress) -> None:
     shop.execute("CREATE TABLE bare (id int) PARTITION BY RANGE (id)")
     assert inspect_coverage(address, "pub", {PARTED}).manageable
     assert [blocker.code for blocker in inspect_coverage(address, "pub", {TableName("public", "bare")}).blockers] == ["PEN-1405"]
@@ -66,8 +66,20 @@ def test_P05_a_column_list_is_mended_without_showing_more_than_before(shop: Data
 
 
 @pytest.mark.versions(15, 18)
-def test_P08_a_schema_that_left_and_came_back_is_told_from_one_that_stayed(shop: Database, address: SourceAddress) -> None:
-    def memberships() -> dict[TableName, str]:
+def test_P05_a_column_list_of_a_locked_table_is_not_waited_for_without_end(
+    shop: Database, address: SourceAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publication_module, "LOCK_SECONDS", 1.0)
+    shop.execute("CREATE PUBLICATION pub FOR TABLE orders (v) WHERE (v > 'a')")
+    with shop.connect() as holder:
+        holder.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(LockWaitError, match=rf"row filters of publication pub: process {holder.info.backend_pid} "):
+            inspect_coverage(address, "pub", {ORDERS})
+
+
+@pytest.mark.versions(15, 18)
+def test_P08_a_schema_that_left_and_returned_is_distinguished_from_one_that_stayed(shop: Database, address: SourceAddress) -> None:
+    def memberships() -> dict[TableName, Membership]:
         with connect(address) as connection:
             return inspect_memberships(connection, "pub", [ORDERS, ITEMS])
 
@@ -79,7 +91,7 @@ def test_P08_a_schema_that_left_and_came_back_is_told_from_one_that_stayed(shop:
     assert all(memberships()[table] != first[table] for table in (ORDERS, ITEMS))
 
 
-def test_C04_whoever_is_told_to_run_a_statement_may_run_it_and_it_is_printed_once(shop: Database, roles: Roles) -> None:
+def test_C04_a_statement_for_a_role_can_be_run_by_it_and_is_printed_once(shop: Database, roles: Roles) -> None:
     one, two, plain = roles.create("one"), roles.create("two"), roles.create("plain")
     shop.execute(
         f"ALTER TABLE orders OWNER TO {one}; ALTER TABLE items OWNER TO {two}; GRANT CREATE ON DATABASE {shop.name} TO {two}, {plain}"
@@ -104,7 +116,7 @@ def test_C04_whoever_is_told_to_run_a_statement_may_run_it_and_it_is_printed_onc
     assert told({ORDERS}, "theirs") == "as a superuser: "
 
 
-def test_C04_what_a_publication_leaves_out_does_not_hide_who_may_add_to_it(shop: Database, roles: Roles) -> None:
+def test_C04_tables_left_out_of_a_publication_do_not_hide_who_may_add_to_it(shop: Database, roles: Roles) -> None:
     plain = roles.create("plain")
     shop.execute("CREATE SCHEMA shut; ALTER TABLE parted SET SCHEMA shut; CREATE PUBLICATION pub")
     report = inspect_coverage(roles.address(plain), "pub", {TableName("shut", "parted")})
@@ -113,9 +125,7 @@ def test_C04_what_a_publication_leaves_out_does_not_hide_who_may_add_to_it(shop:
     assert [part for part in parts if not any(part in what for what in whats)] == []
 
 
-def test_P01_the_holder_of_a_lock_is_named_without_what_may_not_be_seen(
-    shop: Database, roles: Roles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_P01_the_holder_of_a_lock_is_named_without_hidden_details(shop: Database, roles: Roles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication_module, "LOCK_SECONDS", 1.0)
     owner = roles.create("owner")
     shop.execute(f"ALTER TABLE orders OWNER TO {owner}; GRANT CREATE ON DATABASE {shop.name} TO {owner}")
@@ -126,7 +136,7 @@ def test_P01_the_holder_of_a_lock_is_named_without_what_may_not_be_seen(
 
 
 def test_P01_two_that_ensure_at_once_both_succeed(shop: Database, address: SourceAddress) -> None:
-    """Whoever comes second looks again, and still tells what it saw at first."""
+    """The second call inspects again and still reports what it saw first."""
     results: list[object] = []
 
     def ensure(barrier: threading.Barrier, required: set[TableName]) -> None:

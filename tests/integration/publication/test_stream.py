@@ -1,4 +1,4 @@
-"""What arrives through publications of every kind, and that a snapshot reads the same."""
+"""Changes received through every kind of publication equal the rows that a snapshot reads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from penstock.capture.provision import ensure_capture, inspect_coverage
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
-from tests.fix_postgres import Database, PostgresServer
-from tests.integration.publication.stream import Event, Follower, folded
+from tests.support.fix_postgres import Database, PostgresServer
+from tests.support.publication.stream import Event, Follower, folded
 
 
 @pytest.fixture
@@ -37,8 +37,12 @@ def test_P04_a_row_that_moves_between_partitions_is_right_at_the_root(database: 
 
 @pytest.mark.versions(14, 18)
 @pytest.mark.parametrize("is_by_root", [True, False])
-def test_P04_a_row_that_moves_is_gone_from_one_place_and_comes_in_another(database: Database, follower: Follower, is_by_root: bool) -> None:
-    """The server writes a move as a delete and an insert. Under the root that is what any change of a key is: its parts are in the key."""
+def test_P04_a_row_moved_between_partitions_is_deleted_from_one_and_inserted_into_the_other(
+    database: Database, follower: Follower, is_by_root: bool
+) -> None:
+    """The server writes a move as a delete and an insert, as for any key change under the root: the partition
+    key is in the key.
+    """
     database.execute("CREATE TABLE parted (id int, part int, v text, PRIMARY KEY (id, part)) PARTITION BY LIST (part)")
     database.execute("CREATE TABLE low PARTITION OF parted FOR VALUES IN (1)")
     database.execute("CREATE TABLE high (v text, part int NOT NULL, id int NOT NULL)")
@@ -61,10 +65,10 @@ def test_P04_a_row_that_moves_is_gone_from_one_place_and_comes_in_another(databa
     ]
 
 
-def test_S12_a_partition_that_is_attached_while_streaming_brings_what_is_written_from_then_on(
-    database: Database, follower: Follower
-) -> None:
-    """What it had before was never written to the partitioned table, and is in no log; pipelines notice that, and copy the table anew."""
+def test_S12_a_partition_attached_while_streaming_is_captured_from_then_on(database: Database, follower: Follower) -> None:
+    """Its earlier rows were never written to the partitioned table and are in no log; pipelines detect that
+    and resync the table.
+    """
     database.execute("CREATE TABLE parted (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
     database.execute("CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (10)")
     database.execute("CREATE TABLE high (v text, id int PRIMARY KEY); INSERT INTO high VALUES ('before', 11)")
@@ -84,8 +88,10 @@ def test_S12_a_partition_that_is_attached_while_streaming_brings_what_is_written
     ]
 
 
-def test_S12_partitions_that_come_and_go_are_followed_under_the_root(database: Database, follower: Follower) -> None:
-    """Subpartitions and default partitions too. A detached partition goes on as a table that nobody asked for."""
+def test_S12_attached_and_detached_partitions_are_followed_under_the_root(database: Database, follower: Follower) -> None:
+    """Subpartitions and default partitions too. A detached partition becomes an ordinary table that is not
+    published.
+    """
     database.execute("CREATE TABLE parted (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)")
     database.execute("CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (10)")
     ensure_capture(follower.address, follower.slot, "pub", [TableName("public", "parted")])
@@ -148,7 +154,7 @@ def test_T33_our_own_publication_carries_generated_columns_where_the_server_can(
     assert follower.snapshot("public.g") == [expected]
 
 
-def test_P08_what_is_captured_is_what_the_server_sends_and_a_table_that_left_is_named(database: Database, follower: Follower) -> None:
+def test_P08_captured_tables_are_those_the_server_sends_and_a_removed_one_is_named(database: Database, follower: Follower) -> None:
     database.execute("CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY); CREATE TABLE c (id int PRIMARY KEY)")
     a, b = TableName("public", "a"), TableName("public", "b")
     ensure_capture(follower.address, follower.slot, "pub", [a, b])
@@ -169,7 +175,9 @@ def test_P08_what_is_captured_is_what_the_server_sends_and_a_table_that_left_is_
 @pytest.mark.versions(15, 18)
 @pytest.mark.parametrize("scope", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public"])
 def test_S08_a_table_created_later_is_captured_from_its_first_row(database: Database, follower: Follower, scope: str) -> None:
-    """In the same transaction as its creation, too. What inherits is a table of its own, and what is unlogged or temporary is silent."""
+    """Also in the transaction that creates it. A child of an inherited table is published separately;
+    unlogged and temporary tables send nothing.
+    """
     database.execute(f"CREATE PUBLICATION pub {scope} WITH (publish_via_partition_root = true)")
     follower.create_slot()
     with follower.capture() as capture:

@@ -1,4 +1,4 @@
-"""The join as of a change's own commit, without Spark: spool, keeper and join as a query puts them together, against the words of SQL."""
+"""The join as of a change's commit, without Spark: spool, reference table and join, compared with SQL."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ReferencePastError
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
-from penstock.reference.finding import KeptFinder
-from penstock.reference.joining import Enrichment
-from penstock.reference.keeping import KeptReference, keep
+from penstock.reference.join import Enrichment, KeptFinder
+from penstock.reference.keeper import KeptReference, keep
 from penstock.reference.postgres import PostgresReferenceTable
 from penstock.reference.store import load_state
 from penstock.schema import TableName
-from penstock.spool.consumers import hold, release
 from penstock.spool.reader import SpoolReader
+from penstock.spool.retention import release, set_released
 from penstock.spool.rows import read_rows
-from tests.fix_postgres import Database
-from tests.integration.reference.commerce import Commerce, check_against_sql
-from tests.waiting import wait_for
+from tests.support.fix_postgres import Database
+from tests.support.reference.commerce import Commerce, check_against_sql
+from tests.support.waiting import wait_for
 
 CUSTOMERS, ORDERS = TableName("public", "customers"), TableName("public", "orders")
 CONSUMER = "orders"
@@ -42,7 +41,7 @@ class OrdersStream:
         )
         ensure_capture(self.settings.address, self.settings.slot, self.settings.publication, [ORDERS])
         # A reader that is there, and needs everything.
-        hold(self.settings.spool, CONSUMER, Position.ZERO)
+        set_released(self.settings.spool, CONSUMER, Position.ZERO)
         self._spool = SpoolReader(self.settings.spool)
 
     def customers(self) -> PostgresReferenceTable:
@@ -81,16 +80,16 @@ def enrichment(kept: KeptReference) -> Enrichment:
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_every_change_is_joined_with_the_customers_of_its_own_commit(
+def test_every_change_is_joined_with_the_customers_at_its_commit(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     # Folded all the time, so that a fold in the wrong place shows.
-    monkeypatch.setattr("penstock.reference.keeping._MOST_FILES", 3)
-    monkeypatch.setattr("penstock.reference.keeping._FEWEST_FOLDED_ROWS", 10)
+    monkeypatch.setattr("penstock.reference.keeper._MOST_FILES", 3)
+    monkeypatch.setattr("penstock.reference.keeper._FEWEST_FOLDED_ROWS", 10)
     commerce, stream = Commerce(database, seed), OrdersStream(database, tmp_path)
     at, since = Position.ZERO, 0
     checked = 0
-    for _ in range(3):  # each time another keeper, which goes on
+    for _ in range(3):  # each time another reference table, which resumes
         with keep(stream.customers(), tmp_path / "customers", as_of_commit=True) as kept:
             for _ in range(2):
                 commerce.trade(people=3, transactions=12)
@@ -101,7 +100,7 @@ def test_every_change_is_joined_with_the_customers_of_its_own_commit(
                 checked += check_against_sql(commerce, rows, since)
                 at, since = end, commerce.order[-1]
                 stream.release(end)
-        commerce.trade(people=2, transactions=5)  # while nobody looks
+        commerce.trade(people=2, transactions=5)  # while the reference table is not running
     assert checked > 200
     state = load_state(tmp_path / "customers")
     assert state is not None

@@ -1,4 +1,4 @@
-"""A stream of changes joined with a reference table, in Spark: what comes out is what a SQL join says."""
+"""A stream of changes joined with a reference table, in Spark: the result equals a SQL join."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from penstock.capture.settings import CaptureLimits, CaptureSettings
 from penstock.errors import ConfigError
 from penstock.postgres.connection import SourceAddress
 from penstock.reference import KeptReference, ParquetReferenceTable, PostgresKeyedTable, PostgresReferenceTable, enrich, keep, lookup
-from penstock.reference.copies import ReferenceCopy
+from penstock.reference.join import ReferenceCopy
 from penstock.schema import TableName
-from tests.fix_postgres import Database
-from tests.integration.reference.commerce import Commerce, check_against_sql
-from tests.waiting import wait_for
+from tests.support.fix_postgres import Database
+from tests.support.reference.commerce import Commerce, check_against_sql
+from tests.support.waiting import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -74,10 +74,10 @@ class Join:
             self.rows[place] = row
         if rows and self.loses_answer:
             self.loses_answer = False
-            raise ConnectionError("the rows are there, and nobody learns of it")
+            raise ConnectionError("the rows are written, and the answer is lost")
 
     def wait_for(self, query: StreamingQuery, tx: int) -> None:
-        """Until the stream has brought what this transaction left."""
+        """Wait until the stream has this transaction."""
 
         def there() -> bool:
             if (error := query.exception()) is not None:
@@ -87,7 +87,7 @@ class Join:
         wait_for(there, f"transaction {tx}", lambda: len(self.rows), PATIENCE_SECONDS)
 
     def wait_for_start(self, query: StreamingQuery) -> None:
-        """Until the stream knows where it begins."""
+        """Wait until the stream knows its start."""
         wait_for(lambda: query.lastProgress is not None or not query.isActive, "the first batch", query.exception, PATIENCE_SECONDS)
 
     def close(self) -> None:
@@ -102,7 +102,7 @@ def join(spark: SparkSession, database: Database, tmp_path: Path) -> Iterator[Jo
     made.close()
 
 
-def test_every_change_is_joined_with_the_customers_of_its_own_commit(join: Join) -> None:
+def test_every_change_is_joined_with_the_customers_at_its_commit(join: Join) -> None:
     commerce = Commerce(join.database)
     commerce.trade(people=2, transactions=5)
     with keep(PostgresReferenceTable(join.settings, CUSTOMERS), join.root / "customers", as_of_commit=True) as kept:

@@ -1,4 +1,4 @@
-"""Rows of a Postgres table, asked for by key."""
+"""Rows of a Postgres table, read by key."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from penstock.errors import TableWithoutKeyError
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.chunks import plan_chunks, read_chunk
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.reference.finding import Asked, LookupFinder
-from penstock.reference.keyed import PostgresKeyedTable
-from penstock.reference.keys import key_values
+from penstock.reference.history import key_values
+from penstock.reference.join import Asked, LookupFinder
+from penstock.reference.keyed_tables import PostgresKeyedTable
 from penstock.schema import TableName
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 KEYS = {
     "int": "g::int",
@@ -40,7 +40,7 @@ def settings(database: Database, tmp_path: Path) -> CaptureSettings:
     return CaptureSettings(SourceAddress.parse(database.dsn), "unused", "unused", tmp_path / "spool")
 
 
-def test_every_key_that_is_there_is_found_and_no_other(database: Database, settings: CaptureSettings) -> None:
+def test_every_existing_key_is_found_and_no_other(database: Database, settings: CaptureSettings) -> None:
     for number, (type_name, expression) in enumerate(KEYS.items()):
         table = TableName("public", f"t{number}")
         database.execute(f"CREATE TABLE {table} (note text, k {type_name} PRIMARY KEY)")
@@ -76,7 +76,7 @@ def test_composite_keys_partitions_and_rewritten_tables(database: Database, sett
     assert finder.find(asked).rows.column("note").to_pylist() == ["note 1", None, None, None]
 
 
-def test_table_without_key_cannot_be_asked(database: Database, settings: CaptureSettings) -> None:
+def test_table_without_key_cannot_be_read_by_key(database: Database, settings: CaptureSettings) -> None:
     database.execute("CREATE TABLE loose (a int)")
     with pytest.raises(TableWithoutKeyError):
         PostgresKeyedTable.inspect(settings, TableName("public", "loose"))

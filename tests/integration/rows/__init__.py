@@ -1,1 +1,1 @@
-"""What each row operation looks like in the spool: EDGE_CASES R."""
+"""Row operations in the spool: edge cases R."""

@@ -1,4 +1,4 @@
-"""What a change shows of the row before it, by replica identity."""
+"""The old row in a change, by replica identity."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.fix_captured import Captured, capturing, change
-from tests.fix_postgres import PostgresServer
+from tests.support.fix_captured import Captured, capturing, change
+from tests.support.fix_postgres import PostgresServer
 
 pytestmark = pytest.mark.versions(14, 18)
 
@@ -86,7 +86,7 @@ def test_R04_rows_that_nothing_tells_apart_come_as_inserts_without_a_key(capture
     assert key_of(captured, table) == ()
 
 
-def test_R05_each_of_several_equal_rows_can_be_replaced_by_itself(captured: Captured) -> None:
+def test_R05_each_of_several_equal_rows_can_be_replaced_alone(captured: Captured) -> None:
     captured.execute(
         "CREATE TABLE r05 (a int, b text)",
         "ALTER TABLE r05 REPLICA IDENTITY FULL",
@@ -104,7 +104,7 @@ def test_R05_each_of_several_equal_rows_can_be_replaced_by_itself(captured: Capt
         change("insert", a=3, b=None),
     ]
     assert key_of(captured, "r05") == ()
-    # What a sink does that has nothing but whole rows: one in for each insert, one out for each delete.
+    # A sink with whole rows only: one added for each insert, one removed for each delete.
     left: list[tuple[object, object]] = []
     for row in rows:
         place = (row["a"], row["b"])

@@ -1,4 +1,4 @@
-"""Names that are hard to write, and tables that are hard to tell apart."""
+"""Names that need quoting, and tables with similar names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.errors import TableWithoutKeyError, UnsupportedTableError
 from penstock.postgres.catalog import CatalogTable, check_mirrorable, inspect_keys, inspect_schema, inspect_tables
 from penstock.postgres.connection import connect
 from penstock.schema import TableName, TableSchema
-from tests.fix_captured import Captured, change
+from tests.support.fix_captured import Captured, change
 
 NAMES = {
     "quotes": 'a "quoted" name',
@@ -46,7 +46,7 @@ def schema_now(captured: Captured, table: TableName) -> TableSchema:
 
 
 @pytest.mark.parametrize("kind", NAMES)
-def test_R15_any_name_of_schema_table_and_column_comes_through_as_it_is(captured: Captured, kind: str) -> None:
+def test_R15_every_name_of_schema_table_and_column_is_unchanged(captured: Captured, kind: str) -> None:
     name = NAMES[kind]
     table = TableName(name, name)
     path = f"{quoted(name)}.{quoted(name)}"
@@ -84,7 +84,7 @@ def test_R15_columns_that_differ_only_in_case_are_captured_and_refused_by_a_mirr
     assert "rename one of them" in (caught.value.hint or "")
 
 
-def test_R15_a_table_with_columns_named_like_ours_is_refused_by_a_mirror_and_stops_nobody_else(captured: Captured) -> None:
+def test_R15_a_table_with_columns_named_like_ours_is_refused_by_a_mirror_and_others_continue(captured: Captured) -> None:
     columns = ", ".join(f"{name} text" for name in sorted(METADATA_NAMES))
     captured.execute(
         f"CREATE TABLE r15_ours (id int PRIMARY KEY, {columns})",
@@ -94,7 +94,7 @@ def test_R15_a_table_with_columns_named_like_ours_is_refused_by_a_mirror_and_sto
     )
     assert captured.rows("r15_beside") == [change("insert", id=1)]
     assert sum(each.file.rows for each in captured.slices("r15_ours")) == 1
-    with pytest.raises(UnsupportedTableError, match="need for themselves"):
+    with pytest.raises(UnsupportedTableError, match="reserve"):
         check_mirrorable(schema_now(captured, TableName("public", "r15_ours")))
 
 

@@ -1,4 +1,4 @@
-"""Rows as they were before an update or a delete, for those who ask for them."""
+"""Old rows of updates and deletes, for readers that ask for them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fix_captured import Captured, change
-from tests.fix_postgres import PostgresServer
-from tests.waiting import wait_for
+from tests.support.fix_captured import Captured, change
+from tests.support.fix_postgres import PostgresServer
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.versions(14, 18)
 
@@ -23,7 +23,7 @@ def asked(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathFact
     postgres_server.drop_database(database.name)
 
 
-def test_R02_under_full_identity_the_whole_old_row_comes_before_every_change(asked: Captured) -> None:
+def test_R02_under_full_identity_the_whole_old_row_precedes_every_change(asked: Captured) -> None:
     asked.execute(
         "CREATE TABLE r02 (note text, id int PRIMARY KEY, size numeric)",
         "ALTER TABLE r02 REPLICA IDENTITY FULL",
@@ -46,7 +46,7 @@ def test_R02_under_full_identity_the_whole_old_row_comes_before_every_change(ask
     assert [row["_change_type"] for row in asked.rows("r02")] == ["insert", "update_postimage", "delete", "insert", "delete"]
 
 
-def test_R01_under_other_identities_there_is_no_old_row_to_be_had(asked: Captured) -> None:
+def test_R01_under_other_identities_there_is_no_old_row(asked: Captured) -> None:
     asked.execute(
         "CREATE TABLE r01 (id int PRIMARY KEY, note text)",
         "INSERT INTO r01 VALUES (1, 'a')",

@@ -1,11 +1,11 @@
-"""Many changes at one LSN: each has a place of its own all the same."""
+"""Many changes at one LSN: each has its own ordinal."""
 
 from __future__ import annotations
 
-from tests.fix_captured import Captured
+from tests.support.fix_captured import Captured
 
 
-def test_R16_rows_of_a_copy_and_of_one_statement_have_places_of_their_own(captured: Captured) -> None:
+def test_R16_rows_of_one_copy_or_statement_have_different_ordinals(captured: Captured) -> None:
     captured.execute("CREATE TABLE r16 (id int PRIMARY KEY, note text)")
     with captured.database.connect() as connection, connection.cursor() as cursor:
         with cursor.copy("COPY r16 FROM STDIN") as copy:

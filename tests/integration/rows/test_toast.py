@@ -1,10 +1,10 @@
-"""Values that are stored out of line and did not change: the server does not send them, and nobody may take them for NULL."""
+"""Unchanged TOAST values: the server does not send them, and they are not NULL."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.fix_captured import Captured, change
+from tests.support.fix_captured import Captured, change
 
 # The binaries of 18 that the tests run on lack hstore.
 pytestmark = pytest.mark.versions(14, 17)
@@ -82,7 +82,7 @@ def test_R08_under_full_identity_the_old_row_gives_the_values(captured: Captured
     assert updated.get("_exact") == inserted.get("_exact")
 
 
-def test_R06_a_key_change_names_what_stayed_behind_and_fills_what_the_old_key_has(captured: Captured) -> None:
+def test_R06_a_key_change_lists_unchanged_columns_and_fills_them_from_the_old_key(captured: Captured) -> None:
     captured.execute(
         "CREATE TABLE r06t (id int, code text, body text, PRIMARY KEY (id, code))",
         "ALTER TABLE r06t ALTER body SET STORAGE EXTERNAL",
@@ -94,7 +94,7 @@ def test_R06_a_key_change_names_what_stayed_behind_and_fills_what_the_old_key_ha
     assert come == change("insert", id=2, code="k" * 2000, body=None, unchanged=["body"])
 
 
-def test_R09_a_column_that_comes_or_goes_leaves_the_others_unchanged_values_alone(captured: Captured) -> None:
+def test_R09_an_added_or_dropped_column_leaves_unchanged_values_of_others_alone(captured: Captured) -> None:
     captured.execute(
         "CREATE TABLE r09 (id int PRIMARY KEY, a text, b text)",
         "ALTER TABLE r09 ALTER a SET STORAGE EXTERNAL, ALTER b SET STORAGE EXTERNAL",
@@ -128,7 +128,7 @@ def test_R10_an_unchanged_value_is_never_read_again_from_the_table(captured: Cap
     ]
 
 
-def test_R11_of_two_updates_in_one_batch_each_shows_what_it_changed(captured: Captured) -> None:
+def test_R11_each_of_two_updates_in_one_batch_shows_its_change(captured: Captured) -> None:
     captured.execute("CREATE TABLE r11 (id int PRIMARY KEY, n int, body text)", "ALTER TABLE r11 ALTER body SET STORAGE EXTERNAL")
     captured.execute(f"INSERT INTO r11 VALUES (1, 0, {LONG})")
     with captured.transaction():

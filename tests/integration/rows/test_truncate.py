@@ -1,4 +1,4 @@
-"""TRUNCATE is a change like others: in its place, once for each table that it emptied."""
+"""TRUNCATE is a change at its position, once for each table that it emptied."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fix_captured import Captured, capturing, change
-from tests.fix_postgres import PostgresServer
+from tests.support.fix_captured import Captured, capturing, change
+from tests.support.fix_postgres import PostgresServer
 
 pytestmark = pytest.mark.versions(14, 18)
 
@@ -17,7 +17,7 @@ def kinds(captured: Captured, table: str) -> list[str]:
     return [row["_change_type"] for row in captured.rows(table)]
 
 
-def test_R12_a_truncate_stands_between_the_changes_around_it(captured: Captured) -> None:
+def test_R12_a_truncate_is_between_the_changes_around_it(captured: Captured) -> None:
     captured.execute("CREATE TABLE r12 (id int PRIMARY KEY, note text NOT NULL)")
     with captured.transaction():
         captured.execute("INSERT INTO r12 VALUES (1, 'a')", "TRUNCATE r12", "INSERT INTO r12 VALUES (1, 'b')")
@@ -74,7 +74,7 @@ def test_R12_published_by_leaf_each_leaf_is_emptied(captured: Captured) -> None:
     assert captured.rows("parts") == []
 
 
-def test_R12_published_by_root_the_root_is_emptied_and_a_leaf_alone_is_not_told(via_root: Captured) -> None:
+def test_R12_published_by_root_the_root_is_truncated_and_a_single_leaf_is_not_reported(via_root: Captured) -> None:
     via_root.execute(*PARTITIONED)
     # The server leaves the truncate of a single leaf out of such a publication; its documentation says so.
     assert kinds(via_root, "parts") == ["insert", "insert", "insert", "truncate"]

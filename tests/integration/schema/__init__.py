@@ -1,1 +1,1 @@
-"""Every change is decoded under the schema it was written with: EDGE_CASES S."""
+"""Every change is decoded with the schema it was written under: edge cases S."""

@@ -1,4 +1,4 @@
-"""Columns that come, go, and change their names and types between changes."""
+"""Columns added, dropped, renamed and retyped between changes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from penstock.spool import SchemaHistory
-from tests.fix_captured import Captured, change
+from tests.support.fix_captured import Captured, change
 
 
 @pytest.fixture(autouse=True, params=["live", "behind"])
 def reading(captured: Captured, request: pytest.FixtureRequest) -> None:
-    """Every case holds while the capture follows at once, and when it comes only after all is over."""
+    """Every case holds when the capture follows at once, and when it starts after all changes."""
     if request.param == "live":
         captured.start()
     else:
@@ -35,7 +35,7 @@ def names(captured: Captured, table: str) -> list[tuple[str, ...]]:
     return [schema.column_names for schema in captured.schemas(table)]
 
 
-def test_S01_a_column_added_with_or_without_default_is_there_from_the_next_change_on(captured: Captured, table: str) -> None:
+def test_S01_a_column_added_with_or_without_default_is_present_from_the_next_change_on(captured: Captured, table: str) -> None:
     captured.execute(
         f"ALTER TABLE {table} ADD c int",
         f"UPDATE {table} SET a = 'a2'",

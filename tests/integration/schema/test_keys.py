@@ -1,4 +1,4 @@
-"""Keys that come, go and change, under every replica identity, without a restart of the capture."""
+"""Keys added, dropped and changed, under every replica identity, without a restart of the capture."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.capture.keys import KeyCatalog
-from tests.fix_captured import Captured, capturing, change
-from tests.fix_postgres import PostgresServer
-from tests.waiting import wait_for
+from penstock.capture.slot_capture import KeyCatalog
+from tests.support.fix_captured import Captured, capturing, change
+from tests.support.fix_postgres import PostgresServer
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.versions(14, 18)
 
@@ -41,7 +41,7 @@ def test_S09_a_key_added_dropped_and_put_on_other_columns_is_followed(captured: 
     assert keys(captured, "s09") == [(), ("a",), ("a", "b"), ()]
 
 
-def test_S09_the_key_stands_in_table_order_whatever_the_order_in_the_index(captured: Captured) -> None:
+def test_S09_the_key_is_in_table_order_whatever_the_order_in_the_index(captured: Captured) -> None:
     captured.execute(
         "CREATE TABLE s09_order (x text, b int, a int, y text, PRIMARY KEY (a, y, b))",
         "INSERT INTO s09_order VALUES ('x', 1, 2, 'y')",
@@ -96,7 +96,7 @@ def test_S09_under_full_identity_a_key_that_changes_is_seen_without_a_restart(ca
 
 
 @pytest.mark.parametrize("end", ["stays", "goes"])
-def test_S06_under_full_identity_a_key_made_while_nobody_read_holds_only_from_where_it_was_made(captured: Captured, end: str) -> None:
+def test_S06_under_full_identity_a_key_added_while_no_capture_ran_holds_only_from_its_creation(captured: Captured, end: str) -> None:
     table = f"s06_full_{end}"
     captured.execute(
         f"CREATE TABLE {table} (a int PRIMARY KEY, b int NOT NULL, c int)",
@@ -116,7 +116,7 @@ def test_S06_under_full_identity_a_key_made_while_nobody_read_holds_only_from_wh
         captured.execute(f"DROP TABLE {table}")
     rows = captured.rows(table)
     if end == "goes":
-        # Of a table that is gone nobody can tell the later key any more: the last one known holds.
+        # The later key of a dropped table is unknown: the last known key holds.
         assert rows[1:3] == [change("update_postimage", a=1, b=1, c=2), change("update_postimage", a=1, b=5, c=2)]
         assert rows[-1] == change("delete", a=9, b=None, c=None)
         assert keys(captured, table) == [("a",)]
@@ -207,7 +207,7 @@ def test_S11_a_unique_index_on_an_expression_is_no_key(captured: Captured) -> No
     assert keys(captured, "s11") == [()]
 
 
-def test_the_catalog_is_asked_again_over_a_new_connection_when_the_server_has_ended_the_old_one(captured: Captured) -> None:
+def test_the_catalog_is_read_again_over_a_new_connection_when_the_server_closed_the_old_one(captured: Captured) -> None:
     captured.stop()
     captured.execute("CREATE TABLE asked (b int, a int, PRIMARY KEY (a, b))")
     with KeyCatalog(captured.settings.address) as catalog:

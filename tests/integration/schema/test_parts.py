@@ -1,4 +1,4 @@
-"""What a partitioned table's catalog and rows tell of its parts: which came with rows, and which were emptied."""
+"""Partitions in catalog and rows: which were attached with rows, and which were emptied."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.following.parts import ATTACHED, DETACHED, load_parts
-from penstock.pipeline.following.parts_watch import EMPTIED, PartsWatch
+from penstock.pipeline.schema_changes.partitions import ATTACHED, DETACHED, EMPTIED, PartitionWatch, load_partitions
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.chunks import has_older_row, inspect_parts
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.parts import has_older_row, inspect_parts
 from penstock.schema import TableName
-from tests.fix_postgres import Database
-from tests.fix_roles import Roles
+from tests.support.fix_postgres import Database
+from tests.support.fix_roles import Roles
 
 NAME = TableName("public", "t")
 LOOKED, LATER = Position.parse("0/100"), Position.parse("0/200")
@@ -26,7 +25,7 @@ def _oid(database: Database, table: str) -> int:
 
 
 @pytest.mark.versions(14, 18)
-def test_S12_a_part_that_was_a_table_before_is_told_from_one_that_was_made_as_a_part(database: Database) -> None:
+def test_S12_a_partition_that_was_a_table_is_distinguished_from_one_created_as_a_partition(database: Database) -> None:
     database.execute(
         "CREATE TABLE t (id int) PARTITION BY RANGE (id); CREATE TABLE made PARTITION OF t FOR VALUES FROM (0) TO (10);"
         "CREATE TABLE sub PARTITION OF t FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (id); CREATE TABLE leaf PARTITION OF sub DEFAULT;"
@@ -52,7 +51,7 @@ def test_S12_a_part_that_was_a_table_before_is_told_from_one_that_was_made_as_a_
         names = {oid: str(each) for oid, each in connection.execute("SELECT oid, relname FROM pg_class WHERE relkind = 'r'").fetchall()}
         found = inspect_parts(connection, {NAME: [_oid(database, "t")], bare: [_oid(database, "bare")], many: [1 << 62]})
         routed = inspect_parts(connection, {many: [_oid(database, "bare"), _oid(database, "sub"), _oid(database, "t")]})
-    # One that was bare when it came counts as if it had not been: nobody can tell any more.
+    # One that was empty when it was attached counts as unattached: its history is unknown.
     assert {names[oid]: part.is_attached for oid, part in found[NAME].leaves.items()} == {
         "made": False,
         "filled": True,
@@ -85,14 +84,14 @@ def test_S12_a_part_that_is_made_with_all_that_a_table_may_have_was_no_table_bef
 
 
 class Watched:
-    """A table with rows in two parts, one of them a part of a part, that was looked at once."""
+    """A table with rows in two partitions, one of them nested, that was inspected once."""
 
     def __init__(self, database: Database, state: Path) -> None:
         self.database, self.state = database, state
         self.address = SourceAddress.parse(database.dsn)
         self.truncates: set[int] = set()
         self.is_polled = False
-        self.renews = True
+        self.auto_resync = True
         database.execute(
             "CREATE TABLE t (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
             "CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10);"
@@ -101,16 +100,16 @@ class Watched:
             "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (11, 'c'), (12, 'd')"
         )
         self.restart()
-        assert self.look() == {}
+        assert self.find_moved() == {}
 
     def restart(self) -> None:
-        self.watch = PartsWatch(self.state, lambda _: self.truncates, lambda _: self.renews)
+        self.watch = PartitionWatch(self.state, lambda _: self.truncates, lambda _: self.auto_resync)
 
-    def look(self, applied: Position = LATER, *, is_paused: bool = False, is_copied: bool = False) -> dict[TableName, str]:
+    def find_moved(self, applied: Position = LATER, *, is_paused: bool = False, is_copied: bool = False) -> dict[TableName, str]:
         """`is_copied`: it is being copied."""
         table = CatalogTable(_oid(self.database, "t"), NAME)
         with connect(self.address) as connection:
-            return self.watch.look(
+            return self.watch.find_moved(
                 connection,
                 {NAME: table},
                 {} if is_paused or is_copied else {NAME: applied},
@@ -120,10 +119,10 @@ class Watched:
             )
 
     def is_known(self) -> bool:
-        """Whether what was seen last is what there is now."""
+        """Whether the last observation is still current."""
         with connect(self.address) as connection:
             now = inspect_parts(connection, {NAME: [_oid(self.database, "t")]})[NAME]
-        return load_parts(self.state)[NAME].filenodes == {oid: part.filenode for oid, part in now.leaves.items()}
+        return load_partitions(self.state)[NAME].filenodes == {oid: part.filenode for oid, part in now.leaves.items()}
 
 
 @pytest.fixture
@@ -149,9 +148,9 @@ EMPTYING = {
 def test_R12_a_part_that_was_emptied_is_found_until_its_table_is_copied(watched: Watched, statements: tuple[str, ...]) -> None:
     for statement in statements:
         watched.database.execute(statement)
-    assert watched.look() == {NAME: EMPTIED}
+    assert watched.find_moved() == {NAME: EMPTIED}
     watched.restart()
-    assert watched.look() == {NAME: EMPTIED}
+    assert watched.find_moved() == {NAME: EMPTIED}
     assert watched.watch.open == {NAME}
 
 
@@ -177,55 +176,55 @@ KEEPING = {
 def test_R12_a_part_that_was_only_rewritten_is_left_alone(watched: Watched, statements: tuple[str, ...]) -> None:
     for statement in statements:
         watched.database.execute(statement)
-    assert watched.look() == {}
+    assert watched.find_moved() == {}
     assert watched.is_known()
 
 
 def test_R12_a_truncate_of_the_whole_table_is_for_the_log_to_show(watched: Watched) -> None:
     watched.database.execute("TRUNCATE t; INSERT INTO t VALUES (1, 'new')")
-    assert watched.look(applied=LOOKED) == {}
+    assert watched.find_moved(applied=LOOKED) == {}
     assert watched.watch.open == {NAME}, "the log may still show it"
     xid = watched.database.query("SELECT xmin::text::int8 FROM pg_class WHERE relname = 'low'")[0][0]
     watched.truncates.add(xid)
-    assert watched.look(applied=LOOKED) == {}
+    assert watched.find_moved(applied=LOOKED) == {}
     assert watched.is_known()
     assert not watched.watch.open
     watched.database.execute("TRUNCATE leaf")
-    assert watched.look(applied=LOOKED) == {}
-    assert watched.look() == {NAME: EMPTIED}
+    assert watched.find_moved(applied=LOOKED) == {}
+    assert watched.find_moved() == {NAME: EMPTIED}
 
 
-def test_R12_a_part_that_somebody_has_to_himself_is_asked_at_a_later_look(watched: Watched) -> None:
+def test_R12_a_locked_partition_is_read_at_a_later_check(watched: Watched) -> None:
     watched.database.execute("TRUNCATE low")
     with watched.database.connect() as holder:
         holder.execute("LOCK TABLE low IN ACCESS EXCLUSIVE MODE")
-        assert watched.look() == {}
-        assert not watched.watch.open, "nobody waits for it"
+        assert watched.find_moved() == {}
+        assert not watched.watch.open, "no check is pending"
         holder.rollback()
-    assert watched.look() == {NAME: EMPTIED}
+    assert watched.find_moved() == {NAME: EMPTIED}
 
 
-def test_R12_a_table_that_rests_is_asked_about_when_it_goes_on(watched: Watched) -> None:
+def test_R12_a_paused_table_is_checked_when_it_resumes(watched: Watched) -> None:
     watched.database.execute("TRUNCATE low")
-    assert watched.look(is_paused=True) == {}
-    assert watched.look() == {NAME: EMPTIED}
+    assert watched.find_moved(is_paused=True) == {}
+    assert watched.find_moved() == {NAME: EMPTIED}
 
 
-def test_R12_S12_a_table_that_is_not_copied_anew_is_spoken_of_once(watched: Watched) -> None:
-    watched.renews = False
+def test_R12_S12_a_table_that_is_not_resynced_is_reported_once(watched: Watched) -> None:
+    watched.auto_resync = False
     watched.database.execute("TRUNCATE low")
-    assert watched.look() == {NAME: EMPTIED}
+    assert watched.find_moved() == {NAME: EMPTIED}
     assert not watched.watch.open
-    assert watched.look() == {}
+    assert watched.find_moved() == {}
     watched.database.execute("DROP TABLE low")
-    assert watched.look() == {NAME: DETACHED}
-    assert watched.look() == {}
+    assert watched.find_moved() == {NAME: DETACHED}
+    assert watched.find_moved() == {}
 
 
-def test_R12_a_capture_that_finds_deletes_by_itself_needs_no_copy(watched: Watched) -> None:
+def test_R12_a_capture_that_detects_deletes_needs_no_copy(watched: Watched) -> None:
     watched.is_polled = True
     watched.database.execute("TRUNCATE low")
-    assert watched.look() == {}
+    assert watched.find_moved() == {}
     assert watched.is_known()
 
 
@@ -239,7 +238,7 @@ def test_R12_rights_on_the_root_alone_suffice(
         watched.database.execute(f"GRANT SELECT ON {grant} TO {role}")
     watched.database.execute(statement)
     watched.address = roles.address(role)
-    assert watched.look() == (found if grant != "nothing" else {NAME: EMPTIED}), "what cannot be told counts as emptied"
+    assert watched.find_moved() == (found if grant != "nothing" else {NAME: EMPTIED}), "an unknown state counts as emptied"
 
 
 def test_R12_rows_that_a_policy_hides_count_as_gone(watched: Watched, roles: Roles) -> None:
@@ -247,7 +246,7 @@ def test_R12_rows_that_a_policy_hides_count_as_gone(watched: Watched, roles: Rol
     watched.database.execute(f"ALTER TABLE t ENABLE ROW LEVEL SECURITY; GRANT SELECT ON t TO {role}")
     watched.database.execute("VACUUM FULL low")
     watched.address = roles.address(role)
-    assert watched.look() == {NAME: EMPTIED}
+    assert watched.find_moved() == {NAME: EMPTIED}
 
 
 @pytest.mark.parametrize(
@@ -260,36 +259,34 @@ def test_R12_rows_that_a_policy_hides_count_as_gone(watched: Watched, roles: Rol
     ],
     ids=["now", "long ago", "to come", "so long ago that numbers have come round"],
 )
-def test_R12_what_cannot_be_told_by_numbers_is_not_taken_for_an_older_row(
-    watched: Watched, mark: Callable[[int], int], is_found: bool
-) -> None:
+def test_R12_a_row_of_unknown_age_is_not_taken_for_an_older_row(watched: Watched, mark: Callable[[int], int], is_found: bool) -> None:
     with connect(watched.address) as connection:
         ((next_xid,),) = watched.database.query("SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8")
         assert has_older_row(connection, _oid(watched.database, "low"), _oid(watched.database, "t"), mark(next_xid)) is is_found
 
 
 def test_R12_a_part_that_was_emptied_while_its_table_was_copied_is_found_when_that_has_caught_up(watched: Watched) -> None:
-    """What it had when the copy began is what counts."""
+    """The partition's state at the start of the copy counts."""
     watched.database.execute("VACUUM FULL low")
-    assert watched.look(is_copied=True) == {}
-    assert watched.look() == {}
-    assert watched.look(is_copied=True) == {}
+    assert watched.find_moved(is_copied=True) == {}
+    assert watched.find_moved() == {}
+    assert watched.find_moved(is_copied=True) == {}
     watched.database.execute("TRUNCATE low")
-    assert watched.look(is_copied=True) == {}
-    assert watched.look() == {NAME: EMPTIED}
+    assert watched.find_moved(is_copied=True) == {}
+    assert watched.find_moved() == {NAME: EMPTIED}
 
 
-def test_S12_a_part_that_somebody_has_to_himself_is_not_waited_for_once_it_is_known(watched: Watched) -> None:
+def test_S12_a_locked_partition_is_not_waited_for_once_it_is_known(watched: Watched) -> None:
     watched.database.execute("CREATE TABLE a (id int PRIMARY KEY, v text); INSERT INTO a VALUES (21, 'x')")
     watched.database.execute("ALTER TABLE t ATTACH PARTITION a FOR VALUES FROM (20) TO (30)")
-    watched.renews = False
-    assert watched.look() == {NAME: ATTACHED}
+    watched.auto_resync = False
+    assert watched.find_moved() == {NAME: ATTACHED}
     with watched.database.connect() as other, other.transaction():
         other.execute("LOCK TABLE a IN ACCESS EXCLUSIVE MODE")
-        assert watched.look() == {}
+        assert watched.find_moved() == {}
 
 
-def test_S12_a_foreign_part_is_none_that_could_be_emptied(watched: Watched) -> None:
+def test_S12_a_foreign_partition_cannot_be_emptied(watched: Watched) -> None:
     watched.database.execute("CREATE FOREIGN DATA WRAPPER nothing; CREATE SERVER nowhere FOREIGN DATA WRAPPER nothing")
     watched.database.execute("CREATE TABLE plain (id int, v text) PARTITION BY RANGE (id)")
     watched.database.execute("CREATE FOREIGN TABLE far PARTITION OF plain FOR VALUES FROM (0) TO (10) SERVER nowhere")

@@ -1,4 +1,4 @@
-"""Alterations and changes at random: the source says what each statement did, and the capture must have seen just that."""
+"""Random schema changes and row changes: the capture sees exactly what the source did."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 from psycopg.rows import dict_row
 
 from penstock.spool import SchemaHistory
-from tests.fix_captured import Captured, Row, capturing, change
-from tests.fix_postgres import PostgresServer
+from tests.support.fix_captured import Captured, Row, capturing, change
+from tests.support.fix_postgres import PostgresServer
 
 STEPS = 60
 TYPES = {"int": "7", "bigint": "70000000000", "text": "'t'", "varchar(9)": "'v'", "bool": "true"}
 
 
 class Author:
-    """Writes statements about one table, and remembers what the capture must show of those that were committed."""
+    """Writes statements about one table, and records the changes that the capture must show."""
 
     def __init__(self, connection: psycopg.Connection[Row], table: str, seed: int, *, long: bool = False) -> None:
         self._connection = connection
@@ -49,7 +49,9 @@ class Author:
             self.expected, self._columns, self._key, self._table = before
 
     def _part(self) -> None:
-        """A step of a transaction, which may be long enough to be sent before it ends, and may be rolled back to where it began."""
+        """A step of a transaction, which may be streamed before it ends, and may be rolled back to its
+        savepoint.
+        """
         before = (list(self.expected), dict(self._columns), self._key, self._table)
         with self._connection.transaction(force_rollback=self._is_long and self._random.random() < 0.3) as savepoint:
             if self._is_long:
@@ -160,7 +162,7 @@ def in_blocks(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPath
 
 
 def write(captured: Captured, table: str, seed: int, *, long: bool = False) -> tuple[Author, int]:
-    """Who wrote, and into which table."""
+    """The writer and the table."""
     with psycopg.connect(captured.database.dsn, autocommit=True, row_factory=dict_row) as connection:
         author = Author(connection, table, seed, long=long)
         oid = captured.oid(table)

@@ -1,15 +1,14 @@
-"""What the catalog says of a table's columns beyond their shape, on a real server."""
+"""Column properties in the catalog beyond name and type, on a real server."""
 
 from __future__ import annotations
 
 import pytest
 
-from penstock.pipeline.following.gone import why_gone
-from penstock.postgres.attributes import CatalogShape, MissingValue, inspect_shape
-from penstock.postgres.catalog import CatalogTable
+from penstock.pipeline.schema_changes.catalog_changes import drop_reasons
+from penstock.postgres.catalog import CatalogShape, CatalogTable, MissingValue, inspect_shape
 from penstock.postgres.connection import SourceAddress, connect
 from penstock.schema import TableName
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 
 def shape(database: Database, name: str = "t") -> CatalogShape:
@@ -29,7 +28,7 @@ def heap(found: CatalogShape) -> str:
 
 
 @pytest.mark.versions(14, 18)
-def test_S01_the_value_of_an_added_column_in_older_rows_is_what_the_server_shows(database: Database) -> None:
+def test_S01_the_value_of_an_added_column_in_older_rows_is_the_default_of_the_server(database: Database) -> None:
     """Every form of text that an array would quote, and each default that the server does or does not have to write into the rows."""
     database.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
     before = shape(database)
@@ -57,7 +56,7 @@ def test_S01_the_value_of_an_added_column_in_older_rows_is_what_the_server_shows
     assert shape(database).missing == found.missing
 
 
-def test_S01_what_the_server_wrote_into_the_rows_shows_in_the_heap(database: Database) -> None:
+def test_S01_values_that_the_server_wrote_into_the_rows_change_the_heap(database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
     database.execute("ALTER TABLE t ADD a int DEFAULT 5")
     found = shape(database)
@@ -92,7 +91,7 @@ def test_S12_partitions_that_differ_in_an_added_column_say_so(database: Database
     assert heap(shape(database)) != heap(found)
 
 
-def test_a_value_that_cannot_be_read_out_of_its_array_is_not_told(database: Database) -> None:
+def test_a_value_that_cannot_be_extracted_from_its_array_is_not_shown(database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY); ALTER TABLE t ADD a box DEFAULT '(1,1),(0,0)'")
     assert shape(database).missing == {"a": MissingValue(None)}
 
@@ -105,7 +104,7 @@ def test_S02_a_number_is_never_given_twice(database: Database) -> None:
     assert numbers(shape(database)) == ({"id": 1, "x": 2, "b": 4}, 5)
 
 
-def test_S05_a_transaction_that_nobody_sees_yet_is_not_part_of_the_shape(database: Database) -> None:
+def test_S05_an_uncommitted_transaction_is_not_part_of_the_schema(database: Database) -> None:
     database.execute("CREATE TABLE t (id int PRIMARY KEY)")
     (done,) = database.query("SELECT txid_current()")[0]
     with database.connect() as other:
@@ -119,11 +118,11 @@ def test_S05_a_transaction_that_nobody_sees_yet_is_not_part_of_the_shape(databas
     assert shape(database).shows(later)
 
 
-def test_S07_what_became_of_a_table_is_told_by_its_number(database: Database) -> None:
+def test_S07_a_table_is_found_by_its_oid(database: Database) -> None:
     database.execute("CREATE TABLE kept (id int); CREATE TABLE lost (id int); CREATE SCHEMA other")
     (oids,) = database.query("SELECT 'kept'::regclass::oid::int8, 'lost'::regclass::oid::int8")
     kept, lost, group = (TableName("public", name) for name in ("kept", "lost", "many"))
     database.execute("ALTER TABLE kept SET SCHEMA other; DROP TABLE lost")
     with connect(SourceAddress.parse(database.dsn)) as connection:
-        found = why_gone(connection, {kept: oids[0], lost: oids[1], group: 1 << 62}, lambda name: name.schema == "public")
+        found = drop_reasons(connection, {kept: oids[0], lost: oids[1], group: 1 << 62}, lambda name: name.schema == "public")
     assert found == {kept: "it is called other.kept now, which is not selected", lost: "it was dropped", group: "it was dropped"}

@@ -1,4 +1,4 @@
-"""Tables that are renamed, moved, dropped and made anew: known by their OID, called by the name they had."""
+"""Tables renamed, moved, dropped and recreated: identified by OID, named as they were at the time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from penstock.schema import TableName
 from penstock.spool import SchemaHistory
-from tests.fix_captured import Captured, change
+from tests.support.fix_captured import Captured, change
 
 
 @pytest.fixture(autouse=True, params=["live", "behind"])
@@ -38,7 +38,7 @@ def test_S07_a_table_moved_to_another_schema_is_the_same_table(captured: Capture
     assert captured.rows(oid) == [change("insert", id=1), change("insert", id=2)]
 
 
-def test_S07_a_table_dropped_and_made_anew_is_another_table_of_the_same_name(captured: Captured, reading: str) -> None:
+def test_S07_a_dropped_and_recreated_table_is_another_table_of_the_same_name(captured: Captured, reading: str) -> None:
     table = f"s07_again_{reading}"
     captured.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, note text)", f"INSERT INTO {table} VALUES (1, 'first')")
     first = captured.oid(table)

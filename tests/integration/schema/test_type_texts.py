@@ -1,4 +1,4 @@
-"""Types that are altered so that stored values have another text: what the catalog shows of it, and which tables are to be resynced."""
+"""Altered types whose stored values get another text: the catalog evidence, and which tables are resynced."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.following.type_watch import AlteredTypes, TypeWatch, inspect_table_types, remember_types
+from penstock.pipeline.schema_changes.catalog_changes import AlteredTypes, TypeWatch, inspect_table_types, remember_types
 from penstock.postgres.catalog import CatalogTable, inspect_schemas
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.routed import joined_schema
+from penstock.postgres.routed_schema import joined_schema
 from penstock.schema import TableName, TableSchema
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 NAME = TableName("public", "t")
 COLUMNS = ("plain", "e", "d", "l", "p", "pl", "r", "m", "o")
@@ -69,21 +69,23 @@ def test_a_column_counts_as_altered_just_if_the_text_of_its_stored_values_is_ano
 
 
 class Watched:
-    """A table that was looked at once."""
+    """A table that was inspected once."""
 
     def __init__(self, database: Database, state: Path) -> None:
         self.database, self.state = database, state
-        self.renews = True
+        self.auto_resync = True
         self.restart()
-        assert self.look() is None
+        assert self.find_altered() is None
 
     def restart(self) -> None:
-        self.watch = TypeWatch(self.state, lambda _, __: self.renews)
+        self.watch = TypeWatch(self.state, lambda _, __: self.auto_resync)
 
-    def look(self, *, is_applied: bool = True, is_resynced: bool = False) -> AlteredTypes | None:
+    def find_altered(self, *, is_applied: bool = True, is_resynced: bool = False) -> AlteredTypes | None:
         schemas = _schema(self.database, "t")
         with connect(SourceAddress.parse(self.database.dsn)) as connection:
-            found = self.watch.look(connection, schemas, [NAME] if is_applied and not is_resynced else [], [NAME] if is_resynced else [])
+            found = self.watch.find_altered(
+                connection, schemas, [NAME] if is_applied and not is_resynced else [], [NAME] if is_resynced else []
+            )
         return found.get(NAME)
 
 
@@ -96,28 +98,28 @@ def test_an_altered_type_is_noticed_until_its_table_is_resynced(watched: Watched
     watched.database.execute(RENAME)
     for _ in range(2):
         watched.restart()
-        found = watched.look()
+        found = watched.find_altered()
         assert found is not None
         assert not found.is_key
         assert watched.watch.open == frozenset({NAME})
-    assert watched.look(is_resynced=True) is None
+    assert watched.find_altered(is_resynced=True) is None
     assert watched.watch.open == frozenset()
-    assert watched.look() is None
+    assert watched.find_altered() is None
 
 
 def test_a_type_that_is_altered_while_its_table_is_resynced_is_noticed_afterwards(watched: Watched) -> None:
-    watched.look(is_resynced=True)
+    watched.find_altered(is_resynced=True)
     watched.database.execute(RENAME)
-    watched.look(is_resynced=True)
-    assert watched.look() is not None
+    watched.find_altered(is_resynced=True)
+    assert watched.find_altered() is not None
 
 
 def test_a_type_that_is_altered_while_its_table_is_not_applied_is_noticed_afterwards(watched: Watched) -> None:
-    watched.look(is_applied=False)
+    watched.find_altered(is_applied=False)
     watched.database.execute(RENAME)
     watched.restart()
-    watched.look(is_applied=False)
-    assert watched.look() is not None
+    watched.find_altered(is_applied=False)
+    assert watched.find_altered() is not None
 
 
 def test_a_type_that_is_altered_during_the_first_copy_is_noticed(table: Database, tmp_path: Path) -> None:
@@ -127,23 +129,23 @@ def test_a_type_that_is_altered_during_the_first_copy_is_noticed(table: Database
         remember_types(connection, tmp_path, _schema(table, "t"))
     watch = TypeWatch(tmp_path, lambda _, __: True)
     with connect(SourceAddress.parse(table.dsn)) as connection:
-        assert watch.look(connection, _schema(table, "t"), [NAME], []).keys() == {NAME}
+        assert watch.find_altered(connection, _schema(table, "t"), [NAME], []).keys() == {NAME}
 
 
-def test_a_table_that_is_not_resynced_by_itself_is_told_of_once(watched: Watched) -> None:
-    watched.renews = False
+def test_a_table_that_is_not_resynced_automatically_is_reported_once(watched: Watched) -> None:
+    watched.auto_resync = False
     watched.database.execute(RENAME)
-    assert watched.look() is not None
+    assert watched.find_altered() is not None
     assert watched.watch.open == frozenset()
-    assert watched.look() is None
+    assert watched.find_altered() is None
 
 
 def test_a_state_without_definitions_takes_those_of_the_first_look(watched: Watched) -> None:
     (watched.state / "types.json").unlink()
     watched.database.execute(RENAME)
-    assert watched.look() is None
+    assert watched.find_altered() is None
     watched.database.execute("ALTER TYPE mood RENAME VALUE 'blue' TO 'sad'")
-    assert watched.look() is not None
+    assert watched.find_altered() is not None
 
 
 def test_a_type_of_one_member_concerns_the_table_that_it_is_routed_into(database: Database, tmp_path: Path) -> None:
@@ -153,6 +155,6 @@ def test_a_type_of_one_member_concerns_the_table_that_it_is_routed_into(database
     schemas = {NAME: joined_schema(NAME, "source", members)}
     watch = TypeWatch(tmp_path, lambda _, __: True)
     with connect(SourceAddress.parse(database.dsn)) as connection:
-        assert watch.look(connection, schemas, [NAME], []) == {}
+        assert watch.find_altered(connection, schemas, [NAME], []) == {}
         database.execute("ALTER TYPE mood_two RENAME VALUE 'sad' TO 'blue'")
-        assert watch.look(connection, schemas, [NAME], []) == {NAME: AlteredTypes(("k",), is_key=True)}
+        assert watch.find_altered(connection, schemas, [NAME], []) == {NAME: AlteredTypes(("k",), is_key=True)}

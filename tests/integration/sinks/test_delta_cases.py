@@ -1,4 +1,4 @@
-"""The cases of rows and sinks that must hold, each by its name in the list of cases."""
+"""Edge cases of rows and sinks in Delta, each by its code."""
 
 from __future__ import annotations
 
@@ -12,29 +12,16 @@ from pyspark.sql import SparkSession
 from penstock.errors import ValuesMissingError
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
-from tests.integration.sinks.mirror import Mirror
-from tests.integration.sinks.source import NULL, Key, Row, Source, Value
+from tests.support.sinks.items import ITEMS, at, item
+from tests.support.sinks.mirror import Mirror
+from tests.support.sinks.source import NULL, Source, Value
 
-ITEMS = TableSchema(
-    16401,
-    TableName("public", "items"),
-    (Column("id", pa.int64(), 20), Column("note", pa.string(), 25), Column("size", pa.decimal128(38, 18), 1700)),
-    ("id",),
-)
 COMPOSITE = TableSchema(
     16402,
     TableName("public", "composite"),
     (Column("note", pa.string(), 25), Column("a", pa.int64(), 20), Column("b", pa.string(), 25)),
     ("a", "b"),
 )
-
-
-def item(key: int, note: str | None = "first", size: Value = NULL) -> Row:
-    return {"id": Value(key), "note": Value(note), "size": size}
-
-
-def at(key: int) -> Key:
-    return (Value(key),)
 
 
 @pytest.fixture
@@ -171,7 +158,7 @@ def test_k05_a_key_change_takes_unchanged_toast_along(items: Mirror) -> None:
     assert items.rows() == source.sorted_rows()
 
 
-def test_r12_a_truncate_empties_the_table_and_what_follows_stays(items: Mirror) -> None:
+def test_r12_a_truncate_empties_the_table_and_later_rows_stay(items: Mirror) -> None:
     source = items.source
     source.update(at(1), {"note": Value("gone soon")}, ["size"])
     source.truncate()

@@ -1,4 +1,4 @@
-"""What the Delta sink commits, when it refuses to, and what it finds when it comes back."""
+"""Commits of the Delta sink: contents, refusals, and how the sink resumes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 from penstock.errors import SchemaChangedError, SinkRefusedError, TargetForeignError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import Column, TableName, TableSchema
+from penstock.sinks.base import directory_name
 from penstock.sinks.delta.sink import DeltaSink
-from penstock.sinks.directories import directory_name
-from tests.integration.sinks.mirror import PIPELINE, Mirror
-from tests.integration.sinks.source import Source, Value
-from tests.integration.sinks.test_delta_cases import ITEMS, at, item
+from tests.support.sinks.items import ITEMS, at, item
+from tests.support.sinks.mirror import PIPELINE, Mirror
+from tests.support.sinks.source import Source, Value
 
 NAME = ITEMS.name
 
@@ -60,7 +60,7 @@ def test_an_epoch_of_inserts_is_an_append(items: Mirror) -> None:
     assert not any("remove" in action for action in actions)
 
 
-def test_an_epoch_that_comes_to_nothing_still_moves_the_position(items: Mirror) -> None:
+def test_an_epoch_without_net_changes_still_moves_the_position(items: Mirror) -> None:
     """Else the next start would ask for that ground again."""
     source = items.source
     source.insert(item(20))
@@ -108,7 +108,7 @@ def test_a_table_begun_and_not_finished_follows_the_source_when_it_is_begun_agai
     assert (target.source_oid, target.key, target.applied) == (odd.oid, odd.key, Position.of(mirror.source.fence))
 
 
-def test_a_table_begun_anew_loses_its_old_position_first(items: Mirror) -> None:
+def test_a_restarted_copy_first_removes_the_old_position(items: Mirror) -> None:
     source = items.source
     source.insert(item(20))
     fence = source.commit()
@@ -174,7 +174,7 @@ def test_k10_a_table_that_is_not_ours_is_refused(spark: SparkSession, tmp_path: 
     assert spark.read.format("delta").load(str(sink.path(NAME))).count() == 3
 
 
-def test_k09_a_table_dropped_meanwhile_is_not_made_anew_from_one_epoch(items: Mirror) -> None:
+def test_k09_a_table_dropped_during_an_epoch_is_not_recreated_from_it(items: Mirror) -> None:
     target = items.target()
     shutil.rmtree(items.path)
     items.source.insert(item(20))
@@ -187,7 +187,7 @@ def test_k09_a_table_dropped_meanwhile_is_not_made_anew_from_one_epoch(items: Mi
     assert not items.path.exists()
 
 
-def test_k09_a_table_restored_meanwhile_is_refused_and_then_goes_on_from_what_it_holds(spark: SparkSession, items: Mirror) -> None:
+def test_k09_a_table_restored_during_an_epoch_is_refused_and_then_continues_from_its_rows(spark: SparkSession, items: Mirror) -> None:
     source = items.source
     target = items.target()
     source.insert(item(20))
@@ -231,7 +231,7 @@ def test_tables_with_any_name_can_be_opened(spark: SparkSession, tmp_path: Path)
     "left", [[], [".00000000000000000000.json.1f2e.tmp", "._last_checkpoint.crc"]], ids=["a directory", "half a commit"]
 )
 def test_a_table_whose_making_was_cut_off_is_made(spark: SparkSession, tmp_path: Path, left: list[str]) -> None:
-    """Delta takes what is left of it for a table."""
+    """Delta considers the remaining files a table."""
     path = DeltaSink(spark, tmp_path / "lake", PIPELINE).path(NAME)
     (path / "_delta_log" / "_staged_commits").mkdir(parents=True)
     for name in left:
@@ -241,7 +241,7 @@ def test_a_table_whose_making_was_cut_off_is_made(spark: SparkSession, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["_delta_log/of-somebody.else", "rows.csv"])
-def test_what_somebody_else_put_into_the_place_of_a_table_stays(spark: SparkSession, tmp_path: Path, name: str) -> None:
+def test_foreign_object_in_the_place_of_a_table_stays(spark: SparkSession, tmp_path: Path, name: str) -> None:
     sink = DeltaSink(spark, tmp_path / "lake", PIPELINE)
     file = sink.path(NAME) / name
     (sink.path(NAME) / "_delta_log").mkdir(parents=True)

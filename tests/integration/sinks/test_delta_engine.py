@@ -1,4 +1,6 @@
-"""Tables that we commit to ourselves, as everybody else finds them: Spark, OPTIMIZE, VACUUM, time travel, checkpoints, other writers."""
+"""Delta tables that Penstock commits to, used by Spark, OPTIMIZE, VACUUM, time travel, checkpoints and other
+writers.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +16,23 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.errors import SchemaChangedError, SinkError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import GEOMETRY_TYPE, Column
+from penstock.sinks.base import MaintenanceSettings
+from penstock.sinks.dataframes import load_changes
 from penstock.sinks.delta import checkpoints as delta_checkpoints
 from penstock.sinks.delta import sink as delta
-from penstock.sinks.delta.epoch import DeltaEpoch
+from penstock.sinks.delta.epoch import DeltaCommit
 from penstock.sinks.delta.sink import DeltaSink
 from penstock.sinks.delta.state import load_state, newest_checkpoint
 from penstock.sinks.executors import Executors
-from penstock.sinks.layout import VALID_FROM, VALID_FROM_TIME, Layout, Mode
-from penstock.sinks.slices import load_changes
-from penstock.sinks.upkeep import Upkeep
-from tests.integration.sinks.mirror import PIPELINE, Mirror
-from tests.integration.sinks.source import NULL, Source, Value, time_of
-from tests.integration.sinks.test_delta_cases import ITEMS, at, item
-from tests.property.chronicle import Chronicle, canonical
+from penstock.sinks.layout import Layout
+from penstock.sinks.modes import VALID_FROM, VALID_FROM_TIME, Mode
+from tests.support.property.source_model import SourceModel, canonical
+from tests.support.sinks.items import ITEMS, at, item
+from tests.support.sinks.mirror import PIPELINE, Mirror
+from tests.support.sinks.source import NULL, Source, Value, time_of
 
 EPOCH = "PENSTOCK EPOCH"
-"""What the history says where no MERGE was needed."""
+"""The operation in the table history if no MERGE was needed."""
 
 
 @pytest.fixture
@@ -38,7 +41,7 @@ def items(spark: SparkSession, tmp_path: Path) -> Mirror:
 
 
 def change(items: Mirror, number: int) -> None:
-    """Rows of every file so far go and come."""
+    """Rows of every file are deleted and inserted."""
     source = items.source
     for key in range(1, 200, 40):
         source.update(at(key), {"note": Value(f"epoch {number}")})
@@ -49,18 +52,18 @@ def change(items: Mirror, number: int) -> None:
     assert items.operation() == EPOCH
 
 
-def kept(spark: SparkSession, items: Mirror, upkeep: Upkeep) -> DeltaSink:
-    items.sink = DeltaSink(spark, items.path.parents[1], PIPELINE, upkeep=upkeep)
+def kept(spark: SparkSession, items: Mirror, settings: MaintenanceSettings) -> DeltaSink:
+    items.sink = DeltaSink(spark, items.path.parents[1], PIPELINE, maintenance=settings)
     return items.sink
 
 
-def test_optimize_vacuum_checkpoints_and_time_travel_work_on_what_we_commit(spark: SparkSession, items: Mirror) -> None:
+def test_optimize_vacuum_checkpoints_and_time_travel_work_on_our_commits(spark: SparkSession, items: Mirror) -> None:
     place = f"delta.`{items.path}`"
     states = {}
     for number in range(3):
         change(items, number)
         states[len(items.commits()) - 1] = items.source.sorted_rows()
-    kept(spark, items, Upkeep(checkpoint_after=4)).maintain(ITEMS.name)
+    kept(spark, items, MaintenanceSettings(checkpoint_after=4)).maintain(ITEMS.name)
     assert newest_checkpoint(items.path) >= 3
 
     rust = QueryBuilder().register("t", DeltaTable(items.path)).execute("SELECT id, note FROM t").read_all()
@@ -78,8 +81,8 @@ def test_optimize_vacuum_checkpoints_and_time_travel_work_on_what_we_commit(spar
     change(items, 4)
     assert items.sink.version_at(ITEMS.name, Position.of(items.source.position)) == len(items.commits()) - 1
 
-    # A checkpoint of Delta's own is what we begin with, and comes to the same as the whole log.
-    delta_checkpoints.have_checkpoint_written(spark, items.path)
+    # Our reader starts from a checkpoint that Delta wrote, with the same result as from the whole log.
+    delta_checkpoints.write_checkpoint_by_delta(spark, items.path)
     version = newest_checkpoint(items.path)
     before = load_state(items.path)
     for old in (items.path / "_delta_log").glob("*.json"):
@@ -92,8 +95,8 @@ def test_optimize_vacuum_checkpoints_and_time_travel_work_on_what_we_commit(spar
     change(items, 5)
 
 
-def test_a_table_that_is_maintained_between_epochs_is_what_the_source_is_to_everybody(spark: SparkSession, items: Mirror) -> None:
-    sink = kept(spark, items, Upkeep(compact_after=3, checkpoint_after=0, keep_seconds=0.0, vacuum_every_seconds=0.0))
+def test_a_table_maintained_between_epochs_equals_the_source_for_every_reader(spark: SparkSession, items: Mirror) -> None:
+    sink = kept(spark, items, MaintenanceSettings(compact_after=3, checkpoint_after=0, keep_seconds=0.0, vacuum_every_seconds=0.0))
     for number in range(3):
         items.source.update(at(1 + number), {"note": Value(f"epoch {number}")})
         items.source.insert(item(1000 + number))
@@ -110,7 +113,7 @@ def test_a_table_that_is_maintained_between_epochs_is_what_the_source_is_to_ever
     assert state is not None
     assert len(state.files) == 2
     there = [file for file in items.path.iterdir() if file.is_file() and file.suffix in (".parquet", ".bin")]
-    assert len(there) == 3, "what no version needs any more is gone"
+    assert len(there) == 3, "files that no version needs are deleted"
 
 
 @pytest.mark.parametrize(
@@ -125,10 +128,10 @@ def test_a_table_that_asks_for_more_than_we_know_is_left_to_delta(spark: SparkSe
     assert items.operation() == "MERGE"
 
 
-def test_K01_a_run_that_was_given_up_does_not_add_what_its_successor_has_added(
+def test_K01_an_abandoned_run_does_not_repeat_the_rows_of_its_successor(
     spark: SparkSession, items: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Left to Delta, inserts are an append, which takes the table as it is by then."""
+    """Delta would write inserts as an append, which uses the table's current schema."""
     spark.sql(f"ALTER TABLE delta.`{items.path}` SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')")
     target, fence = items.target(), items.reached
     positions = []
@@ -153,7 +156,7 @@ def test_K01_a_run_that_was_given_up_does_not_add_what_its_successor_has_added(
     assert items.rows() == items.source.sorted_rows()
 
 
-def test_K09_a_table_that_somebody_restored_goes_on_from_what_it_then_holds(spark: SparkSession, items: Mirror) -> None:
+def test_K09_a_restored_table_continues_from_the_rows_it_then_holds(spark: SparkSession, items: Mirror) -> None:
     change(items, 0)
     version, then = len(items.commits()) - 1, items.source.position
     change(items, 1)
@@ -167,7 +170,7 @@ def test_K09_a_table_that_somebody_restored_goes_on_from_what_it_then_holds(spar
     with pytest.raises(TargetRewoundError, match=f"only up to {Position.of(then)}"):
         items.sink.apply(target, last, Position.of(items.source.position))
     assert items.target().applied == Position.of(then), "as a restart finds it"
-    delta_checkpoints.have_checkpoint_written(spark, items.path)
+    delta_checkpoints.write_checkpoint_by_delta(spark, items.path)
     items.sink = DeltaSink(spark, items.path.parents[1], PIPELINE)
     items.apply(then, items.source.position)
     assert items.rows() == items.source.sorted_rows()
@@ -176,18 +179,18 @@ def test_K09_a_table_that_somebody_restored_goes_on_from_what_it_then_holds(spar
 def test_K09_an_epoch_meets_an_optimize_and_is_worked_out_again(
     spark: SparkSession, items: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It lies between the look at the table and the commit, which is the worst moment."""
+    """It happens between reading the table and committing, the worst moment."""
     change(items, 0)
     tried: list[bool] = []
-    apply = DeltaEpoch.apply
+    apply = DeltaCommit.apply
 
-    def meanwhile(epoch: DeltaEpoch, executors: Executors) -> bool:
+    def meanwhile(epoch: DeltaCommit, executors: Executors) -> bool:
         if not tried:
             spark.sql(f"OPTIMIZE delta.`{items.path}`").collect()
         tried.append(apply(epoch, executors))
         return tried[-1]
 
-    monkeypatch.setattr(DeltaEpoch, "apply", meanwhile)
+    monkeypatch.setattr(DeltaCommit, "apply", meanwhile)
     change(items, 1)
     assert tried == [False, True]
 
@@ -204,8 +207,8 @@ def test_structs_of_a_table_with_mapped_names_come_through_snapshot_and_epochs(s
 
 
 @pytest.mark.parametrize("mode", [Mode.SOFT_DELETE, Mode.HISTORY, Mode.APPEND])
-def test_a_table_of_any_mode_is_what_the_model_says(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
-    source = Chronicle(ITEMS, [item(key, f"note {key}") for key in range(1, 6)])
+def test_a_table_of_any_mode_equals_the_model(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
+    source = SourceModel(ITEMS, [item(key, f"note {key}") for key in range(1, 6)])
     target = Mirror(spark, tmp_path, source, DeltaSink(spark, tmp_path / "lake", PIPELINE, lambda _: mode))
     source.update(at(1), {"size": NULL}, ["note"])
     source.delete(at(2))
@@ -231,5 +234,5 @@ def test_a_table_of_any_mode_is_what_the_model_says(spark: SparkSession, tmp_pat
     refused = DeltaSink(spark, tmp_path / "lake", PIPELINE)
     changes = target.changes(source.fence, source.position)
     assert changes is not None
-    with pytest.raises(SchemaChangedError, match="kept as"):
+    with pytest.raises(SchemaChangedError, match="has the mode"):
         refused.apply(target.target(), changes, Position.of(source.position))

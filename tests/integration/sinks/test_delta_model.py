@@ -1,4 +1,4 @@
-"""Random histories, cut into random epochs: after each, the Delta table is what the source was at that position."""
+"""Random histories cut into random epochs: after each, the Delta table equals the source at that position."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.schema import TableSchema
-from tests.integration.sinks.history import BEYOND, ODD, PLAIN, History
-from tests.integration.sinks.mirror import Mirror
+from tests.support.sinks.history import BEYOND, ODD, PLAIN, History
+from tests.support.sinks.mirror import Mirror
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
-"""Who does the work of a sink: a worker of Spark's, or the driver, where it comes to nearly nothing."""
+"""Which process does the work of a sink: a Spark worker, or the driver if the work is small."""
 
 from __future__ import annotations
 
 import os
+import pickle
+from collections.abc import Sequence
 
 import pytest
+from pyspark import RDD, SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import SinkError, SinkRefusedError
 from penstock.sinks.executors import SparkExecutors
+from penstock.sinks.iceberg.lookup import LakeFile
 
 
 def test_light_tasks_are_done_by_the_driver_and_others_by_workers(spark: SparkSession) -> None:
@@ -30,3 +34,18 @@ def test_a_task_that_fails_raises_the_same_wherever_it_is_done(spark: SparkSessi
     with pytest.raises(SinkError, match="a task failed") as failed:
         executors.run(fails, [0], light=light)
     assert "secret" not in str(failed.value), "it may be a value of a row"
+
+
+def test_shared_data_of_a_jobs_tasks_is_sent_once(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = tuple(range(10_000))
+    tasks = [LakeFile("a", index, numbers) for index in range(3)]
+    sent: list[int] = []
+    parallelize = SparkContext.parallelize
+
+    def measured(self: SparkContext, some: Sequence[object], slices: int) -> RDD[object]:
+        sent.extend(len(pickle.dumps(each)) for each in some)
+        return parallelize(self, some, slices)
+
+    monkeypatch.setattr(SparkContext, "parallelize", measured)
+    assert SparkExecutors(spark).run(lambda task: (len(task.columns), task.sequence), tasks) == [(10_000, index) for index in range(3)]
+    assert sum(sent) < 1000, "the list is not in the tasks"

@@ -1,4 +1,4 @@
-"""Iceberg tables whose columns change: in the commit that brings the first rows which need it, or not at all."""
+"""Schema changes of Iceberg tables: in the commit with the first rows that need them, or not at all."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from penstock.sinks.evolution import Evolution
 from penstock.sinks.iceberg.catalog import IcebergCatalog
 from penstock.sinks.iceberg.sink import IcebergSink
 from penstock.sinks.iceberg.state import POSITION
-from penstock.sinks.layout import CURRENT, Mode
+from penstock.sinks.modes import CURRENT, Mode
 from penstock.sinks.row_files import write_batches
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.integration.sinks.iceberg_lake import open_lake, summaries
-from tests.integration.sinks.source import Change as LogChange
-from tests.integration.sinks.source import Transaction, Value, whole
-from tests.property.evolving import NAME, Act, FollowingTarget, Source
+from tests.support.property.evolving import NAME, Act, FollowingTarget, Source
+from tests.support.sinks.iceberg_lake import open_lake, summaries
+from tests.support.sinks.source import Change as LogChange
+from tests.support.sinks.source import Transaction, Value, whole
 
 KINDS = {"insert": ChangeType.INSERT, "update": ChangeType.UPDATE_POSTIMAGE, "delete": ChangeType.DELETE}
 
@@ -53,7 +53,7 @@ class Followed:
         return target
 
     def plan(self, acts: list[Act]) -> tuple[Target, TableChanges, Evolution | None]:
-        """Do this to the source, and find out what becomes of the target."""
+        """Apply this to the source and return the resulting target."""
         start, target = self.position, self.target()
         for change in [change for act in acts if (change := self.source.do(act)) is not None]:
             self.position += 10
@@ -91,10 +91,10 @@ def test_S01_to_S04_columns_and_rows_are_one_commit(spark: SparkSession, tmp_pat
     # One with a value for the rows that are there, of which one stays, one is changed and one was never copied.
     followed.do(("write", 3, ""), ("write", 1, ""), ("add", 1, "b"), ("write", 4, ""), ("delete", 3, ""))
     steps = [(each["operation"], POSITION in each) for each in summaries(followed.sink, spark, NAME)]
-    if format_version == 2:  # what was there, with the new column; then the epoch
+    if format_version == 2:  # the old rows with the new column; then the epoch
         assert steps == [("append", True), ("overwrite", False), ("overwrite", True)]
     else:
-        assert steps == [("append", True), ("overwrite", True)], "the table says what the rows that were there have"
+        assert steps == [("append", True), ("overwrite", True)], "the table records the default for existing rows"
     if mode is Mode.HISTORY:
         past = [row for row in followed.rows() if not row[CURRENT]]
         assert past, "a version was closed"
@@ -105,7 +105,7 @@ def test_S01_to_S04_columns_and_rows_are_one_commit(spark: SparkSession, tmp_pat
     followed.do(("drop", 0, ""), ("write", 5, ""), ("add", 0, "c"), ("write", 6, ""))
     assert len(summaries(followed.sink, spark, NAME)) == len(steps) + 2
     order = list(followed.rows()[0])
-    assert order.index("c") < order.index(EXACT), "added columns stand with the source's"
+    assert order.index("c") < order.index(EXACT), "added columns are in the order of the source"
     then = followed.rows(first)
     assert [sorted(name for name in row if not name.startswith("_")) for row in then] == [["a", "id"]] * 2
     assert "c" in followed.rows(followed.sink.version_at(NAME, Position.of(followed.position)))[0], "of the newest too"
@@ -138,4 +138,4 @@ def test_S01_an_evolution_that_dies_is_done_by_the_next_attempt_and_one_whose_an
     assert len(summaries(followed.sink, spark, NAME)) == count
     followed.check()
     other = replace(evolution, columns=pa.schema([*evolution.columns, ("d", pa.int32())]))
-    assert not followed.sink.can_evolve(target, other), "somebody else made something else of it"
+    assert not followed.sink.can_evolve(target, other), "another writer changed it differently"

@@ -1,9 +1,10 @@
-"""Files that epochs leave which do not get to their end: they go some day, and never one that is or may still become part of the table."""
+"""Files of failed Iceberg epochs are removed later, and never a file that is or may become part of the table."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -11,17 +12,18 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import SinkError
 from penstock.position import Position
+from penstock.sinks import slice_reader as shares
 from penstock.sinks.iceberg.catalog import LoadedTable, TableChange
 from penstock.sinks.iceberg.maintenance import Maintenance
-from tests.integration.sinks.source import Value
-from tests.integration.sinks.test_delta_cases import at, item
-from tests.integration.sinks.test_iceberg_commits import NAME, Lake
+from tests.support.sinks.iceberg_lake import NAME, Lake
+from tests.support.sinks.items import at, item
+from tests.support.sinks.source import Value
 
 EAGER = Maintenance(delete_files=0, keep_seconds=600.0, expire_every=1, hold_seconds=0.0)
 
 
 class Yard(Lake):
-    """A table that is looked after with every epoch."""
+    """A table with maintenance after every epoch."""
 
     def __init__(self, spark: SparkSession, root: Path) -> None:
         super().__init__(spark, root, EAGER)
@@ -43,7 +45,7 @@ class Yard(Lake):
         return set(self.directory.glob("*.parquet"))
 
     def age(self) -> None:
-        """An hour goes by for all files."""
+        """Make all files an hour older."""
         then = time.time() - 3600
         for path in self.files():
             os.utime(path, (then, then))
@@ -54,11 +56,32 @@ def yard(spark: SparkSession, tmp_path: Path) -> Yard:
     return Yard(spark, tmp_path)
 
 
+def test_files_of_finished_tasks_are_removed_if_another_task_of_the_epoch_fails(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    yard.follow()
+    before = yard.files()
+    yard.work()
+    finished: list[object] = []
+
+    def run(function: Callable[..., object], tasks: Sequence[object], *, light: bool = False) -> list[object]:
+        finished.extend(map(function, tasks[:-1]))
+        raise SinkError("a task failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shares, "ROWS_A_TASK", 1)
+        patch.setattr(yard.sink._executors, "run", run)
+        with pytest.raises(SinkError, match="a task failed"):
+            yard.mirror.apply(yard.mirror.reached, yard.source.position)
+    assert finished
+    assert yard.files() == before
+    yard.mirror.apply(yard.mirror.reached, yard.source.position)
+    assert yard.mirror.rows() == yard.source.sorted_rows()
+
+
 class Died(BaseException):
     pass
 
 
-def test_what_an_epoch_left_that_died_is_removed_and_nothing_else(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_a_dead_epoch_are_removed_and_no_others(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: object) -> None:
         raise Died
 
@@ -109,7 +132,7 @@ def test_an_epoch_that_takes_very_long_keeps_its_files_or_loses_its_commit(
 
     monkeypatch.setattr(slow._catalog, "commit", commit_late)
     if is_late:
-        with pytest.raises(SinkError, match="meanwhile"):
+        with pytest.raises(SinkError, match="another writer"):
             slow.apply(start, changes, Position.of(end))
     else:
         slow.apply(start, changes, Position.of(end))

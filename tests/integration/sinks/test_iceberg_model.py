@@ -1,4 +1,4 @@
-"""Random histories, cut into random epochs: after each, the Iceberg table is what the source was at that position."""
+"""Random histories cut into random epochs: after each, the Iceberg table equals the source at that position."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.schema import TableSchema
-from tests.integration.sinks.history import BEYOND, ODD, History
-from tests.integration.sinks.iceberg_lake import open_lake
-from tests.integration.sinks.mirror import Mirror
+from tests.support.sinks.history import BEYOND, ODD, History
+from tests.support.sinks.iceberg_lake import open_lake
+from tests.support.sinks.mirror import Mirror
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Files of the spool as Spark sees them."""
+"""Spool files as Spark reads them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from penstock.sinks.slices import load_changes
+from penstock.sinks.dataframes import load_changes
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.unit.spool.builders import ITEMS, Commit, at, committed, piece, time_of, transactions
+from tests.support.spool.builders import ITEMS, Commit, at, committed, piece, time_of, transactions
 
 
 def test_X03_rows_written_before_their_commit_get_position_time_and_xid_from_the_manifest(spark: SparkSession, tmp_path: Path) -> None:

@@ -1,20 +1,16 @@
-"""What the tests of the slot may ask for."""
+"""Fixtures of the slot tests."""
 
 from __future__ import annotations
 
-import itertools
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from penstock.testing.embedded import EmbeddedPostgres
-from tests.fix_postgres import Database, server_directory
-from tests.integration.slot.source import Source
-from tests.waiting import wait_for
+from tests.support.fix_postgres import Database, server_directory
+from tests.support.slot.scratch_server import ScratchServer
+from tests.support.slot.source import Source
 
 
 @pytest.fixture
@@ -22,104 +18,34 @@ def source(database: Database, tmp_path: Path) -> Source:
     return Source(database, tmp_path / "spool")
 
 
-class RoughServer:
-    """A server for tests that restart it, use it up and change its settings. It has room for little."""
-
-    SLOTS = 3
-    SENDERS = 4
-
-    def __init__(self, directory: Path, version: int, settings: Mapping[str, str] | None = None) -> None:
-        limits = {
-            "max_replication_slots": str(self.SLOTS),
-            "max_wal_senders": str(self.SENDERS),
-            "max_prepared_transactions": "5",
-            "min_wal_size": "32MB",
-            "max_wal_size": "64MB",
-            "autovacuum": "off",
-            **(settings or {}),
-        }
-        self.postgres = EmbeddedPostgres(directory / "data", version, limits, fsync=False)
-        self._numbers = itertools.count(1)
-
-    def create_database(self) -> Database:
-        name = f"rough_{next(self._numbers)}"
-        with psycopg.connect(self.postgres.dsn(), autocommit=True) as admin:
-            admin.execute(f"CREATE DATABASE {name}".encode())
-        return Database(name, self.postgres.dsn(name))
-
-    def set(self, **settings: str) -> None:
-        """Change settings until `tidy`. Takes effect at once."""
-        with psycopg.connect(self.postgres.dsn(), autocommit=True) as admin:
-            for name, value in settings.items():
-                admin.execute(f"ALTER SYSTEM SET {name} = '{value}'".encode())
-            admin.execute("SELECT pg_reload_conf()")
-            wait_for(lambda: all(_has_changed(admin, name) for name in settings), f"other values of {', '.join(settings)}")
-
-    def fill_log(self, segments: int) -> None:
-        """Move the log on by so many files, and let the server forget what it may."""
-        with psycopg.connect(self.postgres.dsn(), autocommit=True) as admin:
-            for _ in range(segments):
-                admin.execute("SELECT pg_logical_emit_message(false, 'filler', 'x')")
-                admin.execute("SELECT pg_switch_wal()")
-            admin.execute("CHECKPOINT")
-
-    def outrun(self, slot: str) -> None:
-        """Move the log on until the server gives the slot up; its checkpointer may hear of a new setting later than others do."""
-        with psycopg.connect(self.postgres.dsn(), autocommit=True) as admin:
-
-            def is_lost() -> bool:
-                self.fill_log(6)
-                found = admin.execute("SELECT wal_status FROM pg_replication_slots WHERE slot_name = %s", [slot]).fetchone()
-                return found == ("lost",)
-
-            wait_for(is_lost, f"the loss of {slot}")
-
-    def tidy(self) -> None:
-        with psycopg.connect(self.postgres.dsn(), autocommit=True) as admin:
-            admin.execute("ALTER SYSTEM RESET ALL")
-            admin.execute("SELECT pg_reload_conf()")
-            deadline = time.monotonic() + 20
-            while slots := admin.execute("SELECT slot_name, active_pid FROM pg_replication_slots").fetchall():
-                for slot, pid in slots:
-                    with suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
-                        admin.execute("SELECT pg_terminate_backend(%s, 2000)", [pid]) if pid else None
-                        admin.execute("SELECT pg_drop_replication_slot(%s)", [slot])
-                assert time.monotonic() < deadline, f"could not drop {slots}"
-
-
-def _has_changed(admin: psycopg.Connection, name: str) -> bool:
-    row = admin.execute("SELECT setting, reset_val, boot_val FROM pg_settings WHERE name = %s", [name]).fetchone()
-    return len(set(row or ())) > 1
-
-
 @pytest.fixture(scope="session")
-def rough_servers() -> Iterator[dict[int, RoughServer]]:
+def scratch_servers() -> Iterator[dict[int, ScratchServer]]:
     """One a version, each started when it is first asked for."""
     with ExitStack() as stack:
-        yield _RoughServers(stack)
+        yield _ScratchServers(stack)
 
 
-class _RoughServers(dict[int, RoughServer]):
+class _ScratchServers(dict[int, ScratchServer]):
     def __init__(self, stack: ExitStack) -> None:
         super().__init__()
         self._stack = stack
 
-    def __missing__(self, version: int) -> RoughServer:
-        self[version] = RoughServer(self._stack.enter_context(server_directory()), version)
+    def __missing__(self, version: int) -> ScratchServer:
+        self[version] = ScratchServer(self._stack.enter_context(server_directory()), version)
         self._stack.callback(self[version].postgres.stop, "immediate")
         self[version].postgres.start()
         return self[version]
 
 
 @pytest.fixture
-def rough(rough_servers: dict[int, RoughServer], postgres_version: int) -> Iterator[RoughServer]:
-    server = rough_servers[postgres_version]
+def scratch_server(scratch_servers: dict[int, ScratchServer], postgres_version: int) -> Iterator[ScratchServer]:
+    server = scratch_servers[postgres_version]
     yield server
     server.tidy()
 
 
 @pytest.fixture
-def rough_source(rough: RoughServer, tmp_path: Path) -> Iterator[Source]:
-    source = Source(rough.create_database(), tmp_path / "spool")
+def scratch_source(scratch_server: ScratchServer, tmp_path: Path) -> Iterator[Source]:
+    source = Source(scratch_server.create_database(), tmp_path / "spool")
     yield source
     source.database.close()

@@ -8,30 +8,30 @@ from pathlib import Path
 
 import pytest
 
+from penstock import storage
 from penstock.capture.settings import CaptureLimits
-from penstock.spool import Manifest, SpoolReader, release, storage
-from penstock.spool.layout import MANIFEST, SpoolLayout
-from penstock.spool.manifest import dump_manifest
-from tests.integration.slot.source import Source
-from tests.unit.spool.builders import at
-from tests.waiting import DEADLINE_SECONDS, wait_for
+from penstock.spool import Manifest, SpoolReader, release
+from penstock.spool.manifest import MANIFEST, SpoolLayout, dump_manifest
+from tests.support.slot.source import Source
+from tests.support.spool.builders import at
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 BACKLOG = 800
 
 
 def add_backlog(spool: Path) -> None:
-    """Empty segments before all others, as days of a filtered database leave them."""
+    """Empty segments before all others, as left by days of a filtered database."""
     for end in range(1, BACKLOG + 1):
         directory = SpoolLayout(spool).segment(at(end))
         directory.mkdir(parents=True)
         (directory / MANIFEST).write_bytes(dump_manifest(Manifest(at(end - 1), at(end), 0, None, ())))
 
 
-def noting(listed: list[Path]) -> Callable[[Path], list[storage.Entry]]:
-    """Lists directories, and notes which."""
+def noting(listed: list[Path]) -> Callable[[Path], list[storage.DirectoryEntry]]:
+    """Records which directories are listed."""
     list_directories = storage.list_directories
 
-    def list_and_note(path: Path) -> list[storage.Entry]:
+    def list_and_note(path: Path) -> list[storage.DirectoryEntry]:
         listed.append(path)
         return list_directories(path)
 

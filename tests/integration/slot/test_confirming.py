@@ -1,4 +1,4 @@
-"""Invariant 1: the server is never told to forget what is not durable, whichever way confirming is set."""
+"""Invariant 1: the capture never confirms a position that is not durable, with either `confirm` setting."""
 
 from __future__ import annotations
 
@@ -6,20 +6,19 @@ import shutil
 import threading
 from typing import Self
 
-from penstock.capture.confirming import Confirm
-from penstock.capture.settings import CaptureLimits
+from penstock.capture.settings import CaptureLimits, Confirm
 from penstock.errors import PenstockError, PositionGapError
 from penstock.position import Position
-from penstock.spool.consumers import minimum, release
 from penstock.spool.reader import SpoolReader
-from tests.integration.slot.source import BEYOND, COPY_ANEW, Source
-from tests.waiting import DEADLINE_SECONDS, wait_for
+from penstock.spool.retention import release, released_by_all
+from tests.support.slot.source import BEYOND, COPY_AGAIN, Source
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 MOVES = 5
 
 
 class Load:
-    """Inserts in a thread of its own for as long as a `with` block takes, so that what is confirmed can be watched meanwhile."""
+    """Inserts in a thread during a `with` block, to observe confirmed positions under load."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -50,7 +49,7 @@ def test_applied_never_confirms_beyond_what_every_consumer_has_released(source: 
     def has_moved_often() -> bool:
         nonlocal slow
         confirmed = source.confirmed
-        assert confirmed <= max(before, minimum(source.spool) or Position.ZERO)
+        assert confirmed <= max(before, released_by_all(source.spool) or Position.ZERO)
         seen.add(confirmed)
         if capture.wait_beyond(slow, 0.05) and capture.end is not None:
             release(source.spool, "slow", slow)  # a step behind
@@ -63,7 +62,7 @@ def test_applied_never_confirms_beyond_what_every_consumer_has_released(source: 
         assert capture.wait_until(source.position, DEADLINE_SECONDS)
 
 
-def test_spooled_confirms_what_is_sealed_and_never_more(source: Source) -> None:
+def test_spooled_confirms_sealed_positions_and_never_more(source: Source) -> None:
     before = source.confirmed
     seen: list[Position] = [before]
 
@@ -85,11 +84,13 @@ def test_spooled_confirms_what_is_sealed_and_never_more(source: Source) -> None:
         assert source.status is not None
         assert source.status.confirms == "spooled"
     assert seen == sorted(seen), "never backwards"
-    assert source.ids() == list(range(1, load.rows + 1)), "what nobody has released stays in the spool"
+    assert source.ids() == list(range(1, load.rows + 1)), "unreleased segments stay in the spool"
 
 
 def test_more_retained_log_than_allowed_switches_to_spooled_and_back(source: Source) -> None:
-    """The consumer stops, the slot goes on; the consumer catches up, and what it has applied counts again."""
+    """The consumer stops and the slot advances; the consumer catches up, and its applied position counts
+    again.
+    """
     limits = CaptureLimits(quiet_seconds=0.1, watch_seconds=0.1)
     with source.capture(limits, max_retained_bytes=4 << 20) as capture:
         first = source.insert(1, 10)
@@ -115,7 +116,7 @@ def test_more_retained_log_than_allowed_switches_to_spooled_and_back(source: Sou
         assert source.confirmed == before, "applied again: the new rows wait for the consumer"
 
 
-def test_what_was_released_is_confirmed_by_a_capture_that_ends_while_it_waits_for_the_slot(source: Source) -> None:
+def test_released_position_is_confirmed_by_a_capture_that_ends_while_it_waits_for_the_slot(source: Source) -> None:
     """After a crash the slot is taken until the server notices; a short run may be over before."""
     released = release(source.spool, "pipeline", source.capture_all(1, 10))
     before = source.confirmed
@@ -134,7 +135,7 @@ def wait_for_slot(source: Source, end: Position | None) -> None:
 
 
 def spool_beyond_applied(source: Source) -> Position:
-    """Confirm more than the consumer has released; gives what it has."""
+    """Confirm more than the consumer has released; returns the released position."""
     applied = source.capture_all(1, 10)
     release(source.spool, "pipeline", applied)
     with source.capture(confirm=Confirm.SPOOLED) as capture:
@@ -149,7 +150,7 @@ def confirms(source: Source) -> str | None:
 
 
 def test_a_spool_lost_after_spooled_is_a_hole_and_not_passed_over(source: Source) -> None:
-    """What was confirmed lived in the spool alone."""
+    """The confirmed changes existed only in the spool."""
     applied = spool_beyond_applied(source)
     shutil.rmtree(source.spool)
     release(source.spool, "pipeline", applied)  # as every reader does before it starts a capture
@@ -173,6 +174,6 @@ def test_segments_lost_after_spooled_are_a_hole_too(source: Source) -> None:
 def check_hole(error: PenstockError, source: Source, confirmed: Position, applied: Position) -> None:
     assert type(error) is PositionGapError
     assert str(error) == (
-        f"PEN-1205: slot {source.slot} begins at {confirmed}, but its readers have only what commits up to {applied}: "
-        f"the {confirmed - applied} bytes of WAL in between cannot be had any more\n  fix: {COPY_ANEW}"
+        f"PEN-1205: slot {source.slot} begins at {confirmed}, but its readers have only the commits up to {applied}: "
+        f"the {confirmed - applied} bytes of WAL in between can no longer be read\n  fix: {COPY_AGAIN}"
     )

@@ -1,8 +1,9 @@
-"""A standby, its promotion, and what a capture may believe afterwards (L10, L11).
+"""A standby, its promotion, and which slots the capture accepts afterwards (L10, L11).
 
-One cluster serves all: a primary and a standby, three databases with a slot each. `kept` is captured up to before the standby falls behind;
-`ahead` goes on after that, so that it holds what the standby never gets; `plain` has a slot that standbys do not copy. Then the primary
-dies.
+One cluster serves all tests: a primary and a standby, and three databases with a slot each. `kept` is
+captured up to a position before the standby falls behind; `ahead` is captured further, so that it holds
+changes that the standby never gets; `plain` has a slot that is not synchronised to standbys. Then the primary
+is killed.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ import pytest
 from penstock.errors import PenstockError, SlotFailoverError, StandbyError, TimelineChangedError
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.moments import inspect_system
-from penstock.spool.consumers import release
-from penstock.spool.identity import ensure_identity, load_identity
+from penstock.postgres.consistent_read import inspect_system
+from penstock.spool.ownership import ensure_identity, load_identity
+from penstock.spool.retention import release
 from penstock.testing.embedded import EmbeddedPostgres
-from tests.fix_postgres import Database, server_directory
-from tests.integration.slot.source import COPY_ANEW, Source
-from tests.waiting import DEADLINE_SECONDS, wait_for
+from tests.support.fix_postgres import Database, server_directory
+from tests.support.slot.source import COPY_AGAIN, Source
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 SURVIVES = (
-    f"{COPY_ANEW}; with source.failover: true and sync_replication_slots on the standby (Postgres 17 and later), the slot "
+    f"{COPY_AGAIN}; with source.failover: true and sync_replication_slots on the standby (Postgres 17 and later), the slot "
     "survives a promotion"
 )
 
@@ -41,7 +42,7 @@ class Cluster:
     ahead: Source
     plain: Source
     on_standby: PenstockError
-    """What a capture from the standby ended with, before the promotion."""
+    """The error of a capture from the standby, before the promotion."""
     polled: PenstockError
     """The same, of one who would poll its tables."""
     switch: Position
@@ -118,7 +119,7 @@ SLOTS = "SELECT slot_name, temporary, synced, invalidation_reason, confirmed_flu
 def is_synced(primary: EmbeddedPostgres, standby: EmbeddedPostgres, source: Source) -> bool:
     """The standby takes over a slot only once it has replayed past the slot's own horizon; so the slot is moved on, too."""
     run(primary, "CHECKPOINT")
-    # Once, and what is on disk: the log goes on by itself, and what is released must not be ahead of it.
+    # Once, and on disk: WAL also grows by itself, and a released position must not be ahead of it.
     target = release(source.spool, "pipeline", source.flushed)
     with source.capture():
         wait_for(lambda: source.confirmed >= target, f"a slot confirmed up to {target}", lambda: source.confirmed)
@@ -143,7 +144,7 @@ def run(server: EmbeddedPostgres, statement: str) -> list[tuple[object, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
-def test_L10_a_capture_goes_on_after_a_promotion_when_nothing_it_holds_was_lost(cluster: Cluster) -> None:
+def test_L10_a_capture_continues_after_a_promotion_that_lost_none_of_its_changes(cluster: Cluster) -> None:
     source = cluster.kept
     before = load_identity(source.spool)
     assert before is not None
@@ -163,7 +164,7 @@ def test_L10_a_capture_goes_on_after_a_promotion_when_nothing_it_holds_was_lost(
     assert source.ids()[-10:] == list(range(41, 51))
 
 
-def test_L10_a_capture_that_holds_what_the_promoted_server_lost_stops(cluster: Cluster) -> None:
+def test_L10_a_capture_with_changes_that_the_promoted_server_lost_stops(cluster: Cluster) -> None:
     source = cluster.ahead
     held = source.status
     assert held is not None
@@ -174,11 +175,11 @@ def test_L10_a_capture_that_holds_what_the_promoted_server_lost_stops(cluster: C
         assert type(error) is TimelineChangedError
         assert error.code == "PEN-1212"
         assert error.message == (
-            "the server is on timeline 2, and everything so far came from timeline 1, which it left at "
+            "the server is on timeline 2, and everything captured came from timeline 1, which it left at "
             f"{cluster.switch}: the {held.sealed - cluster.switch} bytes of WAL from there to {held.sealed} were captured, "
             "but the server lost them when it was promoted or restored"
         )
-        assert error.hint == f"{COPY_ANEW}; with synchronized_standby_slots on the primary, the capture never runs ahead of the standby"
+        assert error.hint == f"{COPY_AGAIN}; with synchronized_standby_slots on the primary, the capture never runs ahead of the standby"
     assert source.confirmed == confirmed
     assert source.ids() == rows
     identity = load_identity(source.spool)
@@ -191,12 +192,14 @@ def test_L10_a_slot_that_did_not_come_along_stops_the_capture(cluster: Cluster) 
     error = source.failure()
     assert type(error) is TimelineChangedError
     assert error.message == (
-        "the server is on timeline 2, and everything so far came from timeline 1; on the promoted server, "
-        f"slot {source.slot} is not there, so changes up to the switch at {cluster.switch} may be missing"
+        "the server is on timeline 2, and everything captured came from timeline 1; on the promoted server, "
+        f"slot {source.slot} does not exist, so changes up to the switch at {cluster.switch} may be missing"
     )
     assert error.hint == SURVIVES
     assert source.ids() == rows == list(range(1, 11))
-    assert source.database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [(0,)], "none is made"
+    assert source.database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [(0,)], (
+        "no slot is created"
+    )
 
 
 def test_L10_a_slot_made_by_hand_on_the_promoted_server_is_not_trusted(cluster: Cluster) -> None:
@@ -210,14 +213,14 @@ def test_L10_a_slot_made_by_hand_on_the_promoted_server_is_not_trusted(cluster: 
         source.database.query("SELECT pg_drop_replication_slot(%s)", source.slot)
     assert type(error) is TimelineChangedError
     assert error.message == (
-        "the server is on timeline 2, and everything so far came from timeline 1; on the promoted server, "
-        f"slot {source.slot} was not kept in step by the primary, so changes up to the switch at {cluster.switch} may be missing"
+        "the server is on timeline 2, and everything captured came from timeline 1; on the promoted server, "
+        f"slot {source.slot} was not synchronised from the primary, so changes up to the switch at {cluster.switch} may be missing"
     )
     assert error.hint == SURVIVES
     assert source.ids() == rows == list(range(1, 11))
 
 
-def test_L10_a_timeline_that_the_server_never_was_on_is_told(cluster: Cluster, tmp_path: Path) -> None:
+def test_L10_an_unknown_timeline_is_reported(cluster: Cluster, tmp_path: Path) -> None:
     source = cluster.kept.with_spool(tmp_path / "spool")
     known = load_identity(cluster.kept.spool)
     assert known is not None
@@ -225,21 +228,21 @@ def test_L10_a_timeline_that_the_server_never_was_on_is_told(cluster: Cluster, t
     error = source.failure()
     assert type(error) is TimelineChangedError
     assert error.message == (
-        "the server is on timeline 2, and everything so far came from timeline 7, which is no part of its history: "
+        "the server is on timeline 2, and everything captured came from timeline 7, which is not part of its history: "
         "it was restored to a time before that timeline began"
     )
-    assert error.hint == f"point source.dsn at the server that went on from timeline 7, or {COPY_ANEW}"
+    assert error.hint == f"point source.dsn at the server that continued from timeline 7, or {COPY_AGAIN}"
 
 
 def test_L11_a_standby_is_not_captured_from(cluster: Cluster) -> None:
     assert type(cluster.on_standby) is StandbyError
     assert str(cluster.on_standby) == (
-        "PEN-1215: the server is a standby, on which neither a publication nor a slot's promise can be relied on\n"
+        "PEN-1215: the server is a standby, on which publications and slots are not reliable\n"
         "  fix: point source.dsn at the primary; of several hosts, target_session_attrs=read-write in the dsn finds it"
     )
 
 
-def test_standby_is_not_polled_since_it_does_not_know_what_is_open_on_its_primary(cluster: Cluster) -> None:
+def test_standby_is_not_polled_since_it_does_not_know_the_open_transactions_of_its_primary(cluster: Cluster) -> None:
     assert type(cluster.polled) is StandbyError
 
 
@@ -247,7 +250,7 @@ def test_standby_is_not_polled_since_it_does_not_know_what_is_open_on_its_primar
 
 
 @pytest.mark.versions(17, 18)
-def test_L10_failover_is_asked_for_when_a_slot_is_made_and_added_to_one_that_is_there(database: Database, tmp_path: Path) -> None:
+def test_L10_failover_is_set_when_a_slot_is_created_and_added_to_an_existing_one(database: Database, tmp_path: Path) -> None:
     made = Source(database, tmp_path / "made", provisioned=False)
     with made.capture(failover=True) as capture:
         assert capture.wait_beyond(Position.ZERO, DEADLINE_SECONDS), made.state()
@@ -275,7 +278,7 @@ def test_L10_failover_on_a_server_that_does_not_know_it_is_refused_before_anythi
     assert type(error) is SlotFailoverError
     assert str(error) == (
         "PEN-1216: source.failover is set, and the server is Postgres 16: slots are copied to standbys from 17 on\n"
-        "  fix: take source.failover out of the configuration, or upgrade the server"
+        "  fix: remove source.failover from the configuration, or upgrade the server"
     )
     assert database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [(0,)]
     assert database.query("SELECT count(*) FROM pg_publication") == [(0,)]

@@ -1,4 +1,6 @@
-"""Every fault of a slot is found before the first row, has its own code, and names its remedy; nothing is lost, skipped or confirmed."""
+"""Every fault of a slot is found before the first row, with its own code and fix; nothing is lost, skipped or
+confirmed.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,12 @@ from penstock.errors import (
 )
 from penstock.position import Position
 from penstock.schema import TableName
-from penstock.spool.consumers import release
-from penstock.spool.layout import SpoolLayout
+from penstock.spool.manifest import SpoolLayout
 from penstock.spool.reader import SpoolReader
-from tests.fix_postgres import Database, PostgresServer
-from tests.integration.slot.source import BEYOND, COPY_ANEW, Source
-from tests.waiting import DEADLINE_SECONDS, wait_for
+from penstock.spool.retention import release
+from tests.support.fix_postgres import Database, PostgresServer
+from tests.support.slot.source import BEYOND, COPY_AGAIN, Source
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 OTHER_NAME = "choose another name under source.slot (the option slot of the Spark source)"
 
@@ -46,7 +48,7 @@ OTHER_NAME = "choose another name under source.slot (the option slot of the Spar
 
 @pytest.fixture
 def bare(database: Database, tmp_path: Path) -> Source:
-    """With no slot: the test makes one of its own kind."""
+    """Without a slot: the test creates a special one."""
     return Source(database, tmp_path / "spool", provisioned=False)
 
 
@@ -76,7 +78,7 @@ def test_L09_a_physical_slot_is_refused_by_name(bare: Source) -> None:
     error = refused_until_mended(bare, SlotPhysicalError, lambda: drop_slot(bare))
     assert str(error) == (
         f"PEN-1209: slot {bare.slot} is a physical slot, not a logical one\n"
-        f"  fix: {OTHER_NAME}, or, if nobody needs it, SELECT pg_drop_replication_slot('{bare.slot}')"
+        f"  fix: {OTHER_NAME}, or, if it is not needed, SELECT pg_drop_replication_slot('{bare.slot}')"
     )
 
 
@@ -87,13 +89,13 @@ def test_L09_a_slot_of_another_plugin_is_refused_by_name(bare: Source) -> None:
         error = refused_until_mended(bare, SlotPluginError, lambda: drop_slot(bare))
     assert str(error) == (
         f"PEN-1207: slot {bare.slot} is a slot of plugin {plugin}, not of pgoutput\n"
-        f"  fix: {OTHER_NAME}, or, if nobody needs it, SELECT pg_drop_replication_slot('{bare.slot}')"
+        f"  fix: {OTHER_NAME}, or, if it is not needed, SELECT pg_drop_replication_slot('{bare.slot}')"
     )
 
 
 @contextmanager
 def another_plugin(database: Database) -> Iterator[str]:
-    """Servers for tests bring one plugin only, so the other one is a copy of it, somewhere else."""
+    """Test servers contain one plugin only, so a copy in another place serves as the other one."""
     ((library,),) = database.query("SELECT setting FROM pg_config WHERE name = 'PKGLIBDIR'")
     with tempfile.TemporaryDirectory(prefix="penstock-plugin-") as folder:
         Path(folder).chmod(0o755)
@@ -118,7 +120,7 @@ def test_L09_a_slot_of_another_database_is_refused_by_name(bare: Source, postgre
 
 @pytest.mark.versions(14, 18)
 def test_L09_a_temporary_slot_is_refused_with_the_session_that_holds_it(bare: Source) -> None:
-    with psycopg.connect(bare.database.dsn, autocommit=True, application_name="somebody else") as session:
+    with psycopg.connect(bare.database.dsn, autocommit=True, application_name="another tool") as session:
         session.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', true)", [bare.slot])
         pid = session.info.backend_pid
 
@@ -126,22 +128,22 @@ def test_L09_a_temporary_slot_is_refused_with_the_session_that_holds_it(bare: So
             bare.database.query("SELECT pg_terminate_backend(%s, 5000)", pid)
 
         error = refused_until_mended(bare, SlotTemporaryError, end_session)
-    assert error.message.startswith(f"slot {bare.slot} is a temporary slot of server process {pid} (application 'somebody else', client ")
+    assert error.message.startswith(f"slot {bare.slot} is a temporary slot of server process {pid} (application 'another tool', client ")
     assert error.hint == f"{OTHER_NAME}, or end that session: SELECT pg_terminate_backend({pid})"
 
 
 @pytest.mark.versions(14, 18)
-def test_L09_X04_a_two_phase_slot_is_refused_because_it_hands_out_what_may_be_rolled_back(bare: Source) -> None:
+def test_L09_X04_a_two_phase_slot_is_refused_because_it_sends_transactions_that_may_be_rolled_back(bare: Source) -> None:
     bare.database.query("SELECT pg_create_logical_replication_slot(%s, 'pgoutput', false, true)", bare.slot)
     error = refused_until_mended(bare, SlotTwoPhaseError, lambda: drop_slot(bare))
     assert str(error) == (
-        f"PEN-1211: slot {bare.slot} was created with two_phase: it hands out prepared transactions that may still be rolled back\n"
-        f"  fix: {OTHER_NAME}, or, if nobody needs it, SELECT pg_drop_replication_slot('{bare.slot}')"
+        f"PEN-1211: slot {bare.slot} was created with two_phase: it sends prepared transactions that may still be rolled back\n"
+        f"  fix: {OTHER_NAME}, or, if it is not needed, SELECT pg_drop_replication_slot('{bare.slot}')"
     )
 
 
 @pytest.mark.parametrize("name", ["Shop", "shop-1", "", "x" * 64, "ré"])
-def test_L09_a_name_that_no_slot_can_have_is_told_before_the_server_is_asked(name: str) -> None:
+def test_L09_an_invalid_slot_name_is_reported_before_the_server_is_asked(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         CaptureSettings.from_options({"dsn": "postgresql://cdc@db.example/shop", "slot": name, "spool": "/spool"})
     assert caught.value.hint in ("use lower-case letters, digits and underscores, 63 at most", 'add .option("slot", …)')
@@ -158,23 +160,21 @@ def test_L09_a_name_of_digits_is_as_good_as_any(bare: Source) -> None:
 
 
 @pytest.mark.versions(14, 18)
-def test_L04_a_slot_that_is_gone_is_not_made_anew_in_silence(source: Source) -> None:
+def test_L04_a_dropped_slot_is_not_recreated_silently(source: Source) -> None:
     source.capture_all(1, 10)
     drop_slot(source)
     source.insert(11, 20)
     error = source.failure()
     assert isinstance(error, SlotMissingError)
-    assert str(error) == (
-        f"PEN-1201: slot {source.slot} is gone: what committed since it was last read cannot be had any more\n  fix: {COPY_ANEW}"
-    )
+    assert str(error) == (f"PEN-1201: slot {source.slot} no longer exists: commits since it was last read are lost\n  fix: {COPY_AGAIN}")
     assert source.database.query("SELECT count(*) FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [(0,)]
     assert source.ids() == list(range(1, 11))
 
 
 @pytest.mark.versions(14, 18)
 @pytest.mark.parametrize("has_consumer", [True, False])
-def test_L05_a_slot_made_anew_ahead_of_the_spool_is_a_gap(source: Source, has_consumer: bool) -> None:
-    """Also when nobody has read the spool yet: whoever comes would read over the hole."""
+def test_L05_a_slot_recreated_ahead_of_the_spool_is_a_gap(source: Source, has_consumer: bool) -> None:
+    """Also when no consumer has read the spool yet: a later one would read over the hole."""
     end = source.capture_all(1, 10)
     if has_consumer:
         release(source.spool, "pipeline", end)
@@ -188,8 +188,8 @@ def test_L05_a_slot_made_anew_ahead_of_the_spool_is_a_gap(source: Source, has_co
     needed = end if has_consumer else SpoolReader(source.spool).start
     assert needed is not None
     assert str(error) == (
-        f"PEN-1205: slot {source.slot} begins at {confirmed}, but its readers have only what commits up to {needed}: "
-        f"the {confirmed - needed} bytes of WAL in between cannot be had any more\n  fix: {COPY_ANEW}"
+        f"PEN-1205: slot {source.slot} begins at {confirmed}, but its readers have only the commits up to {needed}: "
+        f"the {confirmed - needed} bytes of WAL in between can no longer be read\n  fix: {COPY_AGAIN}"
     )
     assert source.failure().code == "PEN-1205", "it persists"
     assert source.ids() == list(range(1, 11))
@@ -200,7 +200,7 @@ def test_L05_a_slot_made_anew_ahead_of_the_spool_is_a_gap(source: Source, has_co
 
 
 def test_L10_L14_another_database_system_is_not_taken_for_the_old_one(source: Source) -> None:
-    """Also one that pg_upgrade made of it: it has an identifier of its own, whatever it did with the slots."""
+    """Also a system created by pg_upgrade: it has a new identifier, even if slots were copied."""
     release(source.spool, "pipeline", source.capture_all(1, 10))
     confirmed = source.confirmed
     source.insert(11, 20)
@@ -210,8 +210,8 @@ def test_L10_L14_another_database_system_is_not_taken_for_the_old_one(source: So
     error = source.failure()
     assert type(error) is SystemChangedError
     assert str(error) == (
-        f"PEN-1206: the server is database system {identifier}, and everything so far came from 7000000000000000001\n"
-        f"  fix: point source.dsn back at the old system, or {COPY_ANEW}"
+        f"PEN-1206: the server is database system {identifier}, and everything captured came from 7000000000000000001\n"
+        f"  fix: point source.dsn back at the old system, or {COPY_AGAIN}"
     )
     assert source.ids() == list(range(1, 11))
     assert source.confirmed == confirmed
@@ -224,11 +224,11 @@ def test_L10_a_server_that_was_set_back_to_an_earlier_time_is_noticed(source: So
     confirmed, server = source.confirmed, source.flushed
     error = source.failure()
     assert type(error) is SystemChangedError
-    words = f"changes were captured up to {ahead}, and the server's log reaches only to (\\S+): it was restored to an earlier time"
+    words = f"changes were captured up to {ahead}, and the server's WAL ends at (\\S+): it was restored to an earlier time"
     found = re.fullmatch(words, error.message)
     assert found is not None, error.message
     assert server <= Position.parse(found[1]) <= source.flushed
-    assert error.hint == COPY_ANEW
+    assert error.hint == COPY_AGAIN
     assert source.ids() == list(range(1, 11))
     assert source.confirmed == confirmed
 
@@ -248,7 +248,7 @@ def test_L08_a_busy_slot_is_waited_for_and_its_reader_is_named(source: Source, t
             ((client, begun),) = source.database.query(f"SELECT host(client_addr), {since} FROM pg_stat_activity WHERE pid = %s", pid)
             reader = f"{pid} (application 'penstock capture', client {client}, since {begun} UTC)"
             assert failure.message == f"slot {source.slot} is being read by server process {reader}"
-            hint = f"stop that reader; if it is gone and the server has not noticed yet: SELECT pg_terminate_backend({pid})"
+            hint = f"stop that reader; if it has ended and the server has not noticed yet: SELECT pg_terminate_backend({pid})"
             assert failure.hint == hint
             assert rival.status is not None
             assert rival.status.state == "waiting"
@@ -277,14 +277,14 @@ def test_L08_only_the_capture_that_holds_the_spool_writes_its_status(source: Sou
 # --- never backwards (L03, L12) -------------------------------------------------------------------------------------------------------
 
 
-def test_L03_L12_the_slot_never_moves_backwards_nor_past_what_was_released(source: Source) -> None:
-    """Nor by a consumer that comes later and needs less far back, nor by a capture that starts again."""
+def test_L03_L12_the_slot_never_moves_backwards_nor_past_released_positions(source: Source) -> None:
+    """Neither by a later consumer that needs less, nor by a restarted capture."""
     middle = source.capture_all(1, 10)
     release(source.spool, "fast", middle)
     with source.capture() as capture:
         wait_for(lambda: source.confirmed >= middle, f"the slot at {middle}", lambda: source.confirmed)
         confirmed = source.confirmed
-        assert confirmed == middle, "no keepalive confirms by itself"
+        assert confirmed == middle, "no keepalive confirms anything"
         release(source.spool, "slow", Position.of(middle.value - 1))
         assert capture.wait_until(source.insert(11, 20), DEADLINE_SECONDS)
         assert not capture.wait_until(BEYOND, 0.6)

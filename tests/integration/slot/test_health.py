@@ -1,4 +1,4 @@
-"""What a capture's status says about its source: three lags, and who holds the slot up."""
+"""Source health in the status of a capture: three lags, and which consumer holds the slot back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from penstock.capture.settings import CaptureLimits
 from penstock.lag import CaptureLag
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
-from penstock.postgres.exported import export_snapshot
-from tests.fix_postgres import Database
-from tests.integration.slot.conftest import RoughServer
-from tests.integration.slot.source import BEYOND, Source
-from tests.waiting import DEADLINE_SECONDS, wait_for
+from penstock.postgres.snapshot_export import export_snapshot
+from tests.support.fix_postgres import Database
+from tests.support.slot.scratch_server import ScratchServer
+from tests.support.slot.source import BEYOND, Source
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 WATCHFUL = CaptureLimits(quiet_seconds=0.1, watch_seconds=0.1, long_transaction_seconds=0.3)
 
@@ -37,9 +37,9 @@ def wait_for_lag(source: Source, what: str, **wanted: object) -> CaptureLag:
     return lag
 
 
-def test_H06_lag_is_reported_in_bytes_in_seconds_and_in_retained_log(rough: RoughServer, rough_source: Source) -> None:
-    source = rough_source
-    rough.set(max_slot_wal_keep_size="256MB")
+def test_H06_lag_is_reported_in_bytes_in_seconds_and_in_retained_log(scratch_server: ScratchServer, scratch_source: Source) -> None:
+    source = scratch_source
+    scratch_server.set(max_slot_wal_keep_size="256MB")
     with source.capture(CaptureLimits(spool_bytes=50_000, segment_rows=100, quiet_seconds=0.1, watch_seconds=0.1)) as capture:
         end = source.insert(1, 10)
         assert capture.wait_until(end, DEADLINE_SECONDS)
@@ -48,11 +48,11 @@ def test_H06_lag_is_reported_in_bytes_in_seconds_and_in_retained_log(rough: Roug
         assert level.safe_wal_bytes > 200_000_000
         assert level.wal_status == "reserved"
         assert level.warnings == ()
-        # Nobody releases anything: the spool fills, receiving pauses, and the source goes on.
+        # No consumer releases anything: the spool fills, receiving pauses, and the source continues.
         for low in range(11, 20_011, 1000):
             source.insert(low, low + 999, note="x" * 200)
         wait_for(lambda: source.status is not None and source.status.state == "full", "a full spool", source.state)
-        rough.fill_log(8)
+        scratch_server.fill_log(8)
         wait_for(lambda: (lag := lag_of(source)) is not None and lag.wal_status == "extended", "more log than is usual", source.state)
         behind = lag_of(source)
         assert behind is not None
@@ -69,7 +69,7 @@ def test_H06_lag_is_reported_in_bytes_in_seconds_and_in_retained_log(rough: Roug
 
 
 @pytest.mark.versions(14, 15, 16, 17, 18)
-def test_H06_every_version_says_how_the_slot_stands(source: Source) -> None:
+def test_H06_every_version_reports_the_state_of_the_slot(source: Source) -> None:
     with source.capture(WATCHFUL) as capture:
         assert capture.wait_until(source.insert(1, 10), DEADLINE_SECONDS)
         lag = wait_for_lag(source, "a capture that is level", behind_bytes=0, behind_seconds=0.0)
@@ -78,8 +78,8 @@ def test_H06_every_version_says_how_the_slot_stands(source: Source) -> None:
         assert lag.catalog_xmin_age is not None
 
 
-def test_H07_open_transactions_that_hold_the_slot_back_are_named(rough_source: Source) -> None:
-    source = rough_source
+def test_H07_open_transactions_that_hold_the_slot_back_are_named(scratch_source: Source) -> None:
+    source = scratch_source
     with source.capture(WATCHFUL), psycopg.connect(source.database.dsn, application_name="nightly report") as session:
         session.execute("INSERT INTO public.other VALUES (1)")
         pid = session.info.backend_pid

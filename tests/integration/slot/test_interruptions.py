@@ -1,4 +1,4 @@
-"""Whatever happens to the server and the way to it, the spool ends up with exactly the committed rows, each once."""
+"""Server restarts and network faults: the spool ends with exactly the committed rows, each once."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import pytest
 from penstock.capture.settings import CaptureLimits
 from penstock.errors import AuthenticationError, PenstockError, PrivilegeError
 from penstock.position import Position
-from penstock.spool.consumers import release
-from tests.fix_proxy import ProxyFactory, TcpProxy
-from tests.integration.slot.conftest import RoughServer
-from tests.integration.slot.source import QUICK, Source, through
-from tests.waiting import DEADLINE_SECONDS, wait_for
+from penstock.spool.retention import release
+from tests.support.fix_proxy import ProxyFactory, TcpProxy
+from tests.support.slot.scratch_server import ScratchServer
+from tests.support.slot.source import QUICK, Source, through
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 SHUTDOWN_SECONDS = 15.0
-"""Half of what the embedded server is given before it is ended the hard way."""
+"""Half of the time that the embedded server is given before it is killed."""
 
-# --- the server goes away (C01) ---------------------------------------------------------------------------------------------------
+# --- server stopped (C01) ---
 
 
-def test_C01_a_restarted_server_is_taken_up_again(rough: RoughServer, rough_source: Source) -> None:
+def test_C01_a_restarted_server_is_taken_up_again(scratch_server: ScratchServer, scratch_source: Source) -> None:
     """Fast, immediate, and with the reader's process ended; with rows before, between and after."""
-    source = rough_source
+    source = scratch_source
     with source.capture() as capture:
         assert capture.wait_until(source.insert(1, 1000), DEADLINE_SECONDS)
         source.insert(1001, 2000)
         source.database.close()
-        rough.postgres.restart("fast")
+        scratch_server.postgres.restart("fast")
         source.insert(2001, 3000)
         source.database.close()
-        rough.postgres.restart("immediate")
+        scratch_server.postgres.restart("immediate")
         source.insert(3001, 4000)
         wait_for(lambda: source.active_pid is not None, "a capture that reads again", source.state)
         source.database.query("SELECT pg_terminate_backend(%s)", source.active_pid)
@@ -42,9 +42,9 @@ def test_C01_a_restarted_server_is_taken_up_again(rough: RoughServer, rough_sour
     assert source.ids() == list(range(1, 5001))
 
 
-def test_C01_a_server_shuts_down_although_a_target_is_behind(rough: RoughServer, rough_source: Source) -> None:
-    """It waits until what it has sent was received, not until that is applied, which may be never."""
-    source = rough_source
+def test_C01_a_server_shuts_down_although_a_target_is_behind(scratch_server: ScratchServer, scratch_source: Source) -> None:
+    """It waits until its data was received, not until it is applied, which may be never."""
+    source = scratch_source
     with source.capture() as capture:
         assert capture.wait_until(source.insert(1, 1000), DEADLINE_SECONDS)
         end = capture.end
@@ -54,14 +54,14 @@ def test_C01_a_server_shuts_down_although_a_target_is_behind(rough: RoughServer,
         assert capture.wait_until(source.insert(1001, 2000), DEADLINE_SECONDS)
         source.database.close()
         began = time.monotonic()
-        rough.postgres.stop("fast")
+        scratch_server.postgres.stop("fast")
         assert time.monotonic() - began < SHUTDOWN_SECONDS
-        rough.postgres.start()
+        scratch_server.postgres.start()
         assert capture.wait_until(source.insert(2001, 3000), DEADLINE_SECONDS), source.state()
         assert source.ids(done, capture.end) == list(range(1001, 3001))
 
 
-def test_L02_whatever_the_log_ends_with_at_a_stop_nothing_is_lost_or_doubled(source: Source) -> None:
+def test_L02_nothing_is_lost_or_doubled_whatever_the_log_ends_with_at_a_stop(source: Source) -> None:
     """A transaction still open, a rolled back one, a message, an empty commit, many rows with one LSN; each confirmed, and read on from."""
     seen: list[int] = []
     done: Position | None = None
@@ -103,7 +103,9 @@ HARM: dict[str, Callable[[TcpProxy], None]] = {"cut": lambda network: network.cu
 
 @pytest.mark.parametrize("harm", HARM)
 def test_C01_a_network_that_fails_is_crossed_again(source: Source, proxy: ProxyFactory, harm: str) -> None:
-    """Half open: nothing is refused and nothing comes. The server ends its side by wal_sender_timeout, we ours by asking."""
+    """Half open: nothing is refused and nothing arrives. The server ends its side by wal_sender_timeout, we
+    ours by a probe.
+    """
     network, address = through(source, proxy)
     address = address.with_parameters({"options": "-c wal_sender_timeout=1s", "connect_timeout": "2"})
     with source.capture(replace(QUICK, silence_seconds=1.0), address) as capture:
@@ -150,7 +152,7 @@ def test_C02_a_refusal_that_time_cannot_mend_ends_the_capture(
     assert error.hint
 
 
-def test_C02_a_role_that_may_not_replicate_is_told_so(source: Source) -> None:
+def test_C02_error_for_a_role_that_may_not_replicate_says_so(source: Source) -> None:
     role = f"{source.database.name}_plain"
     source.database.execute(f"CREATE ROLE {role} LOGIN")
     try:

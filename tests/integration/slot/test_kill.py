@@ -1,4 +1,4 @@
-"""L01 for the capture alone: SIGKILL at any moment, under load. Also what an idle one costs."""
+"""L01 for the capture alone: SIGKILL at any moment, under load. Also the cost of an idle capture."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import psutil
 
 from penstock.capture.settings import CaptureLimits
 from penstock.position import Position
-from penstock.spool.consumers import release
 from penstock.spool.reader import SpoolReader
-from tests.integration.slot.source import QUICK, Source
-from tests.waiting import DEADLINE_SECONDS, wait_for
+from penstock.spool.retention import release
+from tests.support.slot.source import QUICK, Source
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 ROOT = Path(__file__).parents[3]
 KILLS = 10
@@ -29,12 +29,12 @@ IDLE_SECONDS = 5.0
 
 
 class Captures:
-    """Starts captures in processes of their own; ends those that are left."""
+    """Starts captures as processes and ends the remaining ones."""
 
     def __init__(self, source: Source, limits: CaptureLimits = QUICK) -> None:
         self._options = json.dumps(source.settings(limits).to_options())
         self._parent = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.slot.capture_processes"],
+            [sys.executable, "-m", "tests.support.slot.capture_processes"],
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
             stdin=subprocess.PIPE,
@@ -73,7 +73,7 @@ def captures(source: Source, limits: CaptureLimits = QUICK) -> Iterator[Captures
 
 
 class Workload:
-    """Transactions of all sizes, some of them rolled back, until told to end."""
+    """Transactions of all sizes, some of them rolled back, until stopped."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -101,7 +101,7 @@ class Workload:
 
 
 def test_L01_the_spool_holds_every_committed_row_once_after_ten_kills_under_load(source: Source) -> None:
-    """With a consumer that takes what is there between two kills, and releases it, so that the slot moves too."""
+    """A consumer reads and releases segments between two kills, so that the slot moves too."""
     seen: list[int] = []
     done: Position | None = None
     before = source.confirmed

@@ -1,4 +1,6 @@
-"""A server that has no room for a slot or its reader, or that has given the slot up: named with the setting, never passed over."""
+"""A server without room for a slot or a walsender, or that has invalidated the slot: the error names the
+setting.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +11,22 @@ import psycopg
 import pytest
 
 from penstock.capture.settings import CaptureLimits
-from penstock.capture.spooling import SpoolCapture
+from penstock.capture.slot_capture import SpoolCapture
 from penstock.errors import PenstockError
 from penstock.position import Position
-from penstock.spool.consumers import release
 from penstock.spool.reader import SpoolReader
-from tests.integration.slot.conftest import RoughServer
-from tests.integration.slot.source import BEYOND, COPY_ANEW, QUICK, Source
-from tests.waiting import DEADLINE_SECONDS, wait_for
+from penstock.spool.retention import release
+from tests.support.slot.scratch_server import ScratchServer
+from tests.support.slot.source import BEYOND, COPY_AGAIN, QUICK, Source
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 # --- no room (L13) ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_L13_a_server_without_room_for_a_slot_is_named_with_the_setting(rough: RoughServer, rough_source: Source) -> None:
-    source = rough_source
+def test_L13_a_server_without_room_for_a_slot_is_named_with_the_setting(scratch_server: ScratchServer, scratch_source: Source) -> None:
+    source = scratch_source
     source.database.query("SELECT pg_drop_replication_slot(%s)", source.slot)
-    for number in range(rough.SLOTS):
+    for number in range(scratch_server.SLOTS):
         source.database.query("SELECT pg_create_physical_replication_slot(%s)", f"taken_{number}")
     error = source.failure()
     assert error.code == "PEN-1213"
@@ -38,15 +40,17 @@ def test_L13_a_server_without_room_for_a_slot_is_named_with_the_setting(rough: R
     assert source.ids() == list(range(1, 11))
 
 
-def test_L13_a_server_without_a_free_sender_is_tried_again_and_named_with_the_setting(rough: RoughServer, rough_source: Source) -> None:
-    source = rough_source
+def test_L13_a_server_without_a_free_sender_is_tried_again_and_named_with_the_setting(
+    scratch_server: ScratchServer, scratch_source: Source
+) -> None:
+    source = scratch_source
     source.insert(1, 5)
     with ExitStack() as readers:
-        for _ in range(rough.SENDERS):
+        for _ in range(scratch_server.SENDERS):
             readers.enter_context(psycopg.connect(source.database.dsn, replication="database", autocommit=True))
         with source.capture(QUICK) as capture:
             failure = source.trouble("PEN-1214")
-            assert f"exceeds max_wal_senders (currently {rough.SENDERS})" in failure.message.replace('"', "")
+            assert f"exceeds max_wal_senders (currently {scratch_server.SENDERS})" in failure.message.replace('"', "")
             assert failure.hint is not None
             assert failure.hint.endswith("or ALTER SYSTEM SET max_wal_senders to more; then restart the server")
             readers.close()
@@ -58,63 +62,69 @@ def test_L13_a_server_without_a_free_sender_is_tried_again_and_named_with_the_se
 
 
 @pytest.mark.versions(14, 16, 18)
-def test_L06_L07_a_slot_whose_log_was_removed_is_given_up_with_the_reason(rough: RoughServer, rough_source: Source) -> None:
-    source = rough_source
+def test_L06_L07_a_slot_whose_log_was_removed_is_given_up_with_the_reason(scratch_server: ScratchServer, scratch_source: Source) -> None:
+    source = scratch_source
     end = source.capture_all(1, 10)
     release(source.spool, "pipeline", end)
-    rough.set(max_slot_wal_keep_size="16MB")
+    scratch_server.set(max_slot_wal_keep_size="16MB")
     confirmed = source.confirmed
     source.insert(11, 20)
-    rough.fill_log(6)
+    scratch_server.fill_log(6)
     error = source.failure()
     # Postgres 16 has a column for invalidated slots, and the reason only since 17.
-    assert str(error) == invalidated(source, UNKNOWN if rough.postgres.version == 16 else REMOVED, confirmed)
+    assert str(error) == invalidated(source, UNKNOWN if scratch_server.postgres.version == 16 else REMOVED, confirmed)
     assert source.failure().code == "PEN-1204", "it persists"
     assert source.ids() == list(range(1, 11))
     assert source.confirmed == confirmed
 
 
 @pytest.mark.versions(18)
-def test_L06_a_slot_that_nobody_read_for_too_long_is_given_up_with_the_reason(rough: RoughServer, rough_source: Source) -> None:
-    source = rough_source
+def test_L06_a_slot_invalidated_after_its_idle_timeout_is_reported_with_the_reason(
+    scratch_server: ScratchServer, scratch_source: Source
+) -> None:
+    source = scratch_source
     source.capture_all(1, 10)
     confirmed = source.confirmed
-    rough.set(idle_replication_slot_timeout="1s")
-    wait_for(lambda: _is_invalidated(rough, source), "an invalidated slot", lambda: None)
+    scratch_server.set(idle_replication_slot_timeout="1s")
+    wait_for(lambda: _is_invalidated(scratch_server, source), "an invalidated slot", lambda: None)
     error = source.failure()
-    assert str(error) == invalidated(source, "idle_timeout): nobody read it for longer than idle_replication_slot_timeout", confirmed)
+    assert str(error) == invalidated(source, "idle_timeout): it was not read for longer than idle_replication_slot_timeout", confirmed)
     assert source.ids() == list(range(1, 11))
     assert source.confirmed == confirmed
 
 
-def _is_invalidated(rough: RoughServer, source: Source) -> bool:
-    rough.fill_log(1)
+def _is_invalidated(scratch_server: ScratchServer, source: Source) -> bool:
+    scratch_server.fill_log(1)
     return source.database.query("SELECT invalidation_reason FROM pg_replication_slots WHERE slot_name = %s", source.slot) == [
         ("idle_timeout",)
     ]
 
 
-def test_L07_a_slot_invalidated_under_a_running_capture_ends_it_at_the_next_start(rough: RoughServer, rough_source: Source) -> None:
-    """The server ends the walsender of a slot that it gives up; what follows is the same as at a start, and not a retry for ever."""
-    source = rough_source
+def test_L07_a_slot_invalidated_under_a_running_capture_ends_it_at_the_next_start(
+    scratch_server: ScratchServer, scratch_source: Source
+) -> None:
+    """The server ends the walsender of an invalidated slot; the error is the same as at a start, without
+    endless retries.
+    """
+    source = scratch_source
     limits = CaptureLimits(spool_bytes=50_000, segment_rows=100, buffer_bytes=50_000, quiet_seconds=0.1)
     with source.capture(limits) as capture:
         for low in range(1, 5001, 500):
             source.insert(low, low + 499, note="x" * 200)
         wait_for(lambda: source.status is not None and source.status.state == "full", "a full spool", source.state)
-        rough.set(max_slot_wal_keep_size="16MB")
-        rough.fill_log(6)
+        scratch_server.set(max_slot_wal_keep_size="16MB")
+        scratch_server.fill_log(6)
         source.insert(5001, 5010)
         taken: list[int] = []
         with pytest.raises(PenstockError) as caught:
             drain(source, capture, taken)
     assert str(caught.value) == invalidated(source, REMOVED, source.confirmed)
-    assert 0 < len(taken) <= 5000, "what came after is gone with the slot"
-    assert taken == list(range(1, len(taken) + 1)), "and what came before is without a hole"
+    assert 0 < len(taken) <= 5000, "later changes are lost with the slot"
+    assert taken == list(range(1, len(taken) + 1)), "and earlier changes have no hole"
 
 
 def drain(source: Source, capture: SpoolCapture, taken: list[int]) -> None:
-    """Read and release what is sealed, for as long as something comes."""
+    """Read and release sealed segments while there are any."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     done = SpoolReader(source.spool).start
     while time.monotonic() < deadline:
@@ -126,11 +136,11 @@ def drain(source: Source, capture: SpoolCapture, taken: list[int]) -> None:
 
 
 REMOVED = "wal_removed): WAL that was still needed has been removed, since the slot held back more than max_slot_wal_keep_size"
-UNKNOWN = "conflicting): WAL or catalog rows that were still needed are gone; this version of Postgres does not say which"
+UNKNOWN = "conflicting): WAL or catalog rows that were still needed have been removed; this version of Postgres does not report which"
 
 
 def invalidated(source: Source, reason: str, confirmed: Position) -> str:
     return (
-        f"PEN-1204: the server has invalidated slot {source.slot} ({reason}; what committed after {confirmed} cannot be had any more\n"
-        f"  fix: SELECT pg_drop_replication_slot('{source.slot}'); then {COPY_ANEW}"
+        f"PEN-1204: the server has invalidated slot {source.slot} ({reason}; what committed after {confirmed} can no longer be read\n"
+        f"  fix: SELECT pg_drop_replication_slot('{source.slot}'); then {COPY_AGAIN}"
     )

@@ -1,4 +1,4 @@
-"""A snapshot that takes longer than the server keeps its log."""
+"""A snapshot that takes longer than the server keeps its WAL."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from penstock.errors import SlotLostError
-from penstock.pipeline.snapshots import round as snapshot_round
+from penstock.pipeline.snapshots import coordinator as snapshot_round
 from penstock.pipeline.snapshots.schedule import Schedule
-from tests.fix_captured import Captured
-from tests.integration.slot.conftest import RoughServer
-from tests.integration.snapshot.copying import Copying, Watcher
-from tests.integration.snapshot.local import FileSink, LocalExecutors
+from tests.support.fix_captured import Captured
+from tests.support.slot.scratch_server import ScratchServer
+from tests.support.snapshot.copying import Copying, Watcher
+from tests.support.snapshot.local import FileSink, LocalExecutors
 
 
 def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_so(
-    rough: RoughServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scratch_server: ScratchServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What would be copied could not be kept up to date: it is said at once, not when hours of copying are done."""
+    """The copy could not be kept up to date: the error comes at once, not after hours of copying."""
     monkeypatch.setattr(snapshot_round, "_WATCH_SECONDS", 0.1)
-    captured = Captured(rough.create_database(), tmp_path / "spool")
+    captured = Captured(scratch_server.create_database(), tmp_path / "spool")
     captured.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t SELECT g, repeat('x', 700) FROM generate_series(1, 100) g"
     )
@@ -39,8 +39,8 @@ def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_s
     def outlive(read: int) -> None:
         """The chunk is not over before this returns, so neither is the copy."""
         if read == 1:
-            rough.set(max_slot_wal_keep_size="16MB")
-            rough.outrun(captured.slot)
+            scratch_server.set(max_slot_wal_keep_size="16MB")
+            scratch_server.outrun(captured.slot)
             given_up.wait(200)
 
     monkeypatch.setattr(Schedule, "give_up", told)
@@ -48,6 +48,6 @@ def test_N17_a_snapshot_that_outlives_the_log_of_its_slot_is_given_up_and_says_s
     watcher.after_chunk = outlive
     with pytest.raises(SlotLostError, match=captured.slot) as caught:
         copying.run("t", watcher=watcher)
-    assert "cannot be had any more" in caught.value.message
+    assert "can no longer be read" in caught.value.message
     assert watcher.finished == []
     captured.database.close()

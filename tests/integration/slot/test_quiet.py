@@ -1,4 +1,4 @@
-"""A database that is idle, or busy with what nobody captures, still lets the server forget its log."""
+"""An idle database, or one that is busy with other tables, still lets the server remove WAL."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from penstock.capture.spooling import SpoolCapture
+from penstock.capture.slot_capture import SpoolCapture
 from penstock.position import Position
-from penstock.spool.consumers import release
 from penstock.spool.reader import SpoolReader
-from tests.fix_postgres import PostgresServer
-from tests.integration.slot.source import BEYOND, Source
-from tests.waiting import DEADLINE_SECONDS, wait_for
+from penstock.spool.retention import release
+from tests.support.fix_postgres import PostgresServer
+from tests.support.slot.source import BEYOND, Source
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 
 @contextmanager
@@ -74,7 +74,7 @@ CHECKPOINTS: list[Callable[[Source], None]] = [
 
 @pytest.mark.versions(14, 18)
 @pytest.mark.parametrize("write", CHECKPOINTS, ids=["checkpoint", "switch"])
-def test_H03_the_slot_advances_when_nobody_writes_but_the_server_itself(source: Source, write: Callable[[Source], None]) -> None:
+def test_H03_the_slot_advances_when_only_the_server_itself_writes(source: Source, write: Callable[[Source], None]) -> None:
     with consumed(source) as capture:
         write(source)
         end = Position.parse(source.database.query("SELECT pg_current_wal_flush_lsn()::text")[0][0])
@@ -83,7 +83,7 @@ def test_H03_the_slot_advances_when_nobody_writes_but_the_server_itself(source: 
 
 
 def saw_a_pause(source: Source, capture: SpoolCapture) -> bool:
-    """Whether half a second passed in which nothing was written; the server writes records of its own when it likes."""
+    """Whether half a second passed without WAL; the server also writes records on its own."""
     flushed = source.flushed
     assert_slot_reaches(source, flushed)
     before = len(SpoolReader(source.spool).segments())
@@ -96,8 +96,8 @@ def saw_a_pause(source: Source, capture: SpoolCapture) -> bool:
 
 
 @pytest.mark.versions(14, 18)
-def test_H04_the_slot_advances_although_nothing_of_ours_comes_after_a_start(source: Source) -> None:
-    """A stored position, idle tables, and a log that went on meanwhile."""
+def test_H04_the_slot_advances_without_our_changes_after_a_start(source: Source) -> None:
+    """A stored position, idle tables, and WAL that grew in between."""
     stored = source.capture_all(1, 10)
     release(source.spool, "pipeline", stored)
     source.database.execute("INSERT INTO public.other SELECT generate_series(1, 20000)")
@@ -107,4 +107,4 @@ def test_H04_the_slot_advances_although_nothing_of_ours_comes_after_a_start(sour
     source.wait_idle()
     with consumed(source) as capture:
         assert capture.wait_until(source.insert(11, 20), DEADLINE_SECONDS)
-        assert source.ids(upto=capture.end)[-10:] == list(range(11, 21)), "and loses nothing of what comes then"
+        assert source.ids(upto=capture.end)[-10:] == list(range(11, 21)), "and loses none of the next changes"

@@ -1,4 +1,4 @@
-"""A slot that holds back too much, and that no checkpoint has taken yet: that is told wherever one looks, and nothing is lost meanwhile."""
+"""A slot beyond max_slot_wal_keep_size before the next checkpoint: every report warns, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import psycopg
 import pytest
 import yaml
 
+from penstock.config.model import load_config
 from penstock.pipeline.checks.check import check_pipeline
-from penstock.pipeline.config import load_config
-from penstock.pipeline.sides import side_of
+from penstock.pipeline.sources.adapter import source_adapter
 from penstock.pipeline.status import inspect_status
 from penstock.postgres.connection import connect
-from penstock.spool.consumers import release
-from tests.fix_postgres import server_directory
-from tests.integration.slot.conftest import RoughServer
-from tests.integration.slot.source import Source
-from tests.waiting import DEADLINE_SECONDS, wait_for
+from penstock.spool.retention import release
+from tests.support.fix_postgres import server_directory
+from tests.support.slot.scratch_server import ScratchServer
+from tests.support.slot.source import Source
+from tests.support.waiting import DEADLINE_SECONDS, wait_for
 
 CODE = "PEN-1220"
 FIX = "let its reader catch up at once, and until it has: ALTER SYSTEM SET max_slot_wal_keep_size = -1; SELECT pg_reload_conf();"
 
 
 @pytest.fixture
-def patient(postgres_version: int) -> Iterator[RoughServer]:
-    """A server on which no checkpoint comes by itself while the test looks."""
+def patient(postgres_version: int) -> Iterator[ScratchServer]:
+    """A server without checkpoints of its own during the test."""
     with server_directory() as directory:
-        server = RoughServer(directory, postgres_version, {"max_wal_size": "4GB", "checkpoint_timeout": "1h"})
+        server = ScratchServer(directory, postgres_version, {"max_wal_size": "4GB", "checkpoint_timeout": "1h"})
         with server.postgres:
             yield server
 
 
 @pytest.fixture
-def strained(patient: RoughServer, tmp_path: Path) -> Iterator[Source]:
+def strained(patient: ScratchServer, tmp_path: Path) -> Iterator[Source]:
     """Rows 1 to 10 are captured, and 11 to 20 lie in a part of the log that the next checkpoint removes."""
     source = Source(patient.create_database(), tmp_path / "spool")
     release(source.spool, "pipeline", source.capture_all(1, 10))
@@ -74,7 +74,7 @@ def config_of(source: Source, directory: Path) -> Path:
 
 
 @pytest.mark.versions(14, 18)
-def test_L06_a_slot_that_the_next_checkpoint_may_take_is_told_before_the_first_row_and_loses_none(
+def test_L06_a_slot_that_the_next_checkpoint_may_invalidate_is_reported_before_the_first_row_and_loses_none(
     strained: Source, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, path = strained, config_of(strained, tmp_path)
@@ -84,7 +84,7 @@ def test_L06_a_slot_that_the_next_checkpoint_may_take_is_told_before_the_first_r
     config = load_config(path)
     assert f"{CODE}: {reason(source)}; fix: {FIX}" in inspect_status(config).warnings
     with connect(source.address) as connection:
-        assert [str(danger) for danger in side_of(config).inspect_dangers(connection)] == [f"{CODE}: {reason(source)}\n  fix: {FIX}"]
+        assert [str(risk) for risk in source_adapter(config).inspect_risks(connection)] == [f"{CODE}: {reason(source)}\n  fix: {FIX}"]
     with caplog.at_level(logging.WARNING), source.capture() as capture:
         assert capture.wait_until(source.position, DEADLINE_SECONDS), source.state()
     (record,) = [record for record in caplog.records if record.getMessage() == "the slot may be invalidated"]
@@ -92,7 +92,7 @@ def test_L06_a_slot_that_the_next_checkpoint_may_take_is_told_before_the_first_r
     assert source.ids() == list(range(11, 21)), "and those before were released"
 
 
-def test_L06_the_remedy_saves_what_the_slot_still_needs_from_the_checkpoint(patient: RoughServer, strained: Source) -> None:
+def test_L06_the_remedy_saves_the_slots_wal_from_the_checkpoint(patient: ScratchServer, strained: Source) -> None:
     source = strained
     for statement in FIX.partition(": ")[2].split("; "):
         source.database.execute(statement)

@@ -1,4 +1,4 @@
-"""What the tests of snapshots may ask for."""
+"""Fixtures of the snapshot tests."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.schema import TableName
-from tests.fix_captured import Captured, capturing
-from tests.fix_postgres import PostgresServer
-from tests.integration.snapshot.copying import PIPELINE, Copying
-from tests.integration.snapshot.local import FileSink, LocalExecutors
+from tests.support.fix_captured import Captured, capturing
+from tests.support.fix_postgres import PostgresServer
+from tests.support.snapshot.copying import PIPELINE, Copying
+from tests.support.snapshot.local import FileSink, LocalExecutors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,7 +28,7 @@ def captured(postgres_server: PostgresServer, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def copying(captured: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Copying:
-    """Without Spark. One database and one capture for a whole module: give every test tables of its own."""
+    """Without Spark. One database and one capture for a whole module: give every test its own tables."""
     sink = FileSink(tmp_path / "lake")
     return Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=sink, rows=sink.rows)
 

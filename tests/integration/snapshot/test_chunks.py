@@ -1,4 +1,4 @@
-"""What a chunk may cost: memory, and what it leaves behind at the source."""
+"""The cost of a chunk: memory, and nothing left behind at the source."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from penstock.pipeline.snapshots.task import ChunkTask
 from penstock.postgres.catalog import inspect_schema, inspect_tables
 from penstock.postgres.chunks import Chunk, plan_chunks, read_chunk, snapshot_schema
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.exported import export_snapshot
+from penstock.postgres.snapshot_export import export_snapshot
 from penstock.sinks.base import SnapshotPlace
-from tests.fix_postgres import Database
-from tests.waiting import wait_for
+from tests.support.fix_postgres import Database
+from tests.support.waiting import wait_for
 
 ROW_BYTES = 8_000_000
 ROWS = 40
 
-# In a process of its own, as an executor's worker is.
+# In a separate process, as an executor's worker is.
 WORKER = """
 import pickle, resource, sys
 from penstock.pipeline.snapshots.task import write_chunk

@@ -1,4 +1,4 @@
-"""The texts of a query, by COPY."""
+"""Query results as text, by COPY."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from penstock.errors import ProtocolError
-from penstock.postgres import copying
-from penstock.postgres.copying import read_texts
-from tests.fix_postgres import Database
+from penstock.postgres import copy_text as copying
+from penstock.postgres.copy_text import read_texts
+from tests.support.fix_postgres import Database
 
 AWKWARD = [
     "\ufeffbegins like a file", None, "", r"\N", r"\\N", "\\", "\\\\", r"\.", r"\n", "\n", "\\\n", "\\\\n", r"\\\t", "\t", "\r", "\r\n",
@@ -23,7 +23,7 @@ AWKWARD = [
 ALPHABET = "\\\\\\ntrbfvN\n\t\r\b\f\v\ufeff\"',a "
 
 
-def test_texts_come_as_they_are_and_null_is_none_of_them(database: Database) -> None:
+def test_texts_are_unchanged_and_differ_from_null(database: Database) -> None:
     chance = random.Random(7)
     values = AWKWARD + ["".join(chance.choices(ALPHABET, k=chance.randrange(12))) for _ in range(5000)]
     assert _through_table(database, values) == [values, values[::-1]]
@@ -36,7 +36,7 @@ def test_blocks_may_end_after_any_row(database: Database, monkeypatch: pytest.Mo
 
 
 def test_other_threads_run_while_the_server_has_nothing_to_send_yet(database: Database) -> None:
-    """A capture in the same process answers its server meanwhile."""
+    """A capture in the same process keeps answering its server."""
     turns = 0
     over = threading.Event()
 
@@ -48,7 +48,7 @@ def test_other_threads_run_while_the_server_has_nothing_to_send_yet(database: Da
     with ThreadPoolExecutor(1) as pool:
         turning = pool.submit(turn)
         try:
-            # What is long is sent at once; the row after it comes late.
+            # A long row is sent at once; the next row arrives late.
             late = "SELECT CASE g WHEN 1 THEN repeat('x', 100000) ELSE pg_sleep(1)::text END FROM generate_series(1, 2) g"
             assert _read(database, late, 1) == [["x" * 100_000, ""]]
         finally:
@@ -68,7 +68,7 @@ def test_rows_that_end_in_an_error_are_not_taken_for_all_rows(database: Database
         _read(database, "SELECT 1 / (60000 - n) FROM generate_series(1, 100000) n", 1)
 
 
-def test_a_statement_that_is_refused_raises_what_the_server_says(database: Database) -> None:
+def test_a_refused_statement_raises_the_error_of_the_server(database: Database) -> None:
     with pytest.raises(psycopg.errors.UndefinedTable):
         _read(database, "SELECT 1 FROM nowhere", 1)
 
@@ -81,7 +81,7 @@ def test_rows_of_another_width_are_not_shown(database: Database) -> None:
 
 
 def _through_table(database: Database, values: Sequence[str | None]) -> list[list[str | None]]:
-    """One column in the order of the values, one the other way round."""
+    """One column in the order of the values, one in reverse."""
     database.execute("CREATE TABLE t (n int, v text, w text)")
     with database.connect() as connection, connection.cursor() as cursor:
         rows = [(number, value, values[-1 - number]) for number, value in enumerate(values)]

@@ -1,4 +1,4 @@
-"""Reading rows by key, under an exported snapshot."""
+"""Reading rows by key under an exported snapshot."""
 
 from __future__ import annotations
 
@@ -11,41 +11,17 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import LockWaitError, TableRewrittenError
-from penstock.postgres import outline
+from penstock.postgres import snapshot_export as outline
 from penstock.postgres.catalog import CatalogTable, inspect_tables
 from penstock.postgres.chunks import cut_chunks, read_chunk
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.exported import export_snapshot
-from penstock.postgres.keyed import KeyBatch, keys_statement, read_keys
-from penstock.postgres.outline import TableOutline, inspect_outline
-from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.rows_by_key import KeyBatch, keys_statement, read_keys
+from penstock.postgres.snapshot_export import CopyFingerprint, export_snapshot, inspect_outline
+from penstock.postgres.types.column import TypePolicy
 from penstock.schema import TableName
-from tests.fix_postgres import Database
-from tests.fix_roles import Roles
-
-# Type of the key, values of it as SQL, and the texts that ask for them. The last value is there and not asked for.
-KEYS: dict[str, tuple[str, list[str], list[str]]] = {
-    "number": ("numeric", ["1.00", "-0.5", "1e-9", "12345678901234567890.5"], ["1", "-0.5", "1E-9"]),
-    "beyond": ("numeric", ["'NaN'", "'Infinity'", "1"], ["NaN", "Infinity"]),
-    "words": ("text", [r"E'back\\slash'", "'quo\"te, {brace}'", "'it''s'", "''", "' '", "'ünï 🚰'", "'x'"],
-              ["back\\slash", 'quo"te, {brace}', "it's", "", " ", "ünï 🚰"]),
-    "short": ("varchar(5)", ["'a'", "'b'"], ["a"]),
-    "padded": ("char(6)", ["'ab'", "'abc'"], ["ab    "]),
-    "flag": ("bool", ["true", "false"], ["true"]),
-    "id": ("uuid", ["'0a000000-0000-0000-0000-000000000000'", "gen_random_uuid()"], ["0a000000-0000-0000-0000-000000000000"]),
-    "moment": ("timestamptz", ["'2024-02-29 23:59:59.123456+13'", "'infinity'", "'0044-03-15 12:00:00+00 BC'", "now()"],
-               ["2024-02-29 10:59:59.123456", "infinity", "0044-03-15 12:00:00+00 BC"]),
-    "day": ("date", ["'0001-01-01'", "'2024-01-01'"], ["0001-01-01"]),
-    "raw": ("bytea", [r"'\x00ff27'", r"'\x'", r"'\x01'"], [r"\x00ff27", r"\x"]),
-    "feeling": ("mood", ["'so so'", "'fine'"], ["so so"]),
-    "real": ("float8", ["0.1", "'NaN'", "'-Infinity'", "3"], ["0.1", "NaN", "-Infinity"]),
-    "small": ("float4", ["0.1", "3"], ["0.1"]),
-    "address": ("inet", ["'10.0.0.1'", "'10.0.0.0/8'"], ["10.0.0.1"]),
-    "span": ("interval", ["'1 day'", "'2 days'"], ["P1D"]),
-    "couple": ("pair", ["ROW(1, 'x y')::pair", "ROW(2, NULL)::pair"], ['(1,"x y")']),
-    "domain": ("code", ["'AB'", "'CD'"], ["AB"]),
-    "price": ("money", ["12.5", "13"], ["12.50"]),
-}  # fmt: skip
+from tests.support.fix_postgres import Database
+from tests.support.fix_roles import Roles
+from tests.support.snapshot.tables import KEYS
 
 
 def test_N03_a_key_of_any_type_finds_its_row_and_no_other(database: Database) -> None:
@@ -121,6 +97,33 @@ def test_a_key_of_an_extension_type_is_found_by_the_operator_of_its_index(
 
 
 @pytest.mark.versions(15)
+def test_a_key_is_found_though_its_type_separates_values_of_an_array_by_another_sign(database: Database) -> None:
+    """As PostGIS has it: an extension's operator class of a type whose delimiter is no comma, here that of `box`."""
+    database.execute(
+        """
+        CREATE EXTENSION citext;
+        CREATE FUNCTION box_same(box, box) RETURNS bool LANGUAGE sql IMMUTABLE STRICT AS 'SELECT $1::text = $2::text';
+        CREATE FUNCTION box_less(box, box) RETURNS bool LANGUAGE sql IMMUTABLE STRICT AS 'SELECT $1::text < $2::text';
+        CREATE FUNCTION box_order(box, box) RETURNS int LANGUAGE sql IMMUTABLE STRICT AS
+            'SELECT CASE WHEN $1::text < $2::text THEN -1 WHEN $1::text = $2::text THEN 0 ELSE 1 END';
+        CREATE OPERATOR === (leftarg = box, rightarg = box, function = box_same);
+        CREATE OPERATOR <<< (leftarg = box, rightarg = box, function = box_less);
+        CREATE OPERATOR CLASS box_texts DEFAULT FOR TYPE box USING btree AS
+            OPERATOR 1 <<<, OPERATOR 3 ===, FUNCTION 1 box_order(box, box);
+        ALTER EXTENSION citext ADD OPERATOR === (box, box);
+        ALTER EXTENSION citext ADD OPERATOR CLASS box_texts USING btree;
+        CREATE TABLE t (k box PRIMARY KEY, n int);
+        INSERT INTO t SELECT box(point(g, g), point(0, 0)), g FROM generate_series(1, 9) g
+        """
+    )
+    outline = _outline(database, "t")
+    asked = [f"({number},{number}),(0,0)" for number in (2, 3, 99)]
+    assert "OPERATOR" in keys_statement(outline, [pa.array(asked)])
+    with _exported(database) as snapshot:
+        assert sorted(row["n"] for row in _read(database, snapshot, outline, [asked])) == [2, 3]
+
+
+@pytest.mark.versions(15)
 def test_an_operator_that_no_superuser_owns_is_never_run(database: Database, roles: Roles) -> None:
     owner = roles.create("owner")
     database.execute(f"CREATE EXTENSION ltree; ALTER FUNCTION ltree_eq OWNER TO {owner}")
@@ -169,7 +172,7 @@ def test_N09_the_row_filter_holds_for_keys_too(database: Database) -> None:
     assert found == [{"id": 1, "n": "EU", "_exact": None}]
 
 
-def test_N08_a_chunk_gives_up_a_lock_that_is_not_to_be_had(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_N08_a_chunk_gives_up_waiting_for_a_lock(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outline, "_LOCK_SECONDS", 1)
     database.execute("CREATE TABLE t (id int PRIMARY KEY); INSERT INTO t VALUES (1)")
     address = SourceAddress.parse(database.dsn)
@@ -196,12 +199,12 @@ DIFFERENCES = {
     "ALTER PUBLICATION p DROP TABLE t; ALTER PUBLICATION p ADD TABLE t WHERE (id > 0)": "it left the publication and came back",
     "ALTER PUBLICATION p SET TABLE t WHERE (id > 1)": "its row filter changed",
     "ALTER PUBLICATION p SET TABLE t (id, v) WHERE (id > 0)": "its columns changed",
-    "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, w int UNIQUE, v text)": "it was dropped and made anew",
+    "DROP TABLE t; CREATE TABLE t (id int PRIMARY KEY, w int UNIQUE, v text)": "it was dropped and created again",
     "ALTER TABLE t ALTER w SET DEFAULT 5; UPDATE t SET id = 2; ALTER TABLE t RENAME CONSTRAINT t_pkey TO o; CREATE INDEX ON t (v)": None,
 }
 
 
-def test_what_keeps_chunks_of_two_moments_from_belonging_together_is_seen(database: Database) -> None:
+def test_chunks_of_two_moments_that_do_not_fit_are_detected(database: Database) -> None:
     found = {}
     for statements in DIFFERENCES:
         database.execute("CREATE TABLE t (id int PRIMARY KEY, w int NOT NULL UNIQUE, v text); INSERT INTO t VALUES (1, 1, 'a')")
@@ -214,7 +217,7 @@ def test_what_keeps_chunks_of_two_moments_from_belonging_together_is_seen(databa
     assert found == DIFFERENCES
 
 
-def test_partitions_that_come_and_go_are_seen(database: Database) -> None:
+def test_attached_and_detached_partitions_are_detected(database: Database) -> None:
     database.execute("CREATE TABLE p (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     database.execute("CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)")
     before = _outline(database, "p")
@@ -235,7 +238,7 @@ def _table(database: Database, name: str) -> CatalogTable:
         return next(table for table in inspect_tables(connection) if table.name == TableName("public", name))
 
 
-def _outline(database: Database, name: str, publication: str | None = None, policy: TypePolicy | None = None) -> TableOutline:
+def _outline(database: Database, name: str, publication: str | None = None, policy: TypePolicy | None = None) -> CopyFingerprint:
     with connect(SourceAddress.parse(database.dsn)) as connection:
         return inspect_outline(connection, _table(database, name), policy, publication).outline
 
@@ -243,7 +246,7 @@ def _outline(database: Database, name: str, publication: str | None = None, poli
 def _read(
     database: Database,
     snapshot: str,
-    outline: TableOutline,
+    outline: CopyFingerprint,
     texts: Sequence[Sequence[str]],
     exact: Sequence[Sequence[str | None]] | None = None,
 ) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Memory and locks: what copying costs the source and the executors."""
+"""Memory and locks that a snapshot takes at the source and in executors."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 _ROW_BYTES = 8 << 20
 _ROWS = 40
 
-# In a process of its own, whose memory can be told.
+# In a separate process, whose memory can be measured.
 _SCRIPT = """
 import resource, sys
 from pathlib import Path
@@ -20,8 +20,8 @@ from penstock.pipeline.snapshots.task import ChunkTask, write_chunk
 from penstock.postgres.catalog import inspect_tables
 from penstock.postgres.chunks import cut_chunks, snapshot_schema
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.exported import export_snapshot
-from penstock.postgres.outline import inspect_outline
+from penstock.postgres.snapshot_export import export_snapshot
+from penstock.postgres.snapshot_export import inspect_outline
 from penstock.sinks.base import SnapshotPlace
 
 address = SourceAddress.parse(sys.argv[1])

@@ -11,16 +11,15 @@ import pytest
 from penstock.errors import PenstockError, TableRewrittenError
 from penstock.postgres import chunks
 from penstock.postgres.catalog import CatalogTable, inspect_schema, inspect_tables
-from penstock.postgres.chunks import Chunk, plan_chunks, read_chunk
+from penstock.postgres.chunks import Chunk, has_older_row, plan_chunks, read_chunk
 from penstock.postgres.connection import SourceAddress, connect
-from penstock.postgres.keyed import KeyBatch, read_keys
-from penstock.postgres.moments import hold_moment
-from penstock.postgres.outline import inspect_outline
-from penstock.postgres.parts import has_older_row
-from penstock.postgres.polled import PolledTable, Window, check_cursor, inspect_cursors, inspect_highest, read_window
+from penstock.postgres.consistent_read import hold_consistent_read
+from penstock.postgres.polled_tables import PolledTable, Window, check_cursor, inspect_cursors, inspect_highest, read_window
+from penstock.postgres.rows_by_key import KeyBatch, read_keys
+from penstock.postgres.snapshot_export import inspect_outline
 from penstock.schema import TableName
-from tests.fix_postgres import Database
-from tests.fix_roles import Roles
+from tests.support.fix_postgres import Database
+from tests.support.fix_roles import Roles
 
 SPY = """
 CREATE FUNCTION own.spy(text) RETURNS text LANGUAGE plpgsql IMMUTABLE AS
@@ -79,7 +78,7 @@ def test_a_view_in_the_place_of_a_table_is_not_read_as_its_chunk(owned: Owned) -
         read_chunks(owned, chunk)
 
 
-def test_a_view_in_the_place_of_a_table_is_not_read_by_key_nor_looked_at_as_a_partition(owned: Owned, database: Database) -> None:
+def test_a_view_in_the_place_of_a_table_is_not_read_by_key_nor_as_a_partition(owned: Owned, database: Database) -> None:
     table = owned.table("t")
     with connect(owned.reader) as connection:
         outline = inspect_outline(connection, table).outline
@@ -88,13 +87,13 @@ def test_a_view_in_the_place_of_a_table_is_not_read_by_key_nor_looked_at_as_a_pa
     owned.do(VIEW)
     with pytest.raises(TableRewrittenError, match="renamed or replaced"):
         list(read_keys(owned.reader, None, outline, [one]))
-    owned.do("ALTER TABLE own.kept RENAME TO other", "ALTER VIEW own.t RENAME TO kept")  # as if it were between two looks at the catalog
+    owned.do("ALTER TABLE own.kept RENAME TO other", "ALTER VIEW own.t RENAME TO kept")  # as between two catalog reads
     with connect(owned.reader) as connection:
         connection.execute("SELECT 1")
         assert has_older_row(connection, table.oid, table.oid, 1 << 40) in (None, False)
 
 
-def test_a_view_that_comes_after_the_lock_is_refused_by_the_server(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_view_created_after_the_lock_is_refused_by_the_server(owned: Owned, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who owns the schema can rename that without a lock on the table."""
     chunk = owned.chunk("t")
     owned.do(VIEW)
@@ -150,7 +149,7 @@ def test_a_table_is_polled_without_checks_of_the_types_owner(typed: Owned) -> No
     with connect(typed.reader) as connection:
         cursor = check_cursor(table.name, "c", inspect_cursors(connection, [table.oid]).get((table.oid, "c")))
         polled = PolledTable(inspect_schema(connection, table), False, cursor)
-        with hold_moment(connection, [table.name]) as moment:
+        with hold_consistent_read(connection, [table.name]) as moment:
             assert inspect_highest(connection, polled) == "x"
             window = Window(low="x")
             assert sum(len(block.versions) for block in read_window(connection, polled, window, window, moment)) == 2

@@ -1,4 +1,4 @@
-"""Random writes, random interruptions: however a snapshot came about, it is what the source held at its fence."""
+"""Random writes and random interruptions: a finished snapshot equals the source at its fence."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.snapshot.copying import Copying, Watcher
-from tests.integration.snapshot.test_resume import WIDE
+from tests.support.snapshot.copying import Copying, Watcher
+from tests.support.snapshot.tables import WIDE
 
 RUNS = int(os.environ.get("PENSTOCK_TEST_SNAPSHOT_RUNS", "3"))
 
@@ -52,7 +52,7 @@ KINDS: dict[str, tuple[str, list[str]]] = {
 
 
 @pytest.mark.parametrize("run", range(RUNS))
-def test_N03_random_writes_and_interruptions_end_in_what_the_source_held(copying: Copying, run: int) -> None:
+def test_N03_random_writes_and_interruptions_end_equal_to_the_source(copying: Copying, run: int) -> None:
     seed = int(os.environ.get("PENSTOCK_TEST_SNAPSHOT_SEED", random.SystemRandom().randrange(1 << 30)))
     print(f"PENSTOCK_TEST_SNAPSHOT_SEED={seed}")  # shown when the test fails
     choices = random.Random(seed)

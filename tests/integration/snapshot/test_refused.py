@@ -1,4 +1,4 @@
-"""Rows that are refused while a table is copied."""
+"""Rows that are rejected during a snapshot."""
 
 from __future__ import annotations
 
@@ -12,26 +12,24 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock.change import ChangeCounts
+from penstock.config.policies import RefusedPolicy
 from penstock.errors import RowRefusedError, SnapshotLostError, UnrepresentableError
-from penstock.pipeline.held_rows import check_held, load_held
-from penstock.pipeline.letters.box import LetterBox, ShadowLetters
-from penstock.pipeline.letters.policy import RefusedPolicy
-from penstock.pipeline.letters.store import LetterStore
-from penstock.pipeline.transforming import TransformingSink
+from penstock.pipeline.dead_letters.queue import DeadLetterQueue, ResyncDeadLetters
+from penstock.pipeline.dead_letters.store import DeadLetterStore, check_held, load_held
+from penstock.pipeline.transform_sink import TransformingSink
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable, inspect_tables
 from penstock.postgres.connection import connect
-from penstock.postgres.outline import inspect_outline
-from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.snapshot_export import inspect_outline
+from penstock.postgres.types.column import TypePolicy
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import TableChanges
-from penstock.sinks.layout import Mode
+from penstock.sinks.modes import Mode
 from penstock.transforms.transform import Transform
-from tests.fix_captured import Captured
-from tests.integration.snapshot.copying import PIPELINE, SOURCE, Copying
-from tests.integration.snapshot.local import FileSink, LocalExecutors
-from tests.integration.snapshot.test_transformed import OriginSink
-from tests.plain_queries import Made, PlainQuery
+from tests.support.fix_captured import Captured
+from tests.support.plain_queries import Made, PlainQuery
+from tests.support.snapshot.copying import PIPELINE, SOURCE, Copying
+from tests.support.snapshot.local import FileSink, LocalExecutors, OriginSink
 
 STRICT = TypePolicy(on_unrepresentable="error")
 
@@ -40,10 +38,10 @@ class _CrashError(BaseException):
     """In the place of SIGKILL."""
 
 
-def box(lake: Path, policy: RefusedPolicy = RefusedPolicy.DEAD_LETTERS) -> LetterBox:
+def box(lake: Path, policy: RefusedPolicy = RefusedPolicy.DEAD_LETTERS) -> DeadLetterQueue:
     """As a run opens it."""
-    made = LetterBox(
-        LetterStore(lake, PIPELINE), LocalExecutors(), policy_of=lambda _: policy, mode_of=lambda _: Mode.MIRROR, refuse_inexact=True
+    made = DeadLetterQueue(
+        DeadLetterStore(lake, PIPELINE), LocalExecutors(), policy_of=lambda _: policy, mode_of=lambda _: Mode.MIRROR, reject_inexact=True
     )
     made.begin({})
     return made
@@ -59,12 +57,12 @@ def make(copying: Copying, table: str) -> TableName:
     return TableName("public", table)
 
 
-def letters(made: LetterBox) -> list[dict[str, Any]]:
+def letters(made: DeadLetterQueue) -> list[dict[str, Any]]:
     return [each for each in made.store.load().to_pylist() if each["status"] == "open"]
 
 
-def assert_split(copying: Copying, made: LetterBox, name: TableName) -> None:
-    """What the source held at the fence is in the target, or is a letter."""
+def assert_split(copying: Copying, made: DeadLetterQueue, name: TableName) -> None:
+    """Each row of the source at the fence is in the target or is a dead letter."""
     target = copying.sink.load_target(name)
     assert target is not None
     assert target.applied is not None
@@ -79,10 +77,10 @@ def assert_split(copying: Copying, made: LetterBox, name: TableName) -> None:
     assert sorted(row["id"] for row in copying.rows(name)) == good
 
 
-def test_C08_refused_rows_of_a_copy_are_letters_also_where_they_changed_while_it_was_made(copying: Copying, tmp_path: Path) -> None:
+def test_C08_rejected_rows_of_a_copy_are_dead_letters_also_where_they_changed_during_it(copying: Copying, tmp_path: Path) -> None:
     name = make(copying, "refused")
     made = box(tmp_path / "lake")
-    copying.run("refused", chunks=4, policy=STRICT, letters=made)
+    copying.run("refused", chunks=4, policy=STRICT, dead_letters=made)
     assert letters(made) == []
     copying.captured.execute(
         "UPDATE refused SET n = 1 WHERE id IN (5, 60)",
@@ -90,13 +88,13 @@ def test_C08_refused_rows_of_a_copy_are_letters_also_where_they_changed_while_it
         "UPDATE refused SET n = 'NaN' WHERE id IN (1, 2, 118)",
         "UPDATE refused SET v = 'still bad' WHERE id IN (15, 20)",
     )
-    _, failures = copying.run("refused", policy=STRICT, letters=made)
+    _, failures = copying.run("refused", policy=STRICT, dead_letters=made)
     assert not failures
     assert_split(copying, made, name)
     assert {json.loads(each["row"])["v"] for each in letters(made) if each["key"] in ('{"id":15}', '{"id":20}')} == {"still bad"}
 
 
-def test_C08_letters_of_a_copy_count_once_whenever_it_dies(copying: Copying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_C08_dead_letters_of_a_copy_count_once_whenever_it_dies(copying: Copying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = make(copying, "died")
     real = FileSink.finish_snapshot
 
@@ -109,11 +107,11 @@ def test_C08_letters_of_a_copy_count_once_whenever_it_dies(copying: Copying, tmp
 
     for crash in (before, after):
         made = box(tmp_path / "lake")
-        made.void(name)
+        made.supersede_all(name)
         with monkeypatch.context() as patch:
             patch.setattr(FileSink, "finish_snapshot", crash)
             with pytest.raises(_CrashError):
-                copying.run("died", policy=STRICT, letters=made)
+                copying.run("died", policy=STRICT, dead_letters=made)
         assert letters(box(tmp_path / "lake")) == []
     made = box(tmp_path / "lake")
     target = copying.sink.load_target(name)
@@ -124,19 +122,19 @@ def test_C08_letters_of_a_copy_count_once_whenever_it_dies(copying: Copying, tmp
 
 def test_by_default_a_refused_row_stops_the_copy(copying: Copying, tmp_path: Path) -> None:
     name = make(copying, "stopped")
-    _, failures = copying.run("stopped", policy=STRICT, letters=box(tmp_path / "lake", RefusedPolicy.STOP))
+    _, failures = copying.run("stopped", policy=STRICT, dead_letters=box(tmp_path / "lake", RefusedPolicy.STOP))
     assert isinstance(failures[name], UnrepresentableError)
 
 
-def test_C08_letters_of_a_copy_that_is_to_replace_another_count_when_it_does(copying: Copying, tmp_path: Path) -> None:
+def test_C08_dead_letters_of_a_shadow_count_from_its_swap(copying: Copying, tmp_path: Path) -> None:
     name = make(copying, "shadowed")
     made = box(tmp_path / "lake")
-    copying.run("shadowed", policy=STRICT, letters=ShadowLetters(made))
+    copying.run("shadowed", policy=STRICT, dead_letters=ResyncDeadLetters(made))
     target = copying.sink.load_target(name)
     assert target is not None
     assert target.applied is not None
     assert letters(made) == []
-    made.renew(copying.sink, target, TableChanges(name, (), ChangeCounts()), target.applied)
+    made.screen_resync(copying.sink, target, TableChanges(name, (), ChangeCounts()), target.applied)
     assert letters(made) == []
     made.applied(name)
     assert_split(copying, made, name)
@@ -146,7 +144,7 @@ PRICES = PlainQuery({"key": "id", "price": Made("integer", ("price",), lambda ro
 
 
 @pytest.mark.parametrize("transform", [Transform(cast={"price": "int"}, rename={"id": "key"}), PRICES.transform()], ids=["cast", "query"])
-def test_C08_K12_rows_that_a_transform_refuses_are_letters_also_where_they_changed_while_they_were_copied(
+def test_C08_K12_rows_rejected_by_a_transform_are_dead_letters_also_where_they_changed_during_the_copy(
     captured: Captured, transform: Transform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f"prices_{'query' if transform.sql else 'cast'}"
@@ -159,14 +157,14 @@ def test_C08_K12_rows_that_a_transform_refuses_are_letters_also_where_they_chang
     sink, name, made = OriginSink(tmp_path / "lake"), TableName("public", table), box(tmp_path / "lake")
     seen = TransformingSink(sink, lambda _: transform, LocalExecutors(), tmp_path / "staged", PRICES)
     copying = Copying(captured, tmp_path / "lake", executors=LocalExecutors(), sink=seen, rows=sink.rows)
-    copying.run(table, chunks=4, letters=made)
+    copying.run(table, chunks=4, dead_letters=made)
     captured.execute(
         f"UPDATE {table} SET price = '1' WHERE id IN (5, 60)",
         f"DELETE FROM {table} WHERE id IN (10, 11, 65)",
         f"UPDATE {table} SET price = 'dear' WHERE id IN (1, 2, 118)",
         f"UPDATE {table} SET v = 'still bad' WHERE id IN (15, 20)",
     )
-    watcher, failures = copying.run(table, letters=made)
+    watcher, failures = copying.run(table, dead_letters=made)
     assert not failures
     assert watcher.resumed[name][0] >= 4
     target = sink.load_target(name)
@@ -191,13 +189,13 @@ def shape(copying: Copying, *tables: str, into: TableName | None = None) -> Tabl
 
 
 def held_keys(directory: Path, schema: TableSchema, fence: Position | None = None) -> list[tuple[object, ...]]:
-    """What is known of letters to somebody who compares tables."""
-    keys = load_held(LetterStore(directory / "lake", PIPELINE), schema, fence)
+    """The keys of dead letters, as passed to a comparison."""
+    keys = load_held(DeadLetterStore(directory / "lake", PIPELINE), schema, fence)
     return sorted(zip(*(keys.column(name).to_pylist() for name in schema.key), strict=True))
 
 
-def test_C08_K11_refused_rows_of_shards_are_letters_of_their_own_shard(copying: Copying, tmp_path: Path) -> None:
-    """The same keys in both, and other rows of them refused; the columns of one are in another order."""
+def test_C08_K11_rejected_rows_of_shards_are_dead_letters_of_their_shard(copying: Copying, tmp_path: Path) -> None:
+    """The same keys in both, and other rows of them rejected; the columns of one are in another order."""
     tables, into = ("shard_a", "shard_b"), TableName("lake", "shards")
     for table, columns, bad in (
         ("shard_a", "id int PRIMARY KEY, n numeric, v text", 5),
@@ -210,13 +208,13 @@ def test_C08_K11_refused_rows_of_shards_are_letters_of_their_own_shard(copying: 
         )
     copying.captured.start()
     made = box(tmp_path / "lake")
-    copying.run(*tables, into=into, chunks=4, policy=STRICT, letters=made)
+    copying.run(*tables, into=into, chunks=4, policy=STRICT, dead_letters=made)
     copying.captured.execute(
         "UPDATE shard_b SET n = 1 WHERE id IN (7, 56)",
         "UPDATE shard_b SET n = 'NaN' WHERE id IN (5, 59)",
         "DELETE FROM shard_a WHERE id = 60",
     )
-    _, failures = copying.run(*tables, into=into, policy=STRICT, letters=made)
+    _, failures = copying.run(*tables, into=into, policy=STRICT, dead_letters=made)
     assert not failures
     target = copying.sink.load_target(into)
     assert target is not None
@@ -235,10 +233,10 @@ def test_C08_K11_refused_rows_of_shards_are_letters_of_their_own_shard(copying: 
     assert sorted(json.loads(each["key"])["id"] for each in found) == sorted(key for key, _ in wrong)
 
 
-def test_C08_letters_are_told_as_they_were_at_a_position(copying: Copying, tmp_path: Path) -> None:
+def test_C08_dead_letters_are_returned_as_of_a_position(copying: Copying, tmp_path: Path) -> None:
     name = make(copying, "placed")
     made = box(tmp_path / "lake")
-    copying.run("placed", policy=STRICT, letters=made)
+    copying.run("placed", policy=STRICT, dead_letters=made)
     target = copying.sink.load_target(name)
     assert target is not None
     assert target.applied is not None
@@ -252,16 +250,16 @@ def test_C08_letters_are_told_as_they_were_at_a_position(copying: Copying, tmp_p
     check_held(schema, [tmp_path / "held.parquet"], known)
     with pytest.raises(RowRefusedError, match=r"2 rows of public\.placed"):
         check_held(schema, [tmp_path / "held.parquet"], known.slice(5))
-    made.void(name)
+    made.supersede_all(name)
     assert held_keys(tmp_path, schema, fence) == []
-    other = LetterStore(tmp_path / "lake", PIPELINE)
+    other = DeadLetterStore(tmp_path / "lake", PIPELINE)
     _settle_late(other, fence)
     with pytest.raises(SnapshotLostError, match="were settled"):
         load_held(other, schema, fence)
 
 
-def _settle_late(store: LetterStore, fence: Position) -> None:
-    """As if a later epoch had settled all of them."""
+def _settle_late(store: DeadLetterStore, fence: Position) -> None:
+    """Simulate a later epoch that settled all of them."""
     (path,) = [path for path in store.directory.glob("*.parquet") if not path.name.startswith(".")]
     found = pq.read_table(path, partitioning=None)
     late = pa.array([fence.value + 1] * found.num_rows, pa.int64())

@@ -1,4 +1,4 @@
-"""A snapshot that is interrupted goes on where it was, reads no finished chunk again, and is exact at its last fence."""
+"""An interrupted snapshot resumes, reads no finished chunk again, and is exact at its last fence."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from penstock.pipeline.snapshots.progress import load_all_progress, load_progress
-from penstock.pipeline.snapshots.state import SnapshotStore
+from penstock.pipeline.snapshots.state import SnapshotStore, load_all_progress, load_progress
 from penstock.schema import TableName
-from tests.fix_captured import capturing
-from tests.fix_postgres import PostgresServer
-from tests.integration.snapshot.copying import PIPELINE, Copying, Watcher
-from tests.integration.snapshot.local import FileSink, LocalExecutors
-from tests.integration.snapshot.test_keyed import KEYS
-
-WIDE = "repeat(md5(g::text), 20)"  # some ten rows to a block
-
+from tests.support.fix_captured import capturing
+from tests.support.fix_postgres import PostgresServer
+from tests.support.snapshot.copying import PIPELINE, Copying, Watcher
+from tests.support.snapshot.local import FileSink, LocalExecutors
+from tests.support.snapshot.tables import KEYS, WIDE, change, make
 
 SPARK_KEYS = f"""
 SELECT g, 'it''s "' || g, CASE WHEN g % 5 = 0 THEN 'NaN' ELSE g / 100.0 END,
@@ -25,25 +21,7 @@ SELECT g, 'it''s "' || g, CASE WHEN g % 5 = 0 THEN 'NaN' ELSE g / 100.0 END,
 """
 
 
-def make(copying: Copying, table: str, rows: int = 120) -> TableName:
-    copying.captured.execute(
-        f"CREATE TABLE {table} (id int PRIMARY KEY, v text)", f"INSERT INTO {table} SELECT g, {WIDE} FROM generate_series(1, {rows}) g"
-    )
-    copying.captured.start()
-    return TableName("public", table)
-
-
-def change(copying: Copying, table: str) -> None:
-    """Every kind of change, all over the table."""
-    copying.captured.execute(
-        f"UPDATE {table} SET v = 'changed' WHERE id % 7 = 0",
-        f"DELETE FROM {table} WHERE id % 11 = 0",
-        f"UPDATE {table} SET id = id + 1000 WHERE id % 13 = 0 AND id < 1000",
-        f"INSERT INTO {table} SELECT g, {WIDE} FROM generate_series(5000, 5050) g ON CONFLICT DO NOTHING",
-    )
-
-
-def test_N03_a_snapshot_goes_on_where_it_was_interrupted(copying: Copying) -> None:
+def test_N03_a_snapshot_resumes_where_it_was_interrupted(copying: Copying) -> None:
     name = make(copying, "n03")
     first, _ = copying.run("n03", chunks=4)
     change(copying, "n03")
@@ -56,7 +34,7 @@ def test_N03_a_snapshot_goes_on_where_it_was_interrupted(copying: Copying) -> No
     copying.assert_exact("n03")
 
 
-def test_N03_on_spark_and_delta_a_snapshot_goes_on_where_it_was_interrupted(copying_on_spark: Copying) -> None:
+def test_N03_on_spark_and_delta_a_snapshot_resumes_where_it_was_interrupted(copying_on_spark: Copying) -> None:
     """With keys of every kind, in the same tables, so that Spark writes them for the source to read."""
     copying, captured = copying_on_spark, copying_on_spark.captured
     captured.execute("CREATE TYPE spark_mood AS ENUM ('so so', 'fine')")
@@ -109,7 +87,7 @@ def test_N04_a_crash_after_the_last_chunk_reads_nothing_again(copying: Copying, 
     with monkeypatch.context() as patch:
         patch.setattr(SnapshotStore, "forget", crash)
         again, _ = copying.run("n04")
-    assert again.planned == [], "what the target has is not copied a second time"
+    assert again.planned == [], "rows in the target are not copied again"
 
 
 def test_N04_a_crash_before_the_repair_is_committed_repairs_again(copying: Copying, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +128,7 @@ def test_N05_tables_with_keys_of_every_kind_are_copied_and_resumed(copying: Copy
     copying.assert_exact(*names)
 
 
-def test_N05_keys_that_the_server_takes_for_the_same_are_told_apart(copying: Copying) -> None:
+def test_N05_keys_that_the_server_considers_equal_are_distinguished(copying: Copying) -> None:
     """A day and 24 hours are two keys to the target, and one to the source."""
     captured = copying.captured
     captured.execute("CREATE TABLE alike (k interval PRIMARY KEY, v text)")
@@ -162,7 +140,7 @@ def test_N05_keys_that_the_server_takes_for_the_same_are_told_apart(copying: Cop
     watcher, _ = copying.run("alike")
     assert watcher.resumed
     copying.assert_exact("alike")
-    assert {len(str(row["k"])) for row in copying.rows(TableName("public", "alike"))} > {3}, "some of them are written otherwise by now"
+    assert {len(str(row["k"])) for row in copying.rows(TableName("public", "alike"))} > {3}, "some of them have another text now"
 
 
 def test_N05_empty_tables_and_single_rows_are_copied(copying: Copying) -> None:
@@ -173,7 +151,7 @@ def test_N05_empty_tables_and_single_rows_are_copied(copying: Copying) -> None:
     copying.assert_exact("nothing", "one", "no_leaves")
 
 
-def test_N06_a_table_without_key_is_copied_and_begun_anew_when_interrupted(copying: Copying) -> None:
+def test_N06_a_table_without_key_is_copied_and_restarted_when_interrupted(copying: Copying) -> None:
     captured = copying.captured
     captured.execute(f"CREATE TABLE keyless (id int, v text); INSERT INTO keyless SELECT g, {WIDE} FROM generate_series(1, 60) g")
     captured.execute("ALTER TABLE keyless REPLICA IDENTITY FULL")
@@ -183,7 +161,7 @@ def test_N06_a_table_without_key_is_copied_and_begun_anew_when_interrupted(copyi
     watcher, failures = copying.run("keyless")
     assert not failures
     assert watcher.resumed == {}
-    assert any("its rows cannot be asked for by key" in trouble for trouble in watcher.troubles)
+    assert any("its rows cannot be read by key" in trouble for trouble in watcher.troubles)
     copying.assert_exact("keyless")
 
 
@@ -246,7 +224,7 @@ def test_N12_the_source_is_never_written_to(copying: Copying) -> None:
     copying.assert_exact("n12")
 
 
-def test_N15_rows_that_move_between_leaves_are_there_once(copying: Copying) -> None:
+def test_N15_rows_moved_between_leaves_are_written_once(copying: Copying) -> None:
     captured = copying.captured
     captured.execute("CREATE TABLE root (id int, part int, v text, PRIMARY KEY (id, part)) PARTITION BY LIST (part)")
     captured.execute("CREATE TABLE leaf1 PARTITION OF root FOR VALUES IN (1); CREATE TABLE leaf2 PARTITION OF root FOR VALUES IN (2)")
@@ -260,7 +238,7 @@ def test_N15_rows_that_move_between_leaves_are_there_once(copying: Copying) -> N
     copying.assert_exact("root")
 
 
-def test_progress_is_told_and_can_be_read_by_anybody(copying: Copying, tmp_path: Path) -> None:
+def test_progress_is_reported_and_readable_by_other_processes(copying: Copying, tmp_path: Path) -> None:
     name = make(copying, "progress")
     watcher, _ = copying.run("progress", chunks=3)
     found = load_progress(tmp_path / "lake", PIPELINE, name)

@@ -1,4 +1,4 @@
-"""Snapshots of several tables as one: one fence for all, however often the copy is interrupted."""
+"""Snapshots of several tables routed into one: one fence for all, however often the copy is interrupted."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 from penstock.errors import MembersDifferError
 from penstock.schema import TableName
-from tests.integration.snapshot.copying import Copying, Watcher
-from tests.integration.snapshot.test_resume import WIDE
+from tests.support.snapshot.copying import Copying, Watcher
+from tests.support.snapshot.tables import WIDE
 
 INTO = TableName("lake", "shards")
 
@@ -44,8 +44,8 @@ def test_K11_a_snapshot_of_shards_has_one_fence_under_writes(copying: Copying) -
     copying.assert_joined(INTO, *tables)
 
 
-def test_K11_N03_a_snapshot_of_shards_goes_on_where_it_was_interrupted(copying: Copying) -> None:
-    """Each member is asked for its own keys, which others have too."""
+def test_K11_N03_a_snapshot_of_shards_resumes_where_it_was_interrupted(copying: Copying) -> None:
+    """Each member is read by its own keys, which other members have too."""
     tables = ("more_a", "more_b", "more_c")
     make(copying, *tables)
     copying.run(*tables, into=INTO, chunks=4)
@@ -60,7 +60,7 @@ def test_K11_N03_a_snapshot_of_shards_goes_on_where_it_was_interrupted(copying: 
     copying.assert_joined(INTO, *tables)
 
 
-def test_a_shard_that_is_emptied_or_altered_between_fences_has_all_read_anew(copying: Copying) -> None:
+def test_a_shard_truncated_or_altered_between_fences_restarts_all_shards(copying: Copying) -> None:
     tables = ("anew_a", "anew_b")
     make(copying, *tables)
     copying.run(*tables, into=INTO, chunks=3)
@@ -81,7 +81,7 @@ def test_shards_that_differ_when_they_are_to_be_read_are_refused(copying: Copyin
     assert "public.odd_b has a column 'more'" in failures[INTO].message
 
 
-def test_an_interrupted_copy_goes_on_with_the_statements_of_the_catalog_and_not_with_those_stored(copying: Copying, tmp_path: Path) -> None:
+def test_an_interrupted_copy_resumes_with_the_statements_of_the_catalog_and_not_with_those_stored(copying: Copying, tmp_path: Path) -> None:
     tables = ("kept_a", "kept_b")
     make(copying, *tables)
     copying.run(*tables, into=INTO, chunks=2)

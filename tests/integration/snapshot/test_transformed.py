@@ -1,28 +1,24 @@
-"""Tables that are transformed while they are copied, without Spark."""
+"""Transforms during snapshots, without Spark."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from typing_extensions import override
 
 from penstock.errors import RowRefusedError
-from penstock.pipeline.transforming import TransformingSink
-from penstock.position import Position
-from penstock.schema import TableName, TableSchema
+from penstock.pipeline.transform_sink import TransformingSink
+from penstock.schema import TableName
 from penstock.secret import Secret
-from penstock.sinks.base import Sink, SnapshotPlace, Target
-from penstock.sinks.origin import Origin
-from penstock.transforms.hashing import hash_values
+from penstock.sinks.base import Sink
+from penstock.transforms.columns import hash_values
 from penstock.transforms.transform import Transform
-from tests.fix_captured import Captured
-from tests.integration.snapshot.copying import Copying, Watcher
-from tests.integration.snapshot.local import FileSink, LocalExecutors
-from tests.integration.snapshot.test_resume import change, make
-from tests.plain_queries import Made, PlainQuery
+from tests.support.fix_captured import Captured
+from tests.support.plain_queries import Made, PlainQuery
+from tests.support.snapshot.copying import Copying, Watcher
+from tests.support.snapshot.local import FileSink, LocalExecutors, OriginSink
+from tests.support.snapshot.tables import change, make
 
 KEY = Secret("a key for tests")
 HASHED = Transform(hash=("id",), rename={"v": "value"}, where="v LIKE 'c%' OR v IS NULL OR id < 60", key=KEY)
@@ -34,22 +30,6 @@ QUERY = PlainQuery(
 )
 
 
-class OriginSink(FileSink):
-    """Also keeps what a target was made from."""
-
-    origin: Origin | None = None
-
-    @override
-    def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
-        self.origin = Origin.of(schema)
-        return super().begin_snapshot(schema, fence)
-
-    @override
-    def load_target(self, table: TableName) -> Target | None:
-        target = super().load_target(table)
-        return None if target is None else replace(target, origin=self.origin)
-
-
 class Copied:
     def __init__(self, captured: Captured, directory: Path, patch: pytest.MonkeyPatch) -> None:
         self.transform = HASHED
@@ -58,7 +38,7 @@ class Copied:
         self.copying = Copying(captured, directory / "lake", executors=LocalExecutors(), sink=seen, rows=self.sink.rows)
 
     def assert_exact(self, name: TableName) -> None:
-        """The target is what is left of the source at the fence."""
+        """The target equals the source at the fence."""
         target = self.sink.load_target(name)
         assert target is not None
         assert target.applied is not None
@@ -83,7 +63,7 @@ def test_K12_K13_rows_that_changed_while_a_table_was_copied_are_found_under_thei
     copied.assert_exact(name)
 
 
-def test_K12_chunks_and_rows_that_changed_meanwhile_go_through_queries(copied: Copied) -> None:
+def test_K12_chunks_and_repaired_rows_go_through_queries(copied: Copied) -> None:
     name = make(copied.copying, "k12_query")
     copied.transform = QUERY.transform()
     copied.copying.run("k12_query", chunks=4)
@@ -101,7 +81,7 @@ def test_K12_chunks_and_rows_that_changed_meanwhile_go_through_queries(copied: C
     assert len(rows) == len(kept)
 
 
-def test_a_copy_that_was_begun_under_another_transform_begins_anew(copied: Copied) -> None:
+def test_a_copy_started_under_another_transform_starts_again(copied: Copied) -> None:
     name = make(copied.copying, "k13_other")
     copied.transform = Transform(hash=("id",), rename={"v": "value"}, key=KEY)
     copied.copying.run("k13_other", chunks=4)
@@ -112,7 +92,7 @@ def test_a_copy_that_was_begun_under_another_transform_begins_anew(copied: Copie
     copied.assert_exact(name)
 
 
-def test_a_rule_that_is_edited_while_its_table_is_copied_begins_the_copy_anew(copied: Copied) -> None:
+def test_editing_a_rule_during_the_copy_of_its_table_restarts_the_copy(copied: Copied) -> None:
     name = make(copied.copying, "k13_edited")
     copied.transform = Transform(hash=("id",), rename={"v": "value"}, key=KEY)
     watcher = Watcher()
@@ -128,7 +108,7 @@ def test_a_rule_that_is_edited_while_its_table_is_copied_begins_the_copy_anew(co
     copied.assert_exact(name)
 
 
-def test_rows_that_cannot_be_transformed_stop_their_table_and_are_not_told(copied: Copied) -> None:
+def test_rows_that_cannot_be_transformed_stop_their_table_and_are_not_shown(copied: Copied) -> None:
     name = make(copied.copying, "k13_cast")
     copied.transform = Transform(cast={"v": "int"})
     _, failures = copied.copying.run("k13_cast")
@@ -137,8 +117,8 @@ def test_rows_that_cannot_be_transformed_stop_their_table_and_are_not_told(copie
     assert "cannot be cast to int" in error.message
 
 
-def test_whatever_a_sink_can_do_is_passed_on(tmp_path: Path) -> None:
-    """Also what sinks learn later."""
+def test_every_capability_of_a_sink_is_passed_on(tmp_path: Path) -> None:
+    """Also its later additions."""
     own = set(vars(TransformingSink))
     assert {name for base in Sink.__mro__[:-1] for name in vars(base) if not name.startswith("_")} <= own
     sink = TransformingSink(FileSink(tmp_path), lambda _: None, LocalExecutors(), tmp_path)

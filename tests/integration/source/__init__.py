@@ -1,1 +1,1 @@
-"""`format("postgres-cdc")` as a user of Spark meets it, on every Spark that is supported."""
+"""`format("postgres-cdc")` as users of Spark call it, on every supported Spark."""

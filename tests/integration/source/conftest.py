@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from tests.integration.source.engine import LocalSource
-    from tests.integration.source.stream import ChangeSource
+    from tests.support.source.engine import LocalSource
+    from tests.support.source.stream import ChangeSource
 
-pytest.register_assert_rewrite("tests.integration.source.stream", "tests.integration.source.engine")
+pytest.register_assert_rewrite("tests.support.source.stream", "tests.support.source.engine")
 
 
 @pytest.fixture
 def source(spark: SparkSession, database: Database, tmp_path: Path) -> Iterator[ChangeSource]:
     """A table `public.orders`, its publication and its slot, and queries over it that end with the test."""
-    from tests.integration.source.stream import ChangeSource
+    from tests.support.source.stream import ChangeSource
 
     made = ChangeSource(spark, database, tmp_path)
     yield made
@@ -31,7 +31,7 @@ def source(spark: SparkSession, database: Database, tmp_path: Path) -> Iterator[
 @pytest.fixture
 def local(database: Database, tmp_path: Path) -> Iterator[LocalSource]:
     """A table `public.orders`, and queries over it that run in this process, without Spark."""
-    from tests.integration.source.engine import LocalSource
+    from tests.support.source.engine import LocalSource
 
     # A reader takes the signal by which Spark ends its process.
     ending = signal.getsignal(signal.SIGTERM)

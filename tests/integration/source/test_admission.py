@@ -1,4 +1,4 @@
-"""How much one batch takes in. Segments are the grain: a batch holds whole ones, and at least one."""
+"""Admission of segments to a batch: a batch holds whole segments, at least one."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 from penstock.errors import ConfigError
-from penstock.spark.admission import Admission, ReadAllAvailable, ReadMaxRows
-from penstock.spark.packages import spark_minor
-from tests.integration.source.stream import BatchRefusedError, ChangeSource, RunningQuery
-from tests.waiting import wait_for
+from penstock.spark.java import spark_minor
+from penstock.spark.options import Admission, ReadAllAvailable, ReadMaxRows
+from tests.support.source.stream import BatchRefusedError, ChangeSource, RunningQuery
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.source
 
@@ -55,7 +55,7 @@ def test_batches_are_bounded_also_across_restarts(source: ChangeSource) -> None:
     assert max(sizes(run) + sizes(rest)) == 20
 
 
-def test_available_now_takes_all_that_had_committed_and_ends(source: ChangeSource) -> None:
+def test_available_now_takes_everything_committed_before_and_ends(source: ChangeSource) -> None:
     pile_up(source, segments=5, rows=10)
     source.insert(51, 55)  # in no spool yet
     run = source.start(trigger={"availableNow": True}, maxRowsPerBatch="20")
@@ -77,7 +77,7 @@ def test_trigger_once_takes_everything_whatever_the_limit(source: ChangeSource) 
         assert query is not None
         assert query.awaitTermination(60)
         runs.append(source.start(trigger={"once": True}, maxRowsPerBatch="10"))
-    # The batch that had failed comes first; then what Spark 4.2 makes of the trigger. Spark 4.1 knows nothing of limits.
+    # The batch that had failed comes first; then the limits of Spark 4.2's trigger. Spark 4.1 has no limits.
     assert [size for run in runs for size in sizes(run)] == ([10, 30] if HAS_LIMITS else [10, 10])
 
 
@@ -122,7 +122,7 @@ def test_long_transaction_arrives_whole_in_one_batch(source: ChangeSource) -> No
         (ReadAllAvailable(), Admission(None, None)),
     ],
 )
-def test_limit_of_the_trigger_goes_before_the_option(limit: object, admission: Admission) -> None:
+def test_limit_of_the_trigger_overrides_the_option(limit: object, admission: Admission) -> None:
     assert Admission.from_options({"maxrowsperbatch": "500"}).under(limit) == admission
 
 

@@ -1,4 +1,6 @@
-"""Catching up and ending, on every Spark: everything that had committed at the start, a snapshot among it, and then no more."""
+"""Trigger.AvailableNow on every Spark: all changes committed before the start, including a snapshot, and then
+the end.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import penstock
-from tests.integration.source.stream import ChangeSource, RunningQuery
-from tests.integration.source.test_snapshot import BLOCK, current, fill, fold
+from tests.support.source.engine import fold
+from tests.support.source.snapshots import BLOCK, current, fill
+from tests.support.source.stream import ChangeSource, RunningQuery
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.source
 @pytest.mark.newest
-def test_available_now_takes_the_snapshot_and_what_had_committed_in_bounded_batches_and_ends(source: ChangeSource) -> None:
+def test_available_now_takes_the_snapshot_and_earlier_commits_in_bounded_batches_and_ends(source: ChangeSource) -> None:
     run = RunningQuery(source.checkpoint)
 
     def write(changes: DataFrame) -> DataStreamWriter:

@@ -1,4 +1,4 @@
-"""`spark.read`: the rows of now, in parallel, under one snapshot."""
+"""`spark.read`: the current rows, in parallel, under one snapshot."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from penstock.spark.holder import hold_snapshot
-from tests.integration.source.stream import ChangeSource
-from tests.waiting import wait_for
+from tests.support.source.stream import ChangeSource
+from tests.support.waiting import wait_for
 
 TYPES = """
 CREATE TABLE many (
@@ -137,7 +137,7 @@ def test_snapshot_that_is_gone_is_an_error_and_not_another_moment(source: Change
         frame.rdd.collect()
 
 
-def test_holder_ends_when_nobody_reads_or_its_spark_is_gone(source: ChangeSource) -> None:
+def test_holder_ends_without_readers_or_without_its_spark(source: ChangeSource) -> None:
     held = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'penstock holder' AND datname = current_database()"
     assert hold_snapshot(source.address, 3600, idle_seconds=0.1)
     wait_for(lambda: source.database.query(held) == [(0,)], "end of an idle holder")

@@ -1,4 +1,6 @@
-"""Where a query begins, and what it may take for its own: with a real server and a real spool, and Spark's calls without Spark."""
+"""Where a query starts and which slot and spool it may use: a real server and spool, Spark's calls without
+Spark.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,10 @@ import pytest
 
 from penstock.errors import PositionGapError, SpoolFormatError, SystemChangedError
 from penstock.position import Position
-from penstock.spool.consumers import release, released
-from penstock.spool.identity import CaptureIdentity, ensure_identity, load_identity
-from penstock.spool.lock import SpoolLock
-from tests.integration.source.engine import Checkpoint, LocalSource
-from tests.waiting import wait_for
+from penstock.spool.ownership import CaptureIdentity, SpoolLock, ensure_identity, load_identity
+from penstock.spool.retention import release, released_positions
+from tests.support.source.engine import Checkpoint, LocalSource
+from tests.support.waiting import wait_for
 
 CONSUMER = "spark-public.orders"
 
@@ -21,7 +22,7 @@ def ids(checkpoint: Checkpoint) -> list[int]:
 
 @pytest.mark.parametrize("field", ["slot", "publication", "system_identifier"])
 def test_spool_of_another_source_is_neither_read_nor_released(local: LocalSource, field: str) -> None:
-    """Somebody else's capture holds the lock, or none does: the query itself has to look."""
+    """Another capture holds the lock, or none does: the query itself has to check."""
     local.provision()
     local.insert(1, 3)
     system = local.database.query("SELECT system_identifier::text FROM pg_control_system()")[0][0]
@@ -38,7 +39,7 @@ def test_spool_of_another_source_is_neither_read_nor_released(local: LocalSource
     assert local.database.query("SELECT count(*) FROM pg_publication") == [(1,)]
 
 
-def test_query_that_goes_on_looks_whose_the_spool_is_too(local: LocalSource) -> None:
+def test_resumed_query_checks_the_owner_of_the_spool_too(local: LocalSource) -> None:
     checkpoint = Checkpoint()
     local.insert(1, 3)
     with local.run(checkpoint) as run:
@@ -50,15 +51,15 @@ def test_query_that_goes_on_looks_whose_the_spool_is_too(local: LocalSource) -> 
     assert identity is not None
     capture = local.spool / "capture.json"
     capture.write_bytes(capture.read_bytes().replace(identity.system_identifier.encode(), b"77"))
-    before = released(local.spool)
+    before = released_positions(local.spool)
     # Another one captures, so that ours waits.
     with SpoolLock(local.spool), local.run(checkpoint) as run, pytest.raises(SystemChangedError):
         run.step()
-    assert released(local.spool) == before
+    assert released_positions(local.spool) == before
 
 
 def test_spool_that_becomes_anothers_at_the_last_moment_is_left_alone(local: LocalSource) -> None:
-    """Nobody had captured into it when the query looked first."""
+    """No capture had written into it when the query checked first."""
     local.provision()
     checkpoint = Checkpoint()
     with SpoolLock(local.spool), local.run(checkpoint, startingPosition="slot") as run:
@@ -69,9 +70,7 @@ def test_spool_that_becomes_anothers_at_the_last_moment_is_left_alone(local: Loc
 
 
 @pytest.mark.parametrize(("older", "other"), [(True, "now"), (False, "now"), (False, "snapshot"), (True, "0/100")])
-def test_first_batch_is_what_it_was_planned_as_although_the_option_says_something_else_by_now(
-    local: LocalSource, other: str, older: bool
-) -> None:
+def test_first_batch_is_as_planned_although_the_option_has_changed(local: LocalSource, other: str, older: bool) -> None:
     local.provision()
     local.insert(1, 3)
     checkpoint = Checkpoint()
@@ -98,7 +97,7 @@ def test_snapshot_in_one_batch_that_is_repeated_stays_a_snapshot(local: LocalSou
 
 
 def test_idle_query_gives_back_the_very_offset_at_which_it_began(local: LocalSource) -> None:
-    """Spark compares them as texts, and would make an empty batch of any difference, for ever."""
+    """Spark compares offsets as text; a difference would give empty batches without end."""
     checkpoint = Checkpoint()
     with local.run(checkpoint, startingPosition="now", quietSeconds="1000000000") as run:
         assert run.step()
@@ -130,15 +129,15 @@ def test_position_behind_ones_own_release_is_held_from_there_on(local: LocalSour
     release(local.spool, "other", Position.ZERO)
     with local.run(Checkpoint(), startingPosition="slot") as run:
         run.until(lambda rows: len(rows) == 3, "rows")
-        reached = released(local.spool)[CONSUMER]
-        wait_for(lambda: run.step() or released(local.spool)[CONSUMER] > reached, "release")
+        reached = released_positions(local.spool)[CONSUMER]
+        wait_for(lambda: run.step() or released_positions(local.spool)[CONSUMER] > reached, "release")
     local.wait_until_free()
-    assert released(local.spool)[CONSUMER] > start
+    assert released_positions(local.spool)[CONSUMER] > start
     checkpoint = Checkpoint()
     with local.run(checkpoint, startingPosition=str(start)) as run:
         assert run.step()
-        assert released(local.spool)[CONSUMER] == Position.ZERO
-        # What the other one gives up is needed here; the capture deletes and confirms what nobody needs.
+        assert released_positions(local.spool)[CONSUMER] == Position.ZERO
+        # The other consumer's release alone is not enough; the capture deletes and confirms what no consumer needs.
         release(local.spool, "other", local.position)
         local.insert(4, 4)
         local.wait_for_spool(local.position)
@@ -147,16 +146,16 @@ def test_position_behind_ones_own_release_is_held_from_there_on(local: LocalSour
 
 
 @pytest.mark.parametrize("before", [None, Position.of(0x100)])
-def test_position_that_cannot_be_had_leaves_no_claim_on_the_spool(local: LocalSource, before: Position | None) -> None:
+def test_unavailable_position_leaves_no_claim_on_the_spool(local: LocalSource, before: Position | None) -> None:
     local.provision()
     if before is not None:
         release(local.spool, CONSUMER, before)
     with local.run(startingPosition="0/10") as run, pytest.raises(PositionGapError):
         run.step()
-    assert released(local.spool) == ({} if before is None else {CONSUMER: before})
+    assert released_positions(local.spool) == ({} if before is None else {CONSUMER: before})
 
 
-def test_checkpoint_that_was_put_back_is_held_from_where_it_stands(local: LocalSource) -> None:
+def test_restored_checkpoint_is_resumed_from_its_position(local: LocalSource) -> None:
     local.provision()
     checkpoint = Checkpoint()
     release(local.spool, "other", Position.ZERO)
@@ -170,9 +169,9 @@ def test_checkpoint_that_was_put_back_is_held_from_where_it_stands(local: LocalS
         run.until(lambda rows: len(rows) == 5, "one more")
     local.wait_until_free()
     stood = Position.parse(old.offsets[-1]["position"])
-    assert released(local.spool)[CONSUMER] > stood
+    assert released_positions(local.spool)[CONSUMER] > stood
     with local.run(old) as run:
         run.reader._running(stood)
-        assert released(local.spool)[CONSUMER] == stood
+        assert released_positions(local.spool)[CONSUMER] == stood
         run.until(lambda rows: len(rows) == 5, "rows again")
     assert ids(old) == [1, 2, 3, 4, 5]

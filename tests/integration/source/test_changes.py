@@ -1,4 +1,4 @@
-"""What a row of the stream says."""
+"""The columns of a row in the stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from tests.integration.source.stream import ChangeSource
+from tests.support.source.stream import ChangeSource
 
 pytestmark = pytest.mark.source
 
@@ -22,7 +22,7 @@ FULL = "INSERT INTO wide VALUES (1, 12.50, '2024-02-29 12:00:00.123456+02', '202
 UUID = "123e4567-e89b-12d3-a456-426614174000"
 
 
-def test_changes_arrive_in_order_with_what_happened_to_each_row(source: ChangeSource) -> None:
+def test_changes_arrive_in_order_with_their_operation(source: ChangeSource) -> None:
     execute = source.database.execute
     run = source.start()
     execute("INSERT INTO orders VALUES (1, 'a'), (2, NULL)")
@@ -93,7 +93,7 @@ def test_unchanged_toast_is_named_and_is_not_a_null_of_the_source(source: Change
     assert (cleared["long"], cleared["_unchanged"]) == (None, None)
 
 
-def test_value_that_its_column_cannot_hold_stands_beside_it_as_text(source: ChangeSource) -> None:
+def test_value_beyond_its_column_is_also_given_as_text(source: ChangeSource) -> None:
     source.database.execute("CREATE TABLE odd (id int PRIMARY KEY, n numeric(12,2), day date)")
     source.database.execute(f"ALTER PUBLICATION {source.slot} ADD TABLE odd")
     source.database.execute("INSERT INTO odd VALUES (1, 'NaN', 'infinity')")
@@ -101,7 +101,7 @@ def test_value_that_its_column_cannot_hold_stands_beside_it_as_text(source: Chan
     assert (row["n"], row["day"], row["_exact"]) == (None, None, {"n": "NaN", "day": "infinity"})
 
 
-def test_only_the_table_that_was_asked_for_is_in_the_stream(source: ChangeSource) -> None:
+def test_only_the_requested_table_is_in_the_stream(source: ChangeSource) -> None:
     source.database.execute("CREATE TABLE other (id int PRIMARY KEY)")
     source.database.execute(f"ALTER PUBLICATION {source.slot} ADD TABLE other")
     with source.database.transaction():

@@ -1,12 +1,12 @@
-"""What the source leaves out by a condition, Spark must leave out by the filter; Postgres itself says what a condition lets through."""
+"""Filters pushed to the source return what Spark's filter returns; Postgres is the oracle for conditions."""
 
 from __future__ import annotations
 
 from penstock.postgres.catalog import inspect_schema, inspect_tables
 from penstock.postgres.connection import connect
-from penstock.postgres.predicates import is_comparable, is_present
-from penstock.postgres.types.policy import TypePolicy
-from tests.integration.source.engine import LocalSource
+from penstock.postgres.queries import is_comparable, is_present
+from penstock.postgres.types.column import TypePolicy
+from tests.support.source.engine import LocalSource
 
 
 def test_composite_value_with_a_null_in_it_is_present_and_a_number_that_is_a_text_is_not_compared(local: LocalSource) -> None:

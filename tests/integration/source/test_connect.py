@@ -1,4 +1,4 @@
-"""Over Spark Connect: a client that is not the driver, and Declarative Pipelines, which are one too."""
+"""Spark Connect: a client that is not the driver, and Declarative Pipelines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from penstock.postgres.connection import SourceAddress
 from penstock.spark.java import ensure_java
-from tests.fix_postgres import Database
+from tests.support.fix_postgres import Database
 
 pytestmark = [pytest.mark.connect, pytest.mark.timeout(600)]
 

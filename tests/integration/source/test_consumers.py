@@ -1,4 +1,6 @@
-"""Queries beside each other, and beside a capture of its own: who may read under which name, and what is said when nobody captures."""
+"""Several queries, and queries beside a separate capture: consumer names, and errors without a running
+capture.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ import pytest
 
 from penstock.errors import CaptureMissingError, ConfigError, ConsumerBusyError, SlotMissingError
 from penstock.position import Position
-from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.types.column import TypePolicy
 from penstock.spark import stream
-from penstock.spool.consumers import released
-from penstock.spool.layout import SpoolLayout
-from penstock.spool.lock import ConsumerLock, SpoolLock
-from tests.holding import locked_elsewhere
-from tests.integration.source.engine import Checkpoint, LocalSource
-from tests.waiting import wait_for
+from penstock.spool.manifest import SpoolLayout
+from penstock.spool.ownership import ConsumerLock, SpoolLock
+from penstock.spool.retention import released_positions
+from tests.support.holding import locked_elsewhere
+from tests.support.source.engine import Checkpoint, LocalSource
+from tests.support.waiting import wait_for
 
 
 def test_second_query_of_one_consumer_is_refused_and_others_are_not(local: LocalSource, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,12 +25,12 @@ def test_second_query_of_one_consumer_is_refused_and_others_are_not(local: Local
     local.insert(1, 3)
     with local.run() as first:
         first.until(lambda rows: len(rows) == 3, "rows")
-        before = released(local.spool)
+        before = released_positions(local.spool)
         for start in ("snapshot", "0/100", "slot"):
             with local.run(startingPosition=start) as second, pytest.raises(ConsumerBusyError) as raised:
                 second.step()
             assert 'option("consumer"' in str(raised.value.hint)
-        assert released(local.spool).keys() == before.keys()
+        assert released_positions(local.spool).keys() == before.keys()
         other = Checkpoint()
         with local.run(other, consumer="other") as second:
             second.until(lambda rows: len(rows) == 3, "rows of the other")
@@ -53,7 +55,7 @@ def test_query_waits_for_an_earlier_run_of_it_that_is_just_ending(local: LocalSo
     again.release()
 
 
-def test_query_behind_a_capture_of_its_own_says_when_there_is_none(
+def test_query_behind_a_separate_capture_reports_that_none_runs(
     local: LocalSource, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     local.provision()
@@ -68,7 +70,7 @@ def test_query_behind_a_capture_of_its_own_says_when_there_is_none(
         assert not run.step()
         assert not run.step()
     assert [record.message for record in caplog.records if record.name == stream.__name__] == ["capture is not running"]
-    # But not for ever, if it is to end.
+    # But not without end, if the query is to end.
     monkeypatch.setattr(stream, "_PATIENCE_SECONDS", 0.2)
     with local.run(checkpoint, process="separate", endingPosition="FF/0") as run, pytest.raises(CaptureMissingError):
         run.step()
@@ -82,11 +84,11 @@ def test_numeric_that_the_capture_writes_otherwise_is_named_before_the_first_bat
         with local.run(consumer="other", numeric="string") as second, pytest.raises(ConfigError) as raised:
             second.step()
     assert f'option("numeric", "{TypePolicy.DEFAULT.numeric}")' in str(raised.value.hint)
-    assert "other" not in released(local.spool)
+    assert "other" not in released_positions(local.spool)
 
 
-def test_slot_that_was_dropped_names_what_else_has_to_go(local: LocalSource) -> None:
-    """Whoever retires a query drops its slot, and may leave the spool."""
+def test_dropped_slot_error_names_the_files_to_delete(local: LocalSource) -> None:
+    """Retiring a query drops its slot; the spool may stay."""
     local.insert(1, 3)
     with local.run() as run:
         run.until(lambda rows: len(rows) == 3, "rows")
@@ -96,4 +98,4 @@ def test_slot_that_was_dropped_names_what_else_has_to_go(local: LocalSource) -> 
         wait_for(run.step, "an error")
     assert str(local.spool) in str(raised.value.hint)
     assert local.slot in str(raised.value.hint)
-    assert released(local.spool)["spark-public.orders"] > Position.ZERO
+    assert released_positions(local.spool)["spark-public.orders"] > Position.ZERO

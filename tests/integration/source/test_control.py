@@ -1,4 +1,4 @@
-"""The control stream, which is the clock of a pipeline."""
+"""The control stream, which triggers the epochs of a pipeline."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import shutil
 import pytest
 
 from penstock.position import Position
-from penstock.spool.consumers import release
 from penstock.spool.reader import SpoolReader
-from tests.integration.source.stream import ChangeSource, RunningQuery
-from tests.waiting import wait_for
+from penstock.spool.retention import release
+from tests.support.source.stream import ChangeSource, RunningQuery
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.source
 

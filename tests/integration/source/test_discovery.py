@@ -1,11 +1,11 @@
-"""Spark finds the format, by its name alone or by being told."""
+"""Spark finds the format by its name or by registration."""
 
 from __future__ import annotations
 
 import pytest
 
 import penstock
-from tests.integration.source.stream import ChangeSource
+from tests.support.source.stream import ChangeSource
 
 pytestmark = pytest.mark.source
 
@@ -17,7 +17,7 @@ def test_format_is_found_by_its_name_alone(source: ChangeSource) -> None:
     assert frame.columns[:3] == ["id", "note", "_change_type"]
 
 
-def test_format_is_found_in_a_session_that_was_told(source: ChangeSource) -> None:
+def test_format_is_found_in_a_session_that_registered_it(source: ChangeSource) -> None:
     session = source.spark.newSession()
     penstock.register(session)
     assert source.reader(spark=session).load().isStreaming

@@ -1,4 +1,6 @@
-"""Snapshots whose query dies between sink and commit: the sink holds the batch, and passes over its repetition, as Delta does."""
+"""Snapshots whose query dies between sink and commit: the sink has the batch and skips its repetition, as
+Delta does.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from penstock.position import Position
 from penstock.postgres.catalog import inspect_schema, inspect_tables
 from penstock.postgres.chunks import plan_chunks, read_chunk
 from penstock.postgres.connection import connect
-from penstock.postgres.exported import share_snapshot
-from penstock.spark import snapshots
+from penstock.postgres.snapshot_export import share_snapshot
+from penstock.spark import snapshot as snapshots
 from penstock.spark.snapshot_plan import load_plan
-from tests.integration.source.engine import Checkpoint, LocalSource, fold
-from tests.waiting import wait_for
+from tests.support.source.engine import Checkpoint, LocalSource, fold
+from tests.support.waiting import wait_for
 
 BLOCK = {"chunkBytes": "8192", "maxBytesPerBatch": "8192"}
 CONSUMER = "spark-public.orders"
@@ -35,7 +37,7 @@ def test_N03_table_rewritten_after_the_sink_kept_a_batch_is_whole_in_the_end(loc
     local.insert(1, 1000)
     checkpoint = Checkpoint()
     die_after_the_sink(local, checkpoint, batches=3)
-    # Blocks that are still to be read come to lie where the batch that is passed over begins.
+    # Rows of unread blocks move to the place where the skipped batch begins.
     local.database.execute("DELETE FROM orders WHERE id <= 600")
     local.database.execute("VACUUM FULL orders")
     with local.run(checkpoint, BLOCK, older=True) as run:
@@ -69,11 +71,11 @@ def test_N03_row_that_moved_into_a_batch_that_the_sink_holds_keeps_its_long_valu
     assert fold(checkpoint.rows) == local.current
     plan = load_plan(local.spool, CONSUMER)
     assert plan is not None
-    assert plan.renewals == 1
+    assert plan.replans == 1
 
 
 def test_query_that_ends_does_not_end_before_its_rows_are_of_one_moment(local: LocalSource) -> None:
-    """Blocks that were read under a later snapshot show what committed after the fence; so must all the others."""
+    """Blocks read under a later snapshot show commits after the fence; so must all the others."""
     local.insert(1, 1000)
     checkpoint = Checkpoint()
     goal = str(local.position)
@@ -104,7 +106,7 @@ def keyless(local: LocalSource) -> None:
         local.database.execute(f"INSERT INTO {table} SELECT g, 'n' FROM generate_series(1, 1000) g")
 
 
-def test_what_happens_to_a_keyed_table_does_not_end_the_snapshot_of_one_without_a_key(local: LocalSource) -> None:
+def test_changes_of_a_keyed_table_do_not_end_the_snapshot_of_one_without_a_key(local: LocalSource) -> None:
     keyless(local)
     checkpoint = Checkpoint()
     options = {**BLOCK, "maxBytesPerBatch": str(3 * 8192), "table": "", "tables": "public.aaa_keyed, public.keyless"}
@@ -117,7 +119,9 @@ def test_what_happens_to_a_keyed_table_does_not_end_the_snapshot_of_one_without_
 
 
 def test_fix_of_a_snapshot_without_a_key_that_was_lost_works(local: LocalSource) -> None:
-    """Under Spark 4.1, a query that catches up and ends takes one batch a run: what it reads in two batches is lost every time."""
+    """Under Spark 4.1, an AvailableNow query takes one batch per run: rows read in two batches are lost every
+    time.
+    """
     keyless(local)
     options = {**BLOCK, "table": "public.keyless"}
     checkpoint = Checkpoint()
@@ -140,13 +144,13 @@ def test_snapshot_of_more_pieces_than_places_can_be_given_to_is_refused(local: L
     assert snapshots._MOST_STEPS * snapshots._ORDINALS_PER_STEP <= 1 << 63
     local.insert(1, 1000)
     monkeypatch.setattr(snapshots, "_MOST_FIRST_STEPS", 2)
-    with local.run(Checkpoint(), BLOCK) as run, pytest.raises(ConfigError, match="pieces") as raised:
+    with local.run(Checkpoint(), BLOCK) as run, pytest.raises(ConfigError, match="more than the limit of 2") as raised:
         run.step()
     assert "chunkBytes" in str(raised.value.hint)
 
 
 def test_holder_of_a_snapshot_counts_its_own_readers_alone(local: LocalSource) -> None:
-    """Else one that reads now and then would keep everybody's snapshots open."""
+    """Otherwise a reader that reads rarely would keep all snapshots open."""
     local.insert(1, 3)
     with connect(local.address) as connection:
         (table,) = inspect_tables(connection)

@@ -1,4 +1,4 @@
-"""How a query ends: what was released is confirmed, and the slot is free for the next one at once."""
+"""The end of a query: released positions are confirmed, and the slot is free for the next query at once."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from penstock.capture.provision import ensure_capture
 from penstock.position import Position
 from penstock.postgres.connection import SourceAddress
 from penstock.schema import TableName
-from penstock.spool.consumers import release
-from tests.fix_postgres import Database
-from tests.integration.source.stream import ChangeSource
+from penstock.spool.retention import release
+from tests.support.fix_postgres import Database
+from tests.support.source.stream import ChangeSource
 
 pytestmark = pytest.mark.source
 
@@ -71,7 +71,7 @@ finally:
 
 
 @pytest.mark.parametrize("ending", ["signals", "closed input"])
-def test_what_was_released_is_confirmed_although_spark_signals_twice(ending: str, database: Database, tmp_path: Path) -> None:
+def test_released_position_is_confirmed_although_spark_signals_twice(ending: str, database: Database, tmp_path: Path) -> None:
     """Spark ends the reader's process with SIGTERM, closes its input, and sends SIGTERM again while it is ending."""
     database.execute("CREATE TABLE orders (id int PRIMARY KEY)")
     address = SourceAddress.parse(database.dsn)

@@ -1,4 +1,4 @@
-"""Several tables in one stream: envelopes, with the rows as JSON."""
+"""Several tables in one stream: envelopes, with rows as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import Row
 
 from penstock.spark.options import SNAPSHOT
-from tests.integration.source.stream import ChangeSource
+from tests.support.source.stream import ChangeSource
 
 ODD = """
 CREATE TABLE odd (
@@ -46,7 +46,7 @@ def of(rows: list[Row], table: str) -> list[Row]:
 
 @pytest.mark.source
 @pytest.mark.newest
-def test_tables_come_together_as_exact_json_with_their_snapshot_first_whatever_becomes_of_their_shape(source: ChangeSource) -> None:
+def test_tables_share_a_stream_as_exact_json_with_their_snapshot_first_under_any_schema_change(source: ChangeSource) -> None:
     execute = source.database.execute
     execute(ODD)
     execute("CREATE TABLE keyless (a int, b text)")
@@ -84,7 +84,7 @@ def test_tables_come_together_as_exact_json_with_their_snapshot_first_whatever_b
     assert all(row["_commit_timestamp"] is not None and row["_xid"] > 0 for row in rows)
 
 
-def test_N15_partitioned_table_comes_once_under_the_name_of_its_root(source: ChangeSource) -> None:
+def test_N15_partitioned_table_is_read_once_under_the_name_of_its_root(source: ChangeSource) -> None:
     execute = source.database.execute
     execute("CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     execute("CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (10)")

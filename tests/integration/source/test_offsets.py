@@ -1,4 +1,4 @@
-"""Offsets are positions: whatever ends a run, the next one goes on where Spark's checkpoint says, and nowhere else."""
+"""Offsets are positions: after any end of a run, the next run resumes from Spark's checkpoint."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from penstock.position import Position
-from penstock.spool.consumers import released
-from tests.integration.source.stream import BatchRefusedError, ChangeSource, RunningQuery
-from tests.waiting import wait_for
+from penstock.spool.retention import released_positions
+from tests.support.source.stream import BatchRefusedError, ChangeSource, RunningQuery
+from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.source
 
@@ -34,7 +34,7 @@ def test_offset_is_the_position_of_the_last_commit_in_the_batch(source: ChangeSo
     assert run.offset(batch.number)["position"] == str(last_position(run))
 
 
-def test_restart_goes_on_after_the_last_batch(source: ChangeSource) -> None:
+def test_restart_resumes_after_the_last_batch(source: ChangeSource) -> None:
     run = source.start()
     source.insert(1, 3)
     run.wait_for_rows(3)
@@ -89,7 +89,7 @@ def test_slot_is_not_confirmed_before_spark_has_committed_the_batch(source: Chan
     source.insert(1, 3)
     run = source.start(hold)
     wait_for(entered.is_set, "batch")
-    # The capture goes on beside the batch, and confirms what it may.
+    # The capture runs beside the batch and confirms released positions.
     source.insert_segments(3, 1, first=4)
     during = source.confirmed
     held.set()
@@ -103,7 +103,7 @@ def test_slot_is_not_confirmed_before_spark_has_committed_the_batch(source: Chan
     again.wait_for(lambda: source.confirmed >= last_position(again), "confirmation of the last batch")
 
 
-def test_new_checkpoint_goes_on_where_the_consumer_stood(source: ChangeSource) -> None:
+def test_new_checkpoint_resumes_at_the_position_of_the_consumer(source: ChangeSource) -> None:
     run = source.start()
     source.insert(1, 3)
     run.wait_for_rows(3)
@@ -117,12 +117,12 @@ def test_new_checkpoint_goes_on_where_the_consumer_stood(source: ChangeSource) -
 
 
 def test_two_queries_share_one_slot_and_one_spool(source: ChangeSource) -> None:
-    """One of them captures; the other finds the spool locked and reads what the first one writes."""
+    """One of them captures; the other finds the spool locked and reads its segments."""
     one = source.start(consumer="one")
     source.wait_for_active_slot()
     source.checkpoint = source.checkpoint.with_name("another")
     two = source.start(consumer="two")
-    wait_for(lambda: len(released(source.spool)) == 2, "second consumer")
+    wait_for(lambda: len(released_positions(source.spool)) == 2, "second consumer")
     source.insert(1, 3)
     one.wait_for_rows(3)
     two.wait_for_rows(3)

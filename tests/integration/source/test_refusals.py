@@ -1,4 +1,4 @@
-"""What cannot be done is said at once, with its code, and without a secret."""
+"""Unsupported options are refused at once, with an error code and without secrets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from penstock.errors import SlotMissingError, parse_error
-from tests.integration.source.stream import BatchRefusedError, ChangeSource
+from tests.support.source.stream import BatchRefusedError, ChangeSource
 
 pytestmark = pytest.mark.source
 
@@ -49,7 +49,7 @@ def test_password_inside_the_dsn_is_refused_since_plans_would_show_it(source: Ch
     assert NEEDLE not in str(raised.value)
 
 
-def test_column_with_the_name_of_ours_is_refused(source: ChangeSource) -> None:
+def test_column_with_one_of_our_names_is_refused(source: ChangeSource) -> None:
     source.database.execute("CREATE TABLE reserved (id int PRIMARY KEY, _ordinal int)")
     with pytest.raises(PySparkException, match="PEN-1404"):
         source.reader({"table": "public.reserved"}).load()

@@ -1,4 +1,4 @@
-"""A stream that begins with the table as it is: a snapshot at a fence, then every change after it."""
+"""A stream that starts with a snapshot at a fence, followed by every later change."""
 
 from __future__ import annotations
 
@@ -10,35 +10,18 @@ from pyspark.sql import Row
 from penstock.position import Position
 from penstock.spark.options import SNAPSHOT
 from penstock.spark.snapshot_plan import load_plan
-from penstock.spool.consumers import released
-from tests.integration.source.stream import BatchRefusedError, ChangeSource, OnBatch, RunningQuery
-from tests.waiting import wait_for
+from penstock.spool.retention import released_positions
+from tests.support.source.engine import fold
+from tests.support.source.snapshots import BLOCK, current, fill
+from tests.support.source.stream import BatchRefusedError, ChangeSource, OnBatch, RunningQuery
+from tests.support.waiting import wait_for
 
-BLOCK = {"startingPosition": SNAPSHOT, "chunkBytes": "8192", "maxBytesPerBatch": "8192"}
 CONSUMER = "spark-public.orders"
-
-
-def fold(rows: list[Row]) -> dict[int, str | None]:
-    """What is left of all rows: in order, by key."""
-    state: dict[int, str | None] = {}
-    for row in sorted(rows, key=lambda row: (row["_commit_version"], row["_ordinal"])):
-        if row["_change_type"] == "truncate":
-            state.clear()
-        elif row["_change_type"] == "delete":
-            state.pop(row["id"], None)
-        else:
-            kept = row["_unchanged"] is not None and "note" in row["_unchanged"]
-            state[row["id"]] = state.get(row["id"], "lost") if kept else row["note"]
-    return state
 
 
 def start(source: ChangeSource, on_batch: OnBatch | None = None, **options: str) -> RunningQuery:
     """Snapshot first, one block of the table a batch."""
     return source.start(on_batch, None, **{**BLOCK, **options})
-
-
-def current(source: ChangeSource) -> dict[int, str | None]:
-    return dict(source.database.query("SELECT id, note FROM orders"))
 
 
 def wait_until_equal(source: ChangeSource, *runs: RunningQuery) -> list[Row]:
@@ -51,12 +34,6 @@ def wait_until_equal(source: ChangeSource, *runs: RunningQuery) -> list[Row]:
 
 def snapshot_ids(rows: list[Row]) -> list[int]:
     return [row["id"] for row in rows if row["_change_type"] == "snapshot"]
-
-
-def fill(source: ChangeSource, rows: int) -> None:
-    """Some blocks of heap, 200 rows in each."""
-    source.database.execute("ALTER TABLE orders SET (autovacuum_enabled = false)")
-    source.insert(1, rows)
 
 
 @pytest.mark.source
@@ -107,7 +84,7 @@ def test_N05_empty_table_gives_no_row_and_then_its_changes(source: ChangeSource)
 
 
 def fill_to_the_brim(source: ChangeSource) -> None:
-    """Rows up to some 1,000, the one numbered 900 with a long value out of line; no block has room for another row."""
+    """About 1,000 rows, number 900 with a long value out of line; no block has room for another row."""
     execute, size = source.database.execute, "SELECT pg_relation_size('orders')"
     execute("ALTER TABLE orders ALTER note SET STORAGE EXTERNAL")
     fill(source, 899)
@@ -152,7 +129,7 @@ def test_N03_after_a_crash_finished_blocks_are_not_read_again_and_the_end_is_rig
     assert set(snapshot_ids(again.rows)) & set(done) == set()
     plan = load_plan(source.spool, CONSUMER)
     assert plan is not None
-    assert plan.renewals == 1
+    assert plan.replans == 1
     assert {row["_commit_version"] for row in rows if row["_change_type"] == "snapshot"} == {plan.fence.value}
 
 
@@ -185,7 +162,7 @@ def test_table_rewritten_in_the_middle_is_read_again_and_ends_right(source: Chan
     rows = wait_until_equal(source, run)
     plan = load_plan(source.spool, CONSUMER)
     assert plan is not None
-    assert plan.renewals >= 1
+    assert plan.replans >= 1
     assert set(range(501, 1001)) <= set(snapshot_ids(rows))
 
 
@@ -195,7 +172,7 @@ def test_snapshot_is_held_no_longer_than_allowed(source: ChangeSource) -> None:
     wait_until_equal(source, run)
     plan = load_plan(source.spool, CONSUMER)
     assert plan is not None
-    assert plan.renewals >= 1
+    assert plan.replans >= 1
     held = "SELECT count(*) FROM pg_replication_slots WHERE temporary AND database = current_database()"
     run.wait_for(lambda: source.database.query(held) == [(0,)], "end of the snapshot on the source")
 
@@ -227,7 +204,7 @@ def test_plan_that_is_gone_is_an_error_and_not_a_shorter_snapshot(source: Change
     assert "PEN-2003" in start(source).wait_for_failure()
 
 
-def test_source_keeps_what_commits_after_the_fence_until_spark_has_it(source: ChangeSource) -> None:
+def test_source_keeps_commits_after_the_fence_until_spark_has_them(source: ChangeSource) -> None:
     fill(source, 600)
     held, entered = threading.Event(), threading.Event()
 
@@ -241,11 +218,11 @@ def test_source_keeps_what_commits_after_the_fence_until_spark_has_it(source: Ch
     source.insert_segments(2, 1, first=2000)
     plan = load_plan(source.spool, CONSUMER)
     assert plan is not None
-    assert released(source.spool)[CONSUMER] == plan.fence
+    assert released_positions(source.spool)[CONSUMER] == plan.fence
     assert source.confirmed <= plan.fence
     held.set()
     wait_until_equal(source, run)
-    run.wait_for(lambda: released(source.spool)[CONSUMER] > plan.fence, "release beyond the fence")
+    run.wait_for(lambda: released_positions(source.spool)[CONSUMER] > plan.fence, "release beyond the fence")
 
 
 def test_N04_snapshot_that_is_over_is_not_taken_again(source: ChangeSource) -> None:
@@ -271,7 +248,7 @@ def test_new_checkpoint_takes_a_new_snapshot(source: ChangeSource) -> None:
 
 
 @pytest.mark.source
-def test_N10_now_begins_with_what_commits_from_now_on(source: ChangeSource) -> None:
+def test_N10_now_starts_with_later_commits(source: ChangeSource) -> None:
     source.insert(1, 3)
     run = source.start(startingPosition="now")
     run.wait_for(lambda: run.batches, "first batch")
@@ -297,9 +274,9 @@ def test_N10_position_begins_with_the_commit_after_it(source: ChangeSource) -> N
 
 @pytest.mark.parametrize(
     ("position", "code", "words"),
-    [("0/10", "PEN-1205", "cannot be had"), ("FF/0", "PEN-1001", "reaches only to"), ("yesterday", "PEN-1001", "startingPosition")],
+    [("0/10", "PEN-1205", "can no longer be read"), ("FF/0", "PEN-1001", "reaches only to"), ("yesterday", "PEN-1001", "startingPosition")],
 )
-def test_position_that_cannot_be_had_is_refused(source: ChangeSource, position: str, code: str, words: str) -> None:
+def test_unavailable_position_is_refused(source: ChangeSource, position: str, code: str, words: str) -> None:
     try:
         error = source.start(startingPosition=position).wait_for_failure()
     except Exception as raised:  # noqa: BLE001 - a text that is no position is refused at once

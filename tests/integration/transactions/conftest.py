@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.capture import spooling
-from tests.fix_postgres import Database
-from tests.integration.transactions.source import TransactionSource, WatchedDecoder
+from penstock.capture import slot_capture as spooling
+from tests.support.fix_postgres import Database
+from tests.support.transactions.source import TransactionSource, WatchedDecoder
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.integration.transactions.source import TransactionSource
+from tests.support.transactions.source import TransactionSource
 
 FILL = "INSERT INTO public.t SELECT i, 'n' || i FROM generate_series({}, {}) i"
 
@@ -14,7 +14,7 @@ def send(content: str, *, transactional: bool, prefix: str = "penstock") -> str:
 
 
 @pytest.mark.versions(14, 18)
-def test_X07_messages_of_the_prefixes_asked_for_are_kept_once_over_restarts(source: TransactionSource) -> None:
+def test_X07_messages_of_requested_prefixes_are_kept_once_over_restarts(source: TransactionSource) -> None:
     prefixes = ("penstock", "outbox")
     with source.capture(prefixes=prefixes) as capture, source.database.connect() as a:
         source.database.execute(send("first", transactional=False))
@@ -45,7 +45,7 @@ def test_X07_messages_of_the_prefixes_asked_for_are_kept_once_over_restarts(sour
     assert source.mirrored("t") == source.actual("t")
 
 
-def test_X07_nobody_asks_so_messages_are_not_even_sent(source: TransactionSource) -> None:
+def test_X07_messages_are_not_sent_unless_requested(source: TransactionSource) -> None:
     with source.capture() as capture:
         source.database.execute(send("x", transactional=True))
         source.database.execute(send("y", transactional=False))

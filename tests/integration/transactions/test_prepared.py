@@ -1,4 +1,6 @@
-"""Two-phase commit: a prepared transaction comes when it commits, like any other; a slot that would send it before that is refused."""
+"""Two-phase commit: a prepared transaction is captured when it commits; a slot that would send it earlier is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,8 @@ import pytest
 
 from penstock.errors import SlotTwoPhaseError
 from penstock.position import Position
-from tests.integration.transactions.source import TransactionSource
-from tests.waiting import DEADLINE_SECONDS
+from tests.support.transactions.source import TransactionSource
+from tests.support.waiting import DEADLINE_SECONDS
 
 FILL = "INSERT INTO public.t SELECT i, 'n' || i FROM generate_series({}, {}) i"
 

@@ -1,4 +1,4 @@
-"""Transactions that the server sends while they are open: all of what commits arrives, whole and once, and nothing of what does not."""
+"""Streamed transactions: each committed one arrives whole and once, and no part of a rolled-back one does."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from datetime import datetime
 import pytest
 
 from penstock.postgres.pgoutput.decoder import PIECE_MESSAGES
-from penstock.spool.consumers import release
 from penstock.spool.reader import SpoolReader
-from tests.integration.transactions.source import TransactionSource, WatchedDecoder
-from tests.waiting import wait_for
+from penstock.spool.retention import release
+from tests.support.transactions.source import TransactionSource, WatchedDecoder
+from tests.support.waiting import wait_for
 
 FILL = "INSERT INTO public.t SELECT i, 'n' || i FROM generate_series({}, {}) i"
 
@@ -55,7 +55,7 @@ def test_X03_interleaved_transactions_with_savepoints_arrive_as_they_committed(s
 
 
 @pytest.mark.versions(14, 16, 18)
-def test_X03_a_transaction_sees_its_own_ddl_and_forgets_what_it_rolled_back(source: TransactionSource) -> None:
+def test_X03_a_transaction_sees_its_own_ddl_and_forgets_rolled_back_ddl(source: TransactionSource) -> None:
     with source.capture() as capture, source.database.connect() as a:
         source.database.execute(FILL.format(1, 10))
         a.execute("INSERT INTO public.u SELECT i, i FROM generate_series(1, 2000) i")

@@ -1,4 +1,4 @@
-"""One database and one stream on each server, for all tests here."""
+"""One database and one stream for each server version, shared by all tests of this folder."""
 
 from __future__ import annotations
 
@@ -7,34 +7,34 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.fix_postgres import PostgresServers
-from tests.integration.types.roads import Roads
+from tests.support.fix_postgres import PostgresServers
+from tests.support.types.both_paths import BothPaths
 
 
 @pytest.fixture(scope="session")
-def roads_by_version(postgres_servers: PostgresServers) -> Iterator[RoadsByVersion]:
+def paths_by_version(postgres_servers: PostgresServers) -> Iterator[BothPathsByVersion]:
     with ExitStack() as stack:
-        yield RoadsByVersion(postgres_servers, stack)
+        yield BothPathsByVersion(postgres_servers, stack)
 
 
-class RoadsByVersion:
+class BothPathsByVersion:
     def __init__(self, servers: PostgresServers, stack: ExitStack) -> None:
         self._servers = servers
         self._stack = stack
-        self._opened: dict[int, Roads] = {}
+        self._opened: dict[int, BothPaths] = {}
 
-    def get(self, version: int) -> Roads:
+    def get(self, version: int) -> BothPaths:
         if version not in self._opened:
             server = self._servers.get(version)
             database = server.create_database()
             self._stack.callback(server.drop_database, database.name)
             self._stack.callback(database.close)
-            self._opened[version] = self._stack.enter_context(Roads(database).open())
+            self._opened[version] = self._stack.enter_context(BothPaths(database).open())
         return self._opened[version]
 
 
 @pytest.fixture
-def roads(roads_by_version: RoadsByVersion, postgres_version: int) -> Roads:
-    found = roads_by_version.get(postgres_version)
+def paths(paths_by_version: BothPathsByVersion, postgres_version: int) -> BothPaths:
+    found = paths_by_version.get(postgres_version)
     found.changes()
     return found

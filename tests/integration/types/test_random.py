@@ -1,4 +1,4 @@
-"""Random values of every type, made and rendered by Postgres: both roads must agree, and with psycopg, which reads them in its own way."""
+"""Random values of every type, rendered by Postgres: snapshot, stream and psycopg's own reading agree."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from penstock.postgres.connection import connect
-from tests.integration.types.randoms import MOMENT, NUMBERS, TEXT, UNORDERED, rendered
-from tests.integration.types.roads import Roads
+from tests.support.types.both_paths import BothPaths
+from tests.support.types.randoms import MOMENT, NUMBERS, TEXT, UNORDERED, rendered
 
 ROWS = 150
 KEYS = 40
@@ -87,28 +87,28 @@ READ = {
 EXTENSIONS = {17: "hstore", 18: "vector"}
 """Each server for tests brings one of them."""
 _WITH_XML = 17
-"""The other one is built without."""
+"""The other one is built without it."""
 
 
 @pytest.fixture
-def values(roads: Roads, postgres_version: int) -> dict[str, str]:
+def values(paths: BothPaths, postgres_version: int) -> dict[str, str]:
     """An expression for each type that the database has."""
     extension = EXTENSIONS[postgres_version]
-    if not roads.database.query("SELECT 1 FROM pg_type WHERE typname = 'random_pair'"):
-        roads.database.execute(f"CREATE EXTENSION IF NOT EXISTS {extension}; {_MADE}")
+    if not paths.database.query("SELECT 1 FROM pg_type WHERE typname = 'random_pair'"):
+        paths.database.execute(f"CREATE EXTENSION IF NOT EXISTS {extension}; {_MADE}")
     read = {name: each.value for name, each in READ.items() if each.extension in (None, extension)}
     known = NATIVE | rendered(postgres_version) | UNORDERED | _OTHERS | read
     return {name: value for name, value in known.items() if name != "xml" or postgres_version == _WITH_XML}
 
 
 @pytest.mark.versions(17, 18)
-def test_random_values_of_every_type_are_the_same_by_both_roads_and_right(roads: Roads, values: dict[str, str]) -> None:
+def test_random_values_of_every_type_are_the_same_by_both_roads_and_right(paths: BothPaths, values: dict[str, str]) -> None:
     columns = ", ".join(f"c{at} {name}, a{at} {name}[]" for at, name in enumerate(values))
-    roads.database.execute(f"CREATE TABLE random_values (id int PRIMARY KEY, {columns})")
+    paths.database.execute(f"CREATE TABLE random_values (id int PRIMARY KEY, {columns})")
     made = ", ".join(f"{_sometimes(value)}, {_array(name, value)}" for name, value in values.items())
-    roads.database.execute(f"INSERT INTO random_values SELECT n, {made} FROM generate_series(1, {ROWS}) n")
-    by_snapshot = sorted(roads.snapshot("random_values").rows, key=lambda row: row["id"])
-    by_stream = sorted(roads.live()["random_values"].rows, key=lambda row: row["id"])
+    paths.database.execute(f"INSERT INTO random_values SELECT n, {made} FROM generate_series(1, {ROWS}) n")
+    by_snapshot = sorted(paths.snapshot("random_values").rows, key=lambda row: row["id"])
+    by_stream = sorted(paths.live()["random_values"].rows, key=lambda row: row["id"])
     assert len(by_snapshot) == len(by_stream) == ROWS
     names = [f"{kind}{at}" for at in range(len(values)) for kind in "ca"]
     for here, there in zip(by_snapshot, by_stream, strict=True):
@@ -116,24 +116,24 @@ def test_random_values_of_every_type_are_the_same_by_both_roads_and_right(roads:
         assert here["_exact"] is there["_exact"] is None
     types = [type_name for type_name in values for _ in "ca"]
     asked = ", ".join(_asked(name, type_name) for name, type_name in zip(names, types, strict=True))
-    expected = _ask(roads, f"SELECT {asked} FROM public.random_values ORDER BY id")
+    expected = _ask(paths, f"SELECT {asked} FROM public.random_values ORDER BY id")
     for row, wanted in zip(by_snapshot, expected, strict=True):
         for name, type_name, value in zip(names, types, wanted, strict=True):
             assert repr(row[name]) == repr(_python(value, type_name)), (type_name, name)
 
 
 @pytest.mark.versions(17, 18)
-def test_random_values_of_every_type_that_may_be_a_key_find_their_row_by_both_roads(roads: Roads, values: dict[str, str]) -> None:
+def test_random_values_of_every_type_that_may_be_a_key_find_their_row_by_both_roads(paths: BothPaths, values: dict[str, str]) -> None:
     keys = {name: value for name, value in values.items() if name not in UNORDERED and name != "hstore"}
     expected = {}
     for at, (type_name, value) in enumerate(keys.items()):
         table = f"random_key_{at}"
-        roads.database.execute(f"CREATE TABLE {table} (x {type_name} PRIMARY KEY, v int)")
-        roads.database.execute(f"INSERT INTO {table} SELECT {value}, 0 FROM generate_series(1, {KEYS}) ON CONFLICT DO NOTHING")
-        rows = _ask(roads, f"SELECT {_asked('x', type_name)} FROM public.{table}")
+        paths.database.execute(f"CREATE TABLE {table} (x {type_name} PRIMARY KEY, v int)")
+        paths.database.execute(f"INSERT INTO {table} SELECT {value}, 0 FROM generate_series(1, {KEYS}) ON CONFLICT DO NOTHING")
+        rows = _ask(paths, f"SELECT {_asked('x', type_name)} FROM public.{table}")
         expected[table] = [(_python(row[0], type_name), None) for row in rows]
     assert all(expected.values())
-    roads.check_keys(expected)
+    paths.check_keys(expected)
 
 
 def _sometimes(value: str) -> str:
@@ -141,18 +141,18 @@ def _sometimes(value: str) -> str:
 
 
 def _array(name: str, value: str) -> str:
-    """Of none to three elements; random() would be the same for all if it were not asked again for each."""
+    """Zero to three elements; random() needs a reference to the outer row, or it is evaluated once for all."""
     full = ", ".join(_sometimes(value) for _ in range(3))
     return f"(ARRAY[{full}]::{name}[])[1:(random() * 3)::int]"
 
 
-def _ask(roads: Roads, statement: Any) -> list[Any]:
-    with connect(roads.address) as connection:
+def _ask(paths: BothPaths, statement: Any) -> list[Any]:
+    with connect(paths.address) as connection:
         return connection.execute(statement).fetchall()
 
 
 def _asked(column: str, type_name: str) -> str:
-    """Native types as they are, others as their output function writes them; element by element in arrays."""
+    """Native types unchanged, others in the text of their output function; in arrays element by element."""
     if type_name in NATIVE:
         return column
     text = READ[type_name].asked if type_name in READ else "format('%s', {})"

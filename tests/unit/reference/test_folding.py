@@ -1,4 +1,4 @@
-"""Files of changes that become few, and rows."""
+"""Change files merged into fewer files, and into rows."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import pyarrow as pa
 from penstock.change import ChangeType
 from penstock.contracts.connector import SourceCheckpoint
 from penstock.contracts.reference import as_changes, reference_schema
-from penstock.reference.files import RowFile, load_history
-from penstock.reference.folding import folded, joined
 from penstock.reference.history import row_schema
-from penstock.reference.store import ChangesFile, StoreState
+from penstock.reference.store import ChangesFile, RowFile, StoreState, folded, joined, load_history
 
 COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("note", pa.string())])
 MOST_FILES = 8

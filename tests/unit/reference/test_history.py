@@ -1,4 +1,4 @@
-"""What a history refuses, and values that are equal although they look different."""
+"""Changes that a reference history refuses, and values that are equal although they are written differently."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ import pytest
 from penstock.change import EXACT, UNCHANGED, ChangeType
 from penstock.contracts.reference import as_changes, as_truncate
 from penstock.errors import ReferencePastError, ReferenceTableError
-from penstock.reference.history import ReferenceHistory, row_schema
-from penstock.reference.keys import family, key_values
-from penstock.reference.pieces import RowPieces
+from penstock.reference.history import ReferenceHistory, RowPieces, family, key_values, row_schema
 
 COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("note", pa.string())])
 
@@ -25,7 +23,7 @@ def history_of(*ids: int | None) -> ReferenceHistory:
     return history
 
 
-def test_nothing_is_said_of_a_time_before_the_floor() -> None:
+def test_a_time_before_the_floor_is_refused() -> None:
     history = history_of(1)
     assert history.find([(1,)], [5]).to_pylist() == [0]
     with pytest.raises(ReferencePastError):
@@ -58,7 +56,7 @@ def test_row_without_key_is_refused() -> None:
 def test_values_that_stay_need_a_row_that_has_them() -> None:
     change = as_changes(pa.RecordBatch.from_pylist([{"id": 7, "note": None}], COLUMNS), ChangeType.UPDATE_POSTIMAGE, 6)
     change = change.set_column(change.schema.get_field_index(UNCHANGED), change.schema.field(UNCHANGED), pa.array([["note"]]))
-    with pytest.raises(ReferenceTableError, match="does not have that row"):
+    with pytest.raises(ReferenceTableError, match="that the reference table does not have"):
         history_of(1).apply(change)
 
 

@@ -1,4 +1,4 @@
-"""What a batch of changes looks like when it has been joined."""
+"""A joined batch of changes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing_extensions import override
 
 from penstock.change import CHANGE_TYPE, COMMIT_VERSION, EXACT, EXACT_TYPE, UNCHANGED
 from penstock.errors import ReferenceTableError
-from penstock.reference.finding import Asked, Found, ReferenceFinder
 from penstock.reference.history import ReferenceHistory, row_schema
-from penstock.reference.joining import Enrichment
+from penstock.reference.join import Asked, Enrichment, Found, ReferenceFinder
 
 COLUMNS = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string()), pa.field("rate", pa.int64())])
 
@@ -56,7 +55,7 @@ def changes(**columns: Sequence[object]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(arrays)
 
 
-def test_rows_stay_in_order_and_get_what_was_found(finder: HistoryFinder) -> None:
+def test_rows_stay_in_order_and_get_the_found_values(finder: HistoryFinder) -> None:
     joined = enrichment(finder).join(changes(customer=[2, 1, None, 3, 1]))
     assert joined.schema.names == ["customer", CHANGE_TYPE, COMMIT_VERSION, UNCHANGED, EXACT, "c_name", "c_rate", "found"]
     assert joined.column("customer").to_pylist() == [2, 1, None, 3, 1]
@@ -64,7 +63,7 @@ def test_rows_stay_in_order_and_get_what_was_found(finder: HistoryFinder) -> Non
     assert joined.column("found").to_pylist() == [True, True, False, False, True]
 
 
-def test_text_of_a_value_beyond_its_type_comes_along_under_the_new_name(finder: HistoryFinder) -> None:
+def test_text_of_a_value_beyond_its_type_is_kept_under_the_new_name(finder: HistoryFinder) -> None:
     joined = enrichment(finder).join(changes(customer=[1, 2], **{EXACT: [[("note", "x")], [("note", "y")]]}))
     assert joined.column(EXACT).to_pylist() == [[("note", "x")], [("note", "y"), ("c_rate", "9e99")]]
 
@@ -81,7 +80,7 @@ def test_key_that_did_not_travel_is_not_taken_for_null(finder: HistoryFinder) ->
     enrichment(finder).join(changes(customer=[1, 1], **{UNCHANGED: [None, ["note"]]}))
 
 
-def test_versions_are_asked_for_and_none_is_made_up(finder: HistoryFinder) -> None:
+def test_existing_versions_are_returned_and_none_is_made_up(finder: HistoryFinder) -> None:
     join = enrichment(finder, version=COMMIT_VERSION).join
     join(changes(customer=[1, 2], **{COMMIT_VERSION: [7, 8]}))
     assert finder.asked[-1].versions == [7, 8]

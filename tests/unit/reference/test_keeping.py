@@ -1,4 +1,4 @@
-"""A reference table kept in a directory: over the example's ledger, without a server and without Spark."""
+"""A reference table kept in a directory: over the example's ledger, without server or Spark."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from penstock.errors import (
     SnapshotLostError,
 )
 from penstock.position import Position
-from penstock.reference.copies import ReferenceCopy
 from penstock.reference.history import ReferenceHistory
-from penstock.reference.keeping import KeptReference
+from penstock.reference.join import ReferenceCopy
+from penstock.reference.keeper import KeptReference
 from penstock.reference.store import load_state
 from penstock.schema import TableName
 from penstock.testing.capture_conformance import delete, upsert
@@ -39,7 +39,7 @@ DEADLINE_SECONDS = 30.0
 
 
 class PositionedList(ListReference, PositionedReferenceTable):
-    """A ledger with the positions of its transactions, and somebody who may still need the past."""
+    """A ledger with transaction positions, and a reader that may still need the past."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(ledger)
@@ -88,7 +88,7 @@ def notes_at(history: ReferenceHistory, version: int) -> dict[int, str | None]:
     return {row["id"]: row["note"] for row in history.rows_at(version).to_pylist()}
 
 
-def test_every_version_is_there_as_it_was(ledger: Ledger, tmp_path: Path) -> None:
+def test_every_version_is_kept_unchanged(ledger: Ledger, tmp_path: Path) -> None:
     with kept(ledger, tmp_path) as (reference, _):
         copy = copy_of(reference)
         assert notes_at(copy.newest(), 1) == {1: "one", 2: "two"}
@@ -100,7 +100,7 @@ def test_every_version_is_there_as_it_was(ledger: Ledger, tmp_path: Path) -> Non
         assert notes_at(history, 3) == {1: "eins", 2: "again"}
 
 
-def test_next_keeper_goes_on_where_the_last_one_was(ledger: Ledger, tmp_path: Path) -> None:
+def test_next_process_resumes_where_the_last_one_stopped(ledger: Ledger, tmp_path: Path) -> None:
     with kept(ledger, tmp_path) as (reference, _):
         ledger.commit(upsert(TABLE, 1, "eins"))
         copy_of(reference).reaching(2, DEADLINE_SECONDS)
@@ -112,7 +112,7 @@ def test_next_keeper_goes_on_where_the_last_one_was(ledger: Ledger, tmp_path: Pa
         assert notes_at(copy_of(reference).reaching(3, DEADLINE_SECONDS), 3) == {1: "eins"}
 
 
-def test_what_is_confirmed_is_in_the_directory(ledger: Ledger, tmp_path: Path) -> None:
+def test_confirmed_rows_are_in_the_directory(ledger: Ledger, tmp_path: Path) -> None:
     with kept(ledger, tmp_path) as (reference, source):
         ledger.commit(upsert(TABLE, 3, "three"))
         copy_of(reference).reaching(2, DEADLINE_SECONDS)
@@ -122,9 +122,9 @@ def test_what_is_confirmed_is_in_the_directory(ledger: Ledger, tmp_path: Path) -
         assert state.checkpoint == source.confirmed[-1]
 
 
-def test_long_history_is_folded_as_far_as_nobody_needs_it(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.reference.keeping._MOST_FILES", 5)
-    monkeypatch.setattr("penstock.reference.keeping._FEWEST_FOLDED_ROWS", 3)
+def test_long_history_is_folded_as_far_as_no_reader_needs_it(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.reference.keeper._MOST_FILES", 5)
+    monkeypatch.setattr("penstock.reference.keeper._FEWEST_FOLDED_ROWS", 3)
     with kept(ledger, tmp_path) as (reference, source):
         copy = copy_of(reference)
         old = copy.newest()
@@ -134,7 +134,7 @@ def test_long_history_is_folded_as_far_as_nobody_needs_it(ledger: Ledger, tmp_pa
             copy_of(reference).reaching(number, DEADLINE_SECONDS)
         history = copy.reaching(23, DEADLINE_SECONDS)
         fresh = copy_of(reference).reaching(23, DEADLINE_SECONDS)
-        assert 3 < fresh.floor <= 23 // 2, "folded, and never beyond what is settled"
+        assert 3 < fresh.floor <= 23 // 2, "folded, and never beyond the settled position"
         state = load_state(tmp_path)
         assert state is not None
         assert len(state.changes) <= 7
@@ -147,7 +147,7 @@ def test_long_history_is_folded_as_far_as_nobody_needs_it(ledger: Ledger, tmp_pa
 
 
 def test_without_a_past_everything_is_folded(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.reference.keeping._MOST_FILES", 3)
+    monkeypatch.setattr("penstock.reference.keeper._MOST_FILES", 3)
     with kept(ledger, tmp_path, as_of_commit=False) as (reference, _):
         for number in range(2, 12):
             ledger.commit(upsert(TABLE, number, "x"))
@@ -164,7 +164,7 @@ def test_task_that_waits_for_a_version_that_does_not_come_says_so(ledger: Ledger
 
 
 def test_trouble_that_passes_is_waited_out(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.reference.keeping._FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.reference.keeper._FIRST_PAUSE_SECONDS", 0.01)
     with kept(ledger, tmp_path) as (reference, source):
         source.failures += [ReferenceUnreadableError("for a moment")] * 2
         ledger.commit(upsert(TABLE, 1, "eins"))
@@ -173,7 +173,7 @@ def test_trouble_that_passes_is_waited_out(ledger: Ledger, tmp_path: Path, monke
 
 
 def test_transaction_that_trouble_breaks_off_is_kept_whole(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.reference.keeping._FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.reference.keeper._FIRST_PAUSE_SECONDS", 0.01)
 
     class Stumbling(PositionedList):
         """Cannot be read once, in the middle of the second transaction."""
@@ -200,7 +200,7 @@ def test_transaction_that_trouble_breaks_off_is_kept_whole(ledger: Ledger, tmp_p
 
 
 def test_copy_that_is_lost_on_the_way_begins_again(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.reference.keeping._FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.reference.keeper._FIRST_PAUSE_SECONDS", 0.01)
     ledger.commit(*(upsert(TABLE, number, "x") for number in range(35)))
 
     class Losing(PositionedList):
@@ -233,20 +233,20 @@ def test_copy_that_is_lost_on_the_way_begins_again(ledger: Ledger, tmp_path: Pat
         KeptReference(AlwaysLosing(ledger), tmp_path / "other").start()
 
 
-def test_query_that_outlives_the_keeper_is_told(ledger: Ledger, tmp_path: Path) -> None:
+def test_query_that_outlives_the_reference_table_gets_an_error(ledger: Ledger, tmp_path: Path) -> None:
     with kept(ledger, tmp_path) as (reference, _):
         copy = copy_of(reference)
         copy.newest()
-    with pytest.raises(ReferenceBehindError, match="not kept any more"):
+    with pytest.raises(ReferenceBehindError, match="no longer kept current"):
         copy.newest()
-    with pytest.raises(ReferenceBehindError, match="not kept any more"):
+    with pytest.raises(ReferenceBehindError, match="no longer kept current"):
         copy.reaching(2, DEADLINE_SECONDS)
-    assert notes_at(copy.reaching(1, 0), 1) == {1: "one", 2: "two"}, "what is known stays known"
+    assert notes_at(copy.reaching(1, 0), 1) == {1: "one", 2: "two"}, "known rows stay"
     with kept(ledger, tmp_path):
         copy.newest()
 
 
-def test_what_ends_the_keeper_is_raised_by_tasks_and_driver(ledger: Ledger, tmp_path: Path) -> None:
+def test_the_error_that_ends_the_copy_is_raised_by_tasks_and_driver(ledger: Ledger, tmp_path: Path) -> None:
     with kept(ledger, tmp_path) as (reference, source):
         source.failures.append(ReferenceStoreError("it is over", hint="do this"))
         with pytest.raises(ReferenceStoreError, match="it is over") as raised:
@@ -263,12 +263,12 @@ def test_two_keepers_of_one_directory_are_refused(ledger: Ledger, tmp_path: Path
         pass
 
 
-def test_copy_made_anew_is_not_taken_for_the_old_one(ledger: Ledger, tmp_path: Path) -> None:
+def test_recreated_copy_is_not_taken_for_the_old_one(ledger: Ledger, tmp_path: Path) -> None:
     with kept(ledger, tmp_path) as (reference, _):
         copy = copy_of(reference)
         copy.newest()
     (tmp_path / "reference.json").unlink()
-    with kept(ledger, tmp_path), pytest.raises(ReferenceStoreError, match="copied anew"):
+    with kept(ledger, tmp_path), pytest.raises(ReferenceStoreError, match="copied again"):
         copy.newest()
 
 
@@ -277,7 +277,7 @@ def test_directory_that_an_executor_does_not_reach_is_named(tmp_path: Path) -> N
         ReferenceCopy(tmp_path / "nowhere", "x").newest()
 
 
-def test_rows_that_cannot_be_told_apart_are_refused_at_the_start(ledger: Ledger, tmp_path: Path) -> None:
+def test_indistinguishable_rows_are_refused_at_the_start(ledger: Ledger, tmp_path: Path) -> None:
     class Twice(PositionedList):
         @override
         def poll_snapshot(self) -> pa.RecordBatch | None:

@@ -1,4 +1,4 @@
-"""The cache of lookups: what is asked for again, and when."""
+"""The lookup cache: which keys are read again, and when."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from typing_extensions import override
 
 from penstock.contracts.reference import KeyedReferenceTable
 from penstock.errors import ConfigError, ReferenceTableError, ReferenceUnreadableError, SchemaChangedError
-from penstock.reference.finding import Asked, LookupFinder
-from penstock.reference.history import row_schema
-from penstock.reference.keyed import ParquetKeyedTable, key_texts
-from penstock.reference.keys import KeyValue, key_values
-from penstock.reference.lookups import LookupCache
+from penstock.reference.history import KeyValue, key_values, row_schema
+from penstock.reference.join import Asked, LookupCache, LookupFinder
+from penstock.reference.keyed_tables import ParquetKeyedTable, key_texts
 
 COLUMNS = pa.schema([pa.field("id", pa.int32()), pa.field("name", pa.string())])
 SCHEMA = row_schema(COLUMNS)
@@ -55,14 +53,14 @@ def names(cache: LookupCache, *ids: int) -> list[str | None]:
     return found
 
 
-def test_what_was_found_and_what_was_not_is_known_for_its_time(clock: Clock) -> None:
+def test_found_and_missing_rows_are_cached_for_their_time(clock: Clock) -> None:
     cache = cache_of(clock)
     assert cache.missing([(1,), (2,), None, (1,)]) == [(1,), (2,)]
     put(cache, [1, 2], [2])
     assert cache.missing([(1,), (2,)]) == []
     assert names(cache, 2, 1, 2, 3) == ["n2", None, "n2", None]
     clock.now = 2
-    assert cache.missing([(1,), (2,)]) == [(1,)], "what is not there is asked for again sooner"
+    assert cache.missing([(1,), (2,)]) == [(1,)], "a missing row is read again sooner"
     clock.now = 10
     assert cache.missing([(1,), (2,)]) == [(1,), (2,)]
 
@@ -74,7 +72,7 @@ def test_entry_that_ran_out_still_serves_the_batch_it_was_looked_up_for(clock: C
     assert names(cache, 1) == ["n1"]
 
 
-def test_what_was_not_asked_for_longest_goes_first(clock: Clock) -> None:
+def test_least_recently_used_entry_is_evicted_first(clock: Clock) -> None:
     cache = cache_of(clock, max_entries=2)
     put(cache, [1, 2], [1, 2])
     names(cache, 1)
@@ -91,7 +89,7 @@ def test_batch_larger_than_the_cache_is_served_whole(clock: Clock) -> None:
     assert len(cache) == 2
 
 
-def test_few_entries_do_not_hold_on_to_all_that_came_with_them(clock: Clock) -> None:
+def test_few_entries_do_not_keep_the_whole_answer_in_memory(clock: Clock) -> None:
     cache = cache_of(clock, max_entries=3)
     for start in range(0, 100, 10):
         put(cache, range(start, start + 10), range(start, start + 10))
@@ -124,7 +122,7 @@ def ask(column: pa.Array) -> Asked:
     return Asked(keys, [column])
 
 
-def test_each_key_is_asked_for_once_and_only_if_it_can_be_there() -> None:
+def test_each_key_is_looked_up_once_and_only_if_it_can_exist() -> None:
     table = Counted({1: "one", 3: "three"})
     finder = LookupFinder(table, 60, 60, 100, "test-once")
     found = finder.find(ask(pa.array([1, 2, None, 1, 2**40, 3], pa.int64())))
@@ -135,7 +133,7 @@ def test_each_key_is_asked_for_once_and_only_if_it_can_be_there() -> None:
     assert table.asked == [[1, 2, 3]]
 
 
-def test_parquet_files_are_asked_by_key(tmp_path: Path) -> None:
+def test_parquet_files_are_read_by_key(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"id": pa.array([1, 2, 3], pa.int32()), "name": ["a", "b", None]}), path)
     finder = LookupFinder(ParquetKeyedTable.inspect(path, ["id"]), 60, 60, 100, "test-parquet")
@@ -162,7 +160,7 @@ def test_files_with_other_columns_are_not_taken_for_the_same_table(tmp_path: Pat
         ParquetKeyedTable.inspect(path, ["nothing"])
 
 
-def test_two_rows_of_one_key_are_refused_if_they_are_asked_for(tmp_path: Path) -> None:
+def test_two_rows_of_one_requested_key_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"id": pa.array([1, 2, 2], pa.int32()), "name": ["a", "b", "c"]}), path)
     finder = LookupFinder(ParquetKeyedTable.inspect(path, ["id"]), 60, 60, 100, "test-twice")
@@ -171,7 +169,7 @@ def test_two_rows_of_one_key_are_refused_if_they_are_asked_for(tmp_path: Path) -
         finder.find(ask(pa.array([1, 2])))
 
 
-def test_key_that_its_type_cannot_hold_is_not_taken_for_one_that_is_not_there() -> None:
+def test_key_beyond_its_type_is_not_taken_for_a_missing_one() -> None:
     columns = [pa.array([1, None], pa.int64())]
     exact = pa.array([None, [("id", "infinity")]], pa.map_(pa.string(), pa.string()))
     finder = LookupFinder(Counted({1: "one"}), 60, 60, 100, "test-exact")

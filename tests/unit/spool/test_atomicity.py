@@ -1,4 +1,4 @@
-"""A spool whose writer or retention ends between any two steps reads as before or as after, never as something between."""
+"""A spool whose writer or retention dies between any two steps reads as before or as after."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from penstock.change import LogStep, Quiet
-from penstock.spool import SpoolReader, SpoolWriter, release, storage
-from tests.unit.spool.builders import (
+from penstock import storage
+from penstock.change import Idle, LogStep
+from penstock.spool import SpoolReader, SpoolWriter, release
+from tests.support.spool.builders import (
     ITEMS,
     ORDERS,
     Commit,
@@ -27,12 +28,12 @@ from tests.unit.spool.builders import (
 )
 
 STEPS = (
-    "make_directory",
-    "create_file",
-    "write_bytes",
+    "ensure_directory",
+    "open_new",
+    "write",
     "rename",
-    "remove_file",
-    "remove_tree",
+    "delete",
+    "delete_tree",
     "sync_file",
     "sync_directory",
 )
@@ -40,7 +41,7 @@ LONG = [("orders", 30, 0), ("items", 30, 1), ("orders", 30, 2)]
 LOG: tuple[tuple[LogStep, ...], ...] = (
     (transactions(Commit(10, (ORDERS, ITEMS)), Commit(20)),),
     (piece(7, (ORDERS, 0), (ITEMS, 1)), transactions(Commit(25)), piece(7, (ORDERS, 2)), committed(7, 30)),
-    (Quiet(at(40)),),
+    (Idle(at(40)),),
     (transactions(Commit(50, (ITEMS,))),),
 )
 POSSIBLE = {
@@ -58,7 +59,7 @@ class PowerCut(BaseException):
 
 
 class Fuse:
-    """Lets so many steps of the storage through; the next one does half of what it should, or nothing, and ends the world."""
+    """Lets a number of storage steps succeed; the next one is done by half, or not at all, and raises."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
         self.left = steps
@@ -69,7 +70,7 @@ class Fuse:
         def step(*arguments: Any, **options: Any) -> Any:
             self.left -= 1
             if self.left < 0:
-                if name == "write_bytes" and self.left == -1:
+                if name == "write" and self.left == -1:
                     arguments[0].write_bytes(arguments[1][: len(arguments[1]) // 2])
                 raise PowerCut
             return real(*arguments, **options)
@@ -82,7 +83,7 @@ def _write(root: Path, start: int) -> None:
     writer = SpoolWriter(root, at(start), piece_buffer_bytes=0)
     for steps in LOG:
         for step in steps:
-            if not isinstance(step, Quiet) and getattr(step, "end", at(1000)) <= at(start):
+            if not isinstance(step, Idle) and getattr(step, "end", at(1000)) <= at(start):
                 continue
             if getattr(step, "xid", None) == 7 and start >= 30:
                 continue
@@ -167,7 +168,7 @@ def test_a_crash_at_any_step_of_deleting_leaves_segments_whole_or_gone_and_the_n
 
 def test_a_reader_never_sees_a_segment_before_its_files_are_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[str, str]] = []
-    for name in ("sync_file", "sync_directory", "write_bytes", "append_bytes", "rename"):
+    for name in ("sync_file", "sync_directory", "write", "append", "rename"):
         real = getattr(storage, name)
 
         def step(path: Path, *rest: Any, name: str = name, real: Callable[..., Any] = real, **options: Any) -> Any:
@@ -179,11 +180,11 @@ def test_a_reader_never_sees_a_segment_before_its_files_are_durable(tmp_path: Pa
     calls.clear()
     writer.append(transactions(Commit(10, (ORDERS, ORDERS))))
     writer.seal()
-    assert calls == [("write_bytes", ".tmp"), ("rename", ".tmp"), ("sync_directory", tmp_path.name), *_sealing(10, files=1)]
+    assert calls == [("write", ".tmp"), ("rename", ".tmp"), ("sync_directory", tmp_path.name), *_sealing(10, files=1)]
     calls.clear()
     writer.append(transactions(Commit(20, (ORDERS, ITEMS))))
     writer.seal()
-    assert calls == [("append_bytes", ".jsonl"), *_sealing(20)]
+    assert calls == [("append", ".jsonl"), *_sealing(20)]
     calls.clear()
     writer.append(transactions(Commit(30, (ORDERS, ITEMS))))
     writer.seal()
@@ -194,7 +195,7 @@ def _sealing(end: int, *, files: int = 2) -> list[tuple[str, str]]:
     directory = f"{end:016X}"
     return [
         *[("sync_file", ".parquet")] * files,
-        ("write_bytes", ".tmp"),
+        ("write", ".tmp"),
         ("sync_directory", directory),
         ("rename", ".tmp"),
         ("sync_directory", directory),

@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.position import Position
 from penstock.spool import SpoolReader
 from penstock.spool.barriers import LEASE_SECONDS, Barrier, BarrierRequest, BarrierWatch
-from tests.unit.spool.builders import Commit, at, capture, changes
+from tests.support.spool.builders import Commit, at, capture, changes
 
 _LOG = [[Commit(10), Commit(20)], [Commit(30), Commit(40), Commit(50)], [Commit(60)]]
 
@@ -23,13 +23,13 @@ def test_a_placed_barrier_ends_the_batch_that_would_step_over_it_and_no_other(tm
     barrier = Barrier("b", at(5), at(45))
     assert _cut(spool, barrier, 0, 60) == 45
     assert _cut(spool, barrier, 20, 60) == 45
-    assert _cut(spool, barrier, 0, 20) == 20, "what lies before it is not touched"
+    assert _cut(spool, barrier, 0, 20) == 20, "earlier changes are unaffected"
     assert _cut(spool, barrier, 45, 60) == 60, "past it"
     assert _cut(spool, barrier, 50, 60) == 60, "missed"
 
 
 def test_a_batch_cut_at_a_barrier_and_the_one_after_it_hold_every_transaction_once(tmp_path: Path) -> None:
-    """The place is where the server was between two commits, 45 here: no commit record lies across it."""
+    """The position is that of the server between two commits, 45 here: no commit record spans it."""
     capture(tmp_path, 0, _LOG)
     spool = SpoolReader(tmp_path)
     upto, beyond = changes(spool.read(at(0), at(45))), changes(spool.read(at(45), at(60)))
@@ -58,29 +58,29 @@ def test_the_first_of_several_barriers_counts(tmp_path: Path) -> None:
     assert list((tmp_path / "barriers").iterdir()) == []
 
 
-def test_what_a_request_says_goes_forward_and_is_seen_by_readers(tmp_path: Path) -> None:
+def test_a_request_only_moves_forward_and_is_seen_by_readers(tmp_path: Path) -> None:
     watch = BarrierWatch(tmp_path)
     with BarrierRequest(tmp_path, at(10)) as request:
-        assert [(each.after, each.position) for each in watch.look()] == [(at(10), None)]
+        assert [(each.after, each.position) for each in watch.load()] == [(at(10), None)]
         request.advance(at(30))
         request.advance(at(20))
-        assert [(each.after, each.position) for each in watch.look()] == [(at(30), None)]
+        assert [(each.after, each.position) for each in watch.load()] == [(at(30), None)]
         request.place(at(40))
-        assert [(each.after, each.position) for each in watch.look()] == [(at(30), at(40))]
+        assert [(each.after, each.position) for each in watch.load()] == [(at(30), at(40))]
         (file,) = tmp_path.iterdir()
-        assert set(json.loads(file.read_text())) == {"after", "position", "beat"}, "positions, and nothing else"
-    assert watch.look() == []
+        assert set(json.loads(file.read_text())) == {"after", "position", "beat"}, "positions only"
+    assert watch.load() == []
 
 
 def test_a_barrier_whose_owner_is_dead_holds_nothing_up_for_longer_than_its_lease(tmp_path: Path) -> None:
     (tmp_path / "1-dead.json").write_text('{"after": "0/A", "position": null, "beat": 3}')
     now = 0.0
     watch = BarrierWatch(tmp_path, clock=lambda: now)
-    assert len(watch.look()) == 1
+    assert len(watch.load()) == 1
     now = LEASE_SECONDS
-    assert len(watch.look()) == 1
+    assert len(watch.load()) == 1
     now = LEASE_SECONDS + 0.1
-    assert watch.look() == []
+    assert watch.load() == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -89,22 +89,22 @@ def test_a_barrier_that_beats_stays_however_long_it_takes(tmp_path: Path) -> Non
     watch = BarrierWatch(tmp_path, clock=lambda: now)
     for beat in range(5):
         (tmp_path / "1-alive.json").write_text(json.dumps({"after": "0/A", "position": None, "beat": beat}))
-        assert len(watch.look()) == 1
+        assert len(watch.load()) == 1
         now += LEASE_SECONDS - 1
 
 
-def test_a_request_beats_by_itself(tmp_path: Path) -> None:
+def test_a_request_has_a_heartbeat(tmp_path: Path) -> None:
     watch = BarrierWatch(tmp_path)
     with BarrierRequest(tmp_path, at(10), beat_seconds=0.01):
         deadline = time.monotonic() + 60
-        while watch.look()[0].beat < 3:
+        while watch.load()[0].beat < 3:
             assert time.monotonic() < deadline, "it does not beat"
     assert "penstock-barrier" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_file_that_is_no_barrier_stops_nobody(tmp_path: Path) -> None:
+def test_an_invalid_barrier_file_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "notes.json").write_text("not even JSON")
     (tmp_path / "half.json").write_text("{}")
     (tmp_path / "x.json.1.tmp").write_text('{"after": "0/A"}')
-    assert BarrierWatch(tmp_path).look() == []
+    assert BarrierWatch(tmp_path).load() == []
     assert BarrierWatch(tmp_path / "none").cut(SpoolReader(tmp_path), Position.ZERO, at(5)) == at(5)

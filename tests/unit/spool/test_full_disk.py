@@ -1,4 +1,6 @@
-"""A disk without room. The limit on the size of a file stands in for it: the system refuses the write, and files are left half written."""
+"""A full disk, simulated by the limit on file size: the system refuses the write, and files are left half
+written.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import pytest
 from penstock.change import LogStep, TransactionPiece, Transactions
 from penstock.errors import Recovery, SpoolFullError
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.unit.spool.builders import ORDERS, Commit, all_changes, at, batch, capture, committed, time_of
+from tests.support.spool.builders import ORDERS, Commit, all_changes, at, batch, capture, committed, time_of
 
 ROWS = 20_000
 

@@ -6,13 +6,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from penstock import storage
 from penstock.change import Transactions
 from penstock.errors import SpoolCorruptError, SpoolFormatError
 from penstock.schema import Column, TableName, TableSchema
-from penstock.spool import SchemaHistory, SchemaVersion, SpoolWriter, release, storage
+from penstock.spool import SchemaHistory, SchemaVersion, SpoolWriter, release
 from penstock.spool.history import HistoryRecorder
-from penstock.spool.layout import SpoolLayout
-from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, committed, delete_released, piece, time_of, transactions
+from penstock.spool.manifest import SpoolLayout
+from tests.support.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, committed, delete_released, piece, time_of, transactions
 
 WIDER = replace(ORDERS, columns=(*ORDERS.columns, Column("extra", pa.string(), 25)))
 WIDEST = replace(WIDER, columns=(*WIDER.columns, Column("more", pa.int32(), 23)))
@@ -39,7 +40,7 @@ def test_S06_the_history_tells_the_shape_at_every_position(tmp_path: Path) -> No
     assert history.at(4711, at(30)) is None
 
 
-def test_S05_shapes_within_one_transaction_stand_in_their_order(tmp_path: Path) -> None:
+def test_S05_schemas_within_one_transaction_are_in_order(tmp_path: Path) -> None:
     altered = Transactions(
         tuple(batch(table, [(20, ordinal)]) for ordinal, table in enumerate((ORDERS, WIDER, ORDERS, WIDEST))), at(20), time_of(20), 1
     )
@@ -81,7 +82,9 @@ def test_the_history_outlives_the_segments_as_far_as_a_consumer_may_ask(tmp_path
     assert delete_released(tmp_path) == [at(10), at(20)]
     assert versions(tmp_path) == [(10, ORDERS), (20, WIDER), (30, WIDEST)]
     capture(tmp_path, 30, [[Commit(40, (RENAMED,))]])
-    assert versions(tmp_path) == [(20, WIDER), (30, WIDEST), (40, RENAMED)], "what nobody can meet any more goes when a writer starts"
+    assert versions(tmp_path) == [(20, WIDER), (30, WIDEST), (40, RENAMED)], (
+        "versions that no reader needs are removed when a writer starts"
+    )
     assert SchemaHistory.load(tmp_path).at(ORDERS.oid, at(25)) == WIDER
     release(tmp_path, "slow", at(1000))
     capture(tmp_path, 40, [[Commit(50, (WIDER,))]])
@@ -89,7 +92,7 @@ def test_the_history_outlives_the_segments_as_far_as_a_consumer_may_ask(tmp_path
     assert (versions(tmp_path), versions(tmp_path, ITEMS.oid)) == ([(50, WIDER)], [(30, ITEMS)]), "the current shape of a quiet table stays"
 
 
-def test_S07_a_table_that_was_dropped_and_made_anew_leaves_the_history_once_everybody_is_past_it(tmp_path: Path) -> None:
+def test_S07_a_dropped_and_recreated_table_leaves_the_history_once_all_consumers_are_past_it(tmp_path: Path) -> None:
     release(tmp_path, "one", at(10))
     capture(tmp_path, 0, [[Commit(20)], [Commit(30, (RECREATED,))]])
     assert versions(tmp_path) == [(20, ORDERS)]
@@ -104,11 +107,11 @@ def test_S07_a_table_that_took_the_name_of_another_stays_in_the_history_whicheve
     staging = replace(RECREATED, name=TableName("public", "staging"))
     changes = [SchemaVersion(at(first), staging), SchemaVersion(at(200), ORDERS), SchemaVersion(at(300), RECREATED)]
     history = SchemaHistory().recorded(sorted(changes, key=lambda change: change.position))
-    assert set(history.pruned(at(260)).tables) == {ORDERS.oid, RECREATED.oid}, "changes of both are still to come"
+    assert set(history.pruned(at(260)).tables) == {ORDERS.oid, RECREATED.oid}, "changes of both may still arrive"
     assert set(history.pruned(at(300)).tables) == {RECREATED.oid}
 
 
-def test_tables_that_had_one_name_within_one_transaction_all_stay() -> None:
+def test_tables_with_one_name_in_one_transaction_all_stay() -> None:
     history = SchemaHistory().recorded([SchemaVersion(at(20), RECREATED), SchemaVersion(at(20), ORDERS)])
     assert history.pruned(at(30)) == history
 
@@ -138,7 +141,7 @@ def test_nothing_is_known_of_a_spool_without_history(tmp_path: Path) -> None:
     assert SchemaHistory.load(tmp_path) == SchemaHistory()
 
 
-def test_recording_what_is_known_gives_the_same_history() -> None:
+def test_recording_a_known_schema_gives_the_same_history() -> None:
     history = SchemaHistory().recorded([SchemaVersion(at(10), ORDERS)])
     assert history.recorded([SchemaVersion(at(20), ORDERS)]) is history
     assert history.recorded([SchemaVersion(at(10), ORDERS)]) is history

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.errors import SpoolCorruptError, SpoolFormatError
 from penstock.spool import CaptureIdentity, ensure_identity, load_identity
-from tests.unit.spool.builders import Commit, capture
+from tests.support.spool.builders import Commit, capture
 
 OURS = CaptureIdentity("shop", "shop_pub", "7412345678901234567", 1)
 
@@ -20,7 +20,7 @@ def test_a_new_spool_becomes_the_captures_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [replace(OURS, slot="x"), replace(OURS, publication="x"), replace(OURS, system_identifier="1")])
-def test_another_captures_spool_is_refused_with_what_differs(tmp_path: Path, other: CaptureIdentity) -> None:
+def test_the_spool_of_another_capture_is_refused_with_the_difference(tmp_path: Path, other: CaptureIdentity) -> None:
     ensure_identity(tmp_path, OURS)
     with pytest.raises(SpoolFormatError, match=r"another source: \w+ is \w+, not \w+\n") as caught:
         ensure_identity(tmp_path, other)
@@ -29,15 +29,17 @@ def test_another_captures_spool_is_refused_with_what_differs(tmp_path: Path, oth
 
 
 def test_a_new_timeline_is_written_down(tmp_path: Path) -> None:
-    """Whether the log goes on there is asked before, of the server; a spool cannot tell."""
+    """The capture checks earlier, on the server, whether the new timeline continues the old one; a spool
+    cannot.
+    """
     ensure_identity(tmp_path, OURS)
     ensure_identity(tmp_path, replace(OURS, timeline=2))
     assert load_identity(tmp_path) == replace(OURS, timeline=2)
 
 
-def test_segments_of_nobody_are_not_taken_over(tmp_path: Path) -> None:
+def test_segments_without_an_owner_are_not_taken_over(tmp_path: Path) -> None:
     capture(tmp_path, 0, [[Commit(10)]])
-    with pytest.raises(SpoolFormatError, match="nothing tells whose"):
+    with pytest.raises(SpoolFormatError, match="their source is unknown"):
         ensure_identity(tmp_path, OURS)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import SpoolLockedError
 from penstock.spool import SpoolLock
-from penstock.spool.lock import is_locked
+from penstock.spool.ownership import is_spool_locked
 
 HOLD = """
 import sys
@@ -48,15 +48,15 @@ def test_releasing_twice_is_harmless(tmp_path: Path) -> None:
         SpoolLock(tmp_path).acquire()
 
 
-def test_whether_it_is_held_is_told_from_outside_also_after_a_crash(tmp_path: Path) -> None:
-    assert not is_locked(tmp_path / "none")
+def test_another_process_sees_whether_the_lock_is_held_also_after_a_crash(tmp_path: Path) -> None:
+    assert not is_spool_locked(tmp_path / "none")
     with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
-        assert is_locked(tmp_path)
+        assert is_spool_locked(tmp_path)
         other.kill()
         other.wait()
-    assert not is_locked(tmp_path)
+    assert not is_spool_locked(tmp_path)
     with SpoolLock(tmp_path):
-        assert is_locked(tmp_path)
-    assert not is_locked(tmp_path)
+        assert is_spool_locked(tmp_path)
+    assert not is_spool_locked(tmp_path)

@@ -7,14 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.arrow import parse_type, type_text
 from penstock.change import ChangeCounts, LogicalMessage
 from penstock.errors import SpoolCorruptError, SpoolFormatError
 from penstock.position import Lsn
 from penstock.schema import GEOMETRY_TYPE, Column, TableName, TableSchema
-from penstock.spool.arrow_text import parse_type, type_text
-from penstock.spool.layout import FORMAT
-from penstock.spool.manifest import Manifest, SegmentFile, dump_manifest, parse_manifest
-from tests.unit.spool.builders import ORDERS, at, time_of
+from penstock.spool.manifest import FORMAT, Manifest, SegmentFile, dump_manifest, parse_manifest
+from tests.support.spool.builders import ORDERS, at, time_of
 
 COUNTS = ChangeCounts(inserts=3, updates=2, deletes=1, moves=1, unchanged=2)
 ODD = TableSchema(1, TableName('Ünï."x"', "a b"), (Column("è", pa.struct([("x", pa.int8())]), 99, 4),), ())
@@ -62,7 +61,7 @@ def test_an_empty_segment_survives_its_own_text() -> None:
     assert parse_manifest(dump_manifest(empty), where="here") == empty
 
 
-def test_the_keys_of_a_manifest_stand_in_a_fixed_order() -> None:
+def test_the_keys_of_a_manifest_have_a_fixed_order() -> None:
     document = json.loads(dump_manifest(_manifest()))
     assert list(document) == ["format", "start", "end", "transactions", "commit_time", "files", "messages"]
     assert list(document["files"][0])[:5] == ["table", "oid", "key", "columns", "path"]
@@ -86,7 +85,7 @@ def test_a_manifest_of_format_1_is_still_read() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"format":1}', b'{"format":1,"start":"x"}', b'{"format":null}'])
-def test_what_is_not_a_manifest_is_called_corrupt(data: bytes) -> None:
+def test_invalid_manifest_is_called_corrupt(data: bytes) -> None:
     with pytest.raises(SpoolCorruptError, match="segment X"):
         parse_manifest(data, where="segment X")
 
@@ -112,12 +111,12 @@ def test_what_is_not_a_manifest_is_called_corrupt(data: bytes) -> None:
         (pa.binary(16), None),
     ],
 )
-def test_every_type_comes_back_from_its_text(arrow_type: Any, text: str | None) -> None:
+def test_every_type_is_read_back_from_its_text(arrow_type: Any, text: str | None) -> None:
     assert parse_type(type_text(arrow_type)) == arrow_type
     assert type_text(arrow_type) == text or (text is None and type_text(arrow_type).startswith("ipc:"))
 
 
-def test_the_metadata_of_a_shape_comes_back_too() -> None:
+def test_the_metadata_of_a_schema_is_read_back_too() -> None:
     assert parse_type(type_text(pa.list_(GEOMETRY_TYPE))).value_type.field("wkb").metadata == GEOMETRY_TYPE.field("wkb").metadata
 
 

@@ -1,4 +1,6 @@
-"""Logical messages in the spool: each in one segment, whatever is sealed when, and whatever is sent again after a restart."""
+"""Logical messages in the spool: each in one segment, whatever is sealed when and whatever is sent again
+after a restart.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from penstock.change import LogicalMessage, PiecesAborted, Quiet, TransactionPiece, Transactions
+from penstock.change import Idle, LogicalMessage, PiecesAborted, TransactionPiece, Transactions
 from penstock.position import Lsn
-from penstock.spool import SpoolReader, SpoolWriter, buffer, pieces
-from tests.unit.spool.builders import ORDERS, Commit, at, committed, piece, time_of, transactions
+from penstock.spool import SpoolReader, SpoolWriter
+from penstock.spool import open_transactions as pieces
+from penstock.spool import writer as buffer
+from tests.support.spool.builders import ORDERS, Commit, at, committed, piece, time_of, transactions
 
 
 def loose(lsn: int) -> LogicalMessage:
@@ -25,7 +29,7 @@ def read(root: Path, start: int, end: int) -> tuple[LogicalMessage, ...]:
     return SpoolReader(root).read(at(start), at(end)).messages
 
 
-def test_X07_messages_stand_in_the_manifest_in_the_order_of_the_log(tmp_path: Path) -> None:
+def test_X07_messages_are_in_the_manifest_in_log_order(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(loose(12))
     writer.append(replace(transactions(Commit(10), Commit(20)), messages=(of_transaction(10, 2), of_transaction(20, 1))))
@@ -49,10 +53,10 @@ def test_X07_a_transaction_of_messages_alone_is_sealed_like_rows(tmp_path: Path)
 def test_X07_a_message_at_the_end_of_a_segment_belongs_to_the_next_which_the_server_would_send_again(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(loose(10))
-    writer.append(Quiet(at(10)))
+    writer.append(Idle(at(10)))
     assert writer.seal(quiet=True) is not None
     assert read(tmp_path, 0, 10) == ()
-    writer.append(Quiet(at(20)))
+    writer.append(Idle(at(20)))
     writer.seal(quiet=True)
     assert read(tmp_path, 0, 20) == (loose(10),)
 
@@ -84,7 +88,7 @@ def test_X07_messages_of_pieces_count_at_the_commit_without_those_rolled_back(tm
     assert sealed.messages == (loose(3), of_transaction(20, 2, xid=7))
 
 
-def test_X07_messages_beyond_what_memory_may_hold_are_dropped_and_an_empty_one_says_so(
+def test_X07_messages_beyond_the_memory_limit_are_dropped_and_an_empty_one_marks_the_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(pieces, "MAX_MESSAGE_BYTES", 2_000)
@@ -102,10 +106,8 @@ def test_X07_messages_beyond_what_memory_may_hold_are_dropped_and_an_empty_one_s
     assert [record.message for record in caplog.records] == ["logical messages dropped"]
 
 
-def test_X07_messages_outside_of_transactions_beyond_what_memory_may_hold_are_dropped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(buffer, "MAX_LOOSE_BYTES", 2_000)
+def test_X07_messages_outside_of_transactions_beyond_the_memory_limit_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer, "MAX_PENDING_MESSAGE_BYTES", 2_000)
     writer = SpoolWriter(tmp_path, at(0))
     for place in range(3, 9):
         writer.append(replace(loose(place), content=b"x" * 700))

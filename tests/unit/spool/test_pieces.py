@@ -8,19 +8,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.change import ChangeBatch, ChangeCounts, PiecesAborted, Quiet, TransactionPiece, change_schema
+from penstock.change import ChangeBatch, ChangeCounts, Idle, PiecesAborted, TransactionPiece, change_schema
 from penstock.errors import SpoolError
 from penstock.schema import Column
 from penstock.spool import SchemaHistory, SpoolReader, SpoolWriter
-from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, changes, committed, piece, time_of, transactions
+from tests.support.spool.builders import ITEMS, ORDERS, Commit, at, batch, changes, committed, piece, time_of, transactions
 
 
 def open_transactions(root: Path) -> list[str]:
-    """Of which something lies in the spool."""
+    """Open transactions with files in the spool."""
     return sorted(path.name for path in (root / "open").iterdir())
 
 
-def test_pieces_become_a_segment_of_their_own_after_what_came_before(tmp_path: Path) -> None:
+def test_streamed_pieces_become_a_separate_segment_after_earlier_changes(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(piece(7, (ORDERS, 0)))
     writer.append(transactions(Commit(10)))
@@ -132,7 +132,7 @@ def test_X03_a_file_without_rolled_back_rows_is_not_written_again(tmp_path: Path
     assert {path.stat().st_ino for path in tmp_path.glob("segments/*/*.parquet")} == before
 
 
-def test_X03_what_is_left_of_a_file_is_counted_anew(tmp_path: Path) -> None:
+def test_X03_the_rest_of_a_file_is_counted_again(tmp_path: Path) -> None:
     kinds = ["insert", "update_postimage", "delete", "insert", "truncate", "delete", "update_postimage"]
     owners = [7, 7, 9, 9, 7, 7, 9]
     unchanged = [None, ["tags"], None, None, None, None, ["tags"]]
@@ -149,7 +149,7 @@ def test_X03_what_is_left_of_a_file_is_counted_anew(tmp_path: Path) -> None:
     assert sealed.files[0].counts == ChangeCounts(1, 1, 1, 1, moves=1, unchanged=1, inexact=2, unreadable=1)
 
 
-def test_X03_a_column_of_the_table_that_is_called_like_ours_does_not_decide_what_stays(tmp_path: Path) -> None:
+def test_X03_a_table_column_with_one_of_our_names_does_not_decide_which_rows_stay(tmp_path: Path) -> None:
     odd = replace(ITEMS, columns=(Column("_xid", pa.int64(), 20), *ITEMS.columns))
     schema = change_schema(odd)
     writer = SpoolWriter(tmp_path, at(0))
@@ -200,7 +200,7 @@ def test_X01_a_transaction_of_which_nothing_is_left_is_ground_without_rows(tmp_p
 def test_H02_quiet_ground_is_sealed_while_transactions_are_open_and_they_commit_after_it(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(piece(7, (ORDERS, 0)))
-    writer.append(Quiet(at(30)))
+    writer.append(Idle(at(30)))
     assert writer.seal(quiet=True) is not None
     assert open_transactions(tmp_path) == ["7"]
     writer.append(piece(7, (ORDERS, 1)))
@@ -208,7 +208,7 @@ def test_H02_quiet_ground_is_sealed_while_transactions_are_open_and_they_commit_
     assert [(each.start, each.end, each.rows) for each in SpoolReader(tmp_path).segments()] == [(at(0), at(30), 0), (at(30), at(40), 2)]
 
 
-def test_an_xid_seen_again_after_a_restart_starts_anew(tmp_path: Path) -> None:
+def test_an_xid_seen_again_after_a_restart_starts_over(tmp_path: Path) -> None:
     SpoolWriter(tmp_path, at(0), piece_buffer_bytes=0).append(piece(7, (ORDERS, 0)))
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(piece(7, (ORDERS, 0), (ORDERS, 1)))
@@ -216,7 +216,7 @@ def test_an_xid_seen_again_after_a_restart_starts_anew(tmp_path: Path) -> None:
     assert changes(SpoolReader(tmp_path).read(at(0), at(20))) == {"orders": [("orders", 20, 0), ("orders", 20, 1)]}
 
 
-def test_R02_X03_a_key_that_comes_with_the_commit_is_that_of_all_rows_which_have_its_columns(tmp_path: Path) -> None:
+def test_R02_X03_a_key_described_at_the_commit_is_that_of_all_rows_which_have_its_columns(tmp_path: Path) -> None:
     bare = replace(ORDERS, key=())
     without = replace(bare, columns=bare.columns[1:])
     writer = SpoolWriter(tmp_path, at(0))

@@ -8,16 +8,17 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.change import ChangeCounts, Quiet, Transactions
+from penstock import storage
+from penstock.change import ChangeCounts, Idle, Transactions
 from penstock.errors import SpoolFormatError, SpoolGapError
 from penstock.schema import Column
-from penstock.spool import SpoolReader, SpoolWriter, storage
-from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, changes, old_batch, time_of, transactions
+from penstock.spool import SpoolReader, SpoolWriter
+from tests.support.spool.builders import ITEMS, ORDERS, Commit, at, batch, capture, changes, old_batch, time_of, transactions
 
 THREE = [[Commit(10)], [Commit(20, (ORDERS, ITEMS)), Commit(30)], [Commit(40)]]
 
 
-def test_a_spool_that_is_not_there_is_empty(tmp_path: Path) -> None:
+def test_a_missing_spool_is_empty(tmp_path: Path) -> None:
     reader = SpoolReader(tmp_path / "none")
     assert (reader.segments(), reader.start, reader.end) == ((), None, None)
     assert reader.limit(at(5)) == at(5)
@@ -50,7 +51,7 @@ def test_a_boundary_inside_a_segment_filters_only_the_files_that_reach_over_it(t
     assert list(SpoolReader(tmp_path).read(at(20), at(30)).tables) == [ORDERS.name]
 
 
-def test_old_rows_are_read_only_by_those_who_ask_and_stand_behind_the_changes_of_their_shape(tmp_path: Path) -> None:
+def test_old_rows_are_read_on_request_only_and_follow_the_changes_of_their_schema(tmp_path: Path) -> None:
     widened = replace(ORDERS, columns=(*ORDERS.columns, Column("more", pa.int64(), 20)))
     writer = SpoolWriter(tmp_path, at(0))
     for position, table in ((10, ORDERS), (20, widened), (30, ORDERS)):
@@ -72,7 +73,7 @@ def test_old_rows_are_read_only_by_those_who_ask_and_stand_behind_the_changes_of
 
 
 @pytest.mark.parametrize(("start", "end"), [(5, 20), (10, 50), (0, 60), (20, 30)])
-def test_a_hole_is_named_with_what_the_spool_holds(tmp_path: Path, start: int, end: int) -> None:
+def test_a_hole_is_named_with_the_extent_of_the_spool(tmp_path: Path, start: int, end: int) -> None:
     capture(tmp_path, 10, [[Commit(20)]])
     capture(tmp_path, 30, [[Commit(40)]])
     reader = SpoolReader(tmp_path)
@@ -81,7 +82,7 @@ def test_a_hole_is_named_with_what_the_spool_holds(tmp_path: Path, start: int, e
     assert caught.value.hint
 
 
-def test_a_hole_in_the_middle_says_where_the_spool_goes_on(tmp_path: Path) -> None:
+def test_error_of_a_hole_in_the_middle_says_where_the_spool_continues(tmp_path: Path) -> None:
     capture(tmp_path, 10, [[Commit(20)]])
     capture(tmp_path, 30, [[Commit(40)]])
     with pytest.raises(SpoolGapError, match=r"right after 0/14 .* hole up to 0/1E"):
@@ -107,7 +108,7 @@ def test_the_limit_takes_whole_segments_and_at_least_one(tmp_path: Path, start: 
     for commits in THREE:
         writer.append(transactions(*commits))
         writer.seal()
-    writer.append(Quiet(at(50)))
+    writer.append(Idle(at(50)))
     writer.seal(quiet=True)
     assert SpoolReader(tmp_path).limit(at(start), max_rows=max_rows) == at(expected)
 
@@ -125,13 +126,13 @@ def test_only_new_manifests_are_parsed(tmp_path: Path, monkeypatch: pytest.Monke
     reader = SpoolReader(tmp_path)
     first = reader.segments()
     read: list[Path] = []
-    real = storage.read_bytes
+    real = storage.read
 
     def counted(path: Path) -> bytes | None:
         read.append(path)
         return real(path)
 
-    monkeypatch.setattr(storage, "read_bytes", counted)
+    monkeypatch.setattr(storage, "read", counted)
     assert reader.segments() == first
     capture(tmp_path, 40, [[Commit(50)]])
     read.clear()

@@ -1,4 +1,4 @@
-"""Ground captured again with other boundaries: every change is read once, in order, whatever the cuts."""
+"""WAL captured again with other boundaries: every change is read once, in order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from penstock.change import LogStep
 from penstock.errors import SpoolGapError
 from penstock.spool import SpoolReader, SpoolWriter
-from tests.unit.spool.builders import ITEMS, ORDERS, Commit, Seen, at, changes, committed, piece, transactions
+from tests.support.spool.builders import ITEMS, ORDERS, Commit, Seen, at, changes, committed, piece, transactions
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One run of a capture: which commit it starts after, after which commits it seals, which it gets in pieces."""
+    """One run of a capture: the commit it starts after, the commits it seals after, and those it gets in
+    pieces.
+    """
 
     skip: int
     seals: frozenset[int]
@@ -31,7 +33,7 @@ class Story:
     log: tuple[Commit, ...]
     passes: tuple[Pass, ...]
     lost: tuple[frozenset[int], ...]
-    """For each pass, which of the segments there (by their number) are lost before it."""
+    """For each pass, which of the existing segments (by number) are lost before it."""
     bounds: tuple[int, ...]
 
 
@@ -100,7 +102,7 @@ def test_consecutive_ranges_give_each_change_once_and_in_order(story: Story) -> 
 
 
 def _holds(reader: SpoolReader, start: int, end: int) -> bool:
-    """Whether some segment covers each place of `(start, end]`, the slow way."""
+    """Whether the segments cover all of `(start, end]`, the slow way."""
     ground = [(segment.start.value, segment.end.value) for segment in SpoolReader(reader.root).segments()]
     return all(any(first < place <= last for first, last in ground) for place in range(start + 1, end + 1))
 

@@ -6,32 +6,32 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import SpoolCorruptError
-from penstock.spool import SpoolReader, SpoolWriter, forget, minimum, release, released, spool_bytes
-from penstock.spool.consumers import hold, inspect_consumers
-from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, capture, changes, delete_released, piece, transactions
+from penstock.spool import SpoolReader, SpoolWriter, release, released_by_all, released_positions, remove_consumer, spool_bytes
+from penstock.spool.retention import inspect_consumers, set_released
+from tests.support.spool.builders import ITEMS, ORDERS, Commit, at, capture, changes, delete_released, piece, transactions
 
 THREE = [[Commit(10)], [Commit(20, (ORDERS, ITEMS))], [Commit(30)]]
 
 
-def test_a_release_never_goes_backward(tmp_path: Path) -> None:
+def test_a_release_never_moves_backward(tmp_path: Path) -> None:
     assert release(tmp_path, "one", at(20)) == at(20)
     assert release(tmp_path, "one", at(10)) == at(20)
     assert release(tmp_path, "one", at(30)) == at(30)
-    assert released(tmp_path) == {"one": at(30)}
+    assert released_positions(tmp_path) == {"one": at(30)}
 
 
-def test_a_consumer_whose_target_was_put_back_holds_what_it_had_released(tmp_path: Path) -> None:
+def test_a_consumer_with_a_restored_target_keeps_its_released_position(tmp_path: Path) -> None:
     release(tmp_path, "one", at(20))
     release(tmp_path, "two", at(30))
-    assert hold(tmp_path, "one", at(10)) == at(10)
-    assert minimum(tmp_path) == at(10)
+    assert set_released(tmp_path, "one", at(10)) == at(10)
+    assert released_by_all(tmp_path) == at(10)
     assert [(each.name, each.released, each.age_seconds < 60) for each in inspect_consumers(tmp_path)] == [
         ("one", at(10), True),
         ("two", at(30), True),
     ]
 
 
-def test_a_consumer_that_has_nothing_to_release_is_seen_to_run(tmp_path: Path) -> None:
+def test_a_consumer_without_anything_to_release_is_seen_to_run(tmp_path: Path) -> None:
     release(tmp_path, "one", at(20))
     os.utime(tmp_path / "consumers" / "one.json", (0, 0))
     release(tmp_path, "one", at(20))
@@ -39,25 +39,25 @@ def test_a_consumer_that_has_nothing_to_release_is_seen_to_run(tmp_path: Path) -
 
 
 def test_the_minimum_is_over_all_consumers(tmp_path: Path) -> None:
-    assert (released(tmp_path), minimum(tmp_path)) == ({}, None)
+    assert (released_positions(tmp_path), released_by_all(tmp_path)) == ({}, None)
     names = ["one", "../Two/é %", ".hidden"]
     for position, name in enumerate(names, 20):
         release(tmp_path, name, at(position))
-    assert released(tmp_path) == {name: at(position) for position, name in enumerate(names, 20)}
-    assert minimum(tmp_path) == at(20)
-    assert forget(tmp_path, "one")
-    assert not forget(tmp_path, "never seen")
-    assert minimum(tmp_path) == at(21)
+    assert released_positions(tmp_path) == {name: at(position) for position, name in enumerate(names, 20)}
+    assert released_by_all(tmp_path) == at(20)
+    assert remove_consumer(tmp_path, "one")
+    assert not remove_consumer(tmp_path, "never seen")
+    assert released_by_all(tmp_path) == at(21)
 
 
 def test_a_damaged_release_is_an_error_not_a_licence_to_delete(tmp_path: Path) -> None:
     release(tmp_path, "one", at(20))
     (tmp_path / "consumers" / "one.json").write_text('{"format": 1}')
     with pytest.raises(SpoolCorruptError, match=r"one\.json"):
-        minimum(tmp_path)
+        released_by_all(tmp_path)
 
 
-def test_only_what_every_consumer_released_is_deleted(tmp_path: Path) -> None:
+def test_only_segments_released_by_every_consumer_are_deleted(tmp_path: Path) -> None:
     capture(tmp_path, 0, THREE)
     reader = SpoolReader(tmp_path)
     assert delete_released(tmp_path) == []

@@ -1,4 +1,4 @@
-"""Rows of spooled files: with their commit, only those wanted, a bounded number at a time, and as events in the order of the log."""
+"""Rows of spool files: with their commit, filtered, in bounded numbers, and as events in log order."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from penstock.change import change_schema
 from penstock.contracts.capture import Upsert
 from penstock.errors import SchemaChangedError, SpoolCorruptError
 from penstock.schema import Column
-from penstock.spark.changes import read_changes
+from penstock.spark.envelope import read_changes
 from penstock.spool import SpoolReader, SpoolWriter
-from penstock.spool.range import SpoolRange
+from penstock.spool.reader import SpoolRange
 from penstock.spool.rows import read_rows
-from tests.unit.spool.builders import ITEMS, ORDERS, Commit, at, batch, committed, piece, time_of, transactions
+from tests.support.spool.builders import ITEMS, ORDERS, Commit, at, batch, committed, piece, time_of, transactions
 
 LOG = (Commit(10, (ORDERS, ITEMS, ORDERS)), Commit(20, (ITEMS, ORDERS)), Commit(30, (ORDERS,)))
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import CaptureFailedError, ConnectionLostError, PenstockError, ProtocolError, SlotLostError, SpoolCorruptError
 from penstock.lag import CaptureLag, OpenTransaction
 from penstock.spool import CaptureFailure, CaptureStatus, SpoolReader, load_status, wait_for_end, write_status
-from tests.unit.spool.builders import Commit, at, capture
+from tests.support.spool.builders import Commit, at, capture
 
 WELL = CaptureStatus("streaming", 4711, at(50), at(40), 12, 3456, datetime(2025, 1, 1, tzinfo=UTC))
 
@@ -41,7 +41,7 @@ def test_a_status_needs_an_aware_time() -> None:
         replace(WELL, updated_at=WELL.updated_at.replace(tzinfo=None))
 
 
-def test_a_status_that_a_machine_crash_emptied_is_none(tmp_path: Path) -> None:
+def test_a_status_emptied_by_a_machine_crash_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "capture-status.json").touch()
     assert load_status(tmp_path) is None
 
@@ -52,7 +52,7 @@ def test_a_damaged_status_is_called_corrupt(tmp_path: Path) -> None:
         load_status(tmp_path)
 
 
-def test_waiting_ends_when_the_spool_is_there(tmp_path: Path) -> None:
+def test_waiting_ends_when_the_spool_exists(tmp_path: Path) -> None:
     pauses: list[float] = []
 
     def write_at_the_third_pause(seconds: float) -> None:
@@ -65,7 +65,7 @@ def test_waiting_ends_when_the_spool_is_there(tmp_path: Path) -> None:
     assert len(pauses) == 3
 
 
-def test_waiting_gives_up_at_the_deadline_with_what_there_is(tmp_path: Path) -> None:
+def test_waiting_gives_up_at_the_deadline_with_the_last_state(tmp_path: Path) -> None:
     now = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -85,12 +85,12 @@ def test_waiting_ends_at_once_when_the_capture_cannot_go_on(tmp_path: Path, erro
     assert caught.value.hint == error.hint
 
 
-def test_waiting_goes_on_while_the_capture_tries_again(tmp_path: Path) -> None:
+def test_waiting_continues_while_the_capture_retries(tmp_path: Path) -> None:
     write_status(tmp_path, replace(WELL, state="waiting", failure=CaptureFailure.of(ConnectionLostError("away"))))
     assert wait_for_end(SpoolReader(tmp_path), at(15), timeout_seconds=0) is None
 
 
-def test_what_is_already_there_is_given_although_the_capture_has_failed(tmp_path: Path) -> None:
+def test_existing_changes_are_returned_although_the_capture_has_failed(tmp_path: Path) -> None:
     capture(tmp_path, 0, [[Commit(20)]])
     write_status(tmp_path, replace(WELL, failure=CaptureFailure.of(ProtocolError("bytes"))))
     assert wait_for_end(SpoolReader(tmp_path), at(15), timeout_seconds=0) == at(20)

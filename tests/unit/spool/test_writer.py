@@ -8,11 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from penstock.change import Quiet, Transactions, change_schema
+from penstock import storage
+from penstock.change import Idle, Transactions, change_schema
 from penstock.errors import SpoolError
 from penstock.schema import Column
-from penstock.spool import SpoolReader, SpoolWriter, storage
-from tests.unit.spool.builders import (
+from penstock.spool import SpoolReader, SpoolWriter
+from tests.support.spool.builders import (
     ITEMS,
     ORDERS,
     Commit,
@@ -55,7 +56,7 @@ def test_files_have_exactly_the_schema_of_a_change_batch(tmp_path: Path) -> None
     assert all(pq.ParquetFile(path).metadata.row_group(0).column(0).compression == "UNCOMPRESSED" for path in paths)
 
 
-def test_a_schema_version_gets_its_own_file_also_when_it_comes_back(tmp_path: Path) -> None:
+def test_a_returning_schema_version_gets_its_own_file_too(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     for position, table in ((10, ORDERS), (20, WIDER), (30, ORDERS)):
         writer.append(transactions(Commit(position, (table,))))
@@ -65,9 +66,9 @@ def test_a_schema_version_gets_its_own_file_also_when_it_comes_back(tmp_path: Pa
     assert changes(found) == {"orders": [("orders", 10, 0), ("orders", 20, 0), ("orders", 30, 0)]}
 
 
-def test_nothing_is_sealed_when_no_row_waits_and_quiet_is_not_asked_for(tmp_path: Path) -> None:
+def test_nothing_is_sealed_without_waiting_rows_unless_quiet_is_set(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path, at(10))
-    writer.append(Quiet(at(50)))
+    writer.append(Idle(at(50)))
     writer.append(Transactions((), at(60), time_of(60), 4))
     assert writer.seal() is None
     sealed = writer.seal(quiet=True)
@@ -79,7 +80,7 @@ def test_nothing_is_sealed_when_no_row_waits_and_quiet_is_not_asked_for(tmp_path
 def test_a_quiet_position_is_sealed_beyond_the_last_transaction(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path, at(0))
     writer.append(transactions(Commit(10)))
-    writer.append(Quiet(at(30)))
+    writer.append(Idle(at(30)))
     first, second = writer.seal(quiet=True), writer.seal(quiet=True)
     assert first is not None
     assert second is not None
@@ -94,7 +95,7 @@ def test_ground_without_rows_is_covered_by_the_next_segment(tmp_path: Path) -> N
     assert [(each.start, each.end, each.transactions) for each in writer.append(committed(7, 20))] == [(at(0), at(20), 2)]
 
 
-def test_the_writer_seals_by_itself_at_the_hard_limit(tmp_path: Path) -> None:
+def test_the_writer_seals_at_the_hard_limit(tmp_path: Path) -> None:
     writer = SpoolWriter(tmp_path, at(0), max_segment_bytes=1)
     assert [each.end for each in writer.append(transactions(Commit(10)))] == [at(10)]
     assert writer.pending_bytes == 0
@@ -113,7 +114,7 @@ def test_the_age_is_that_of_the_first_unsealed_row(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("position", [5, 10])
-def test_the_log_never_goes_backward(tmp_path: Path, position: int) -> None:
+def test_the_log_never_moves_backward(tmp_path: Path, position: int) -> None:
     writer = SpoolWriter(tmp_path, at(10))
     with pytest.raises(SpoolError, match="backward"):
         writer.append(transactions(Commit(position)))
@@ -148,7 +149,7 @@ def test_after_an_error_a_writer_takes_nothing_more(tmp_path: Path) -> None:
         writer.append(transactions(Commit(20)))
 
 
-def test_a_new_writer_removes_what_was_not_sealed(tmp_path: Path) -> None:
+def test_a_new_writer_removes_unsealed_files(tmp_path: Path) -> None:
     capture(tmp_path, 0, [[Commit(10)]])
     (tmp_path / "segments" / f"{20:016X}").mkdir()
     (tmp_path / "segments" / f"{20:016X}" / "half.parquet").write_bytes(b"PAR1")
@@ -158,7 +159,7 @@ def test_a_new_writer_removes_what_was_not_sealed(tmp_path: Path) -> None:
     assert not (tmp_path / "open").exists()
 
 
-def test_file_names_are_plain_whatever_the_table_is_called(tmp_path: Path) -> None:
+def test_file_names_are_plain_for_every_table_name(tmp_path: Path) -> None:
     odd = replace(ORDERS, name=replace(ORDERS.name, schema="_hidden", name="../{a,b}*é=1" * 30))
     capture(tmp_path, 0, [[Commit(10, (odd,))]])
     (path,) = tmp_path.glob("segments/*/*.parquet")
@@ -170,7 +171,7 @@ def test_file_names_are_plain_whatever_the_table_is_called(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("raised", "said"), [(OSError(5, "Input/output error"), "Input/output"), (pa.ArrowInvalid("4711"), "ArrowInvalid")]
 )
-def test_what_the_disk_refuses_is_an_error_of_ours_without_values_and_nothing_is_lost(
+def test_disk_errors_are_our_errors_without_values_and_lose_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raised: Exception, said: str
 ) -> None:
     writer = SpoolWriter(tmp_path, at(0))

@@ -1,1 +1,1 @@
-"""What can be wrong with a configuration, its source and its targets, found before anything is done."""
+"""Find problems of configuration, source and targets before a run starts."""

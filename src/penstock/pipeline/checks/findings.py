@@ -1,4 +1,4 @@
-"""What a check found: steps that were tried, problems that would stop a run, warnings that would not."""
+"""The findings of a check: steps, problems that would stop a run, and warnings that would not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SOURCE = ("PEN-11", "PEN-12", "PEN-14")  # connection and server, slot, tables
 
 
 def exit_code(code: str) -> int:
-    """Of the process that ends with this error: 2 the configuration is to be mended, 3 the source or this machine, 1 all else."""
+    """The exit code for this error: 2 for the configuration, 3 for the source or this machine, 1 otherwise."""
     if code in _CONFIGURATION:
         return 2
     return 3 if code == EnvironmentUnfitError.code or code.startswith(_SOURCE) else 1
@@ -27,16 +27,18 @@ class StepState(StrEnum):
     WARNING = "warning"
     PROBLEM = "problem"
     SKIPPED = "skipped"
-    """Something before it failed, so that it could not be tried."""
+    """Skipped because an earlier step failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong, or may become so."""
+    """A problem or a warning."""
 
     step: str
     code: str
-    """Of a problem: the code of the error that a run would stop with. Of a warning: a plain name, or a code of its own."""
+    """For a problem, the error code that a run would stop with. For a warning, a name or a code that no error
+    has.
+    """
     what: str
     fix: str | None = None
     tables: tuple[TableName, ...] = ()
@@ -47,7 +49,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Step:
-    """One thing that was tried. `detail` says what was seen."""
+    """One step. `detail` describes the result."""
 
     name: str
     detail: str = ""
@@ -68,7 +70,7 @@ class Step:
 
     @contextmanager
     def catching(self, table: TableName | None = None) -> Iterator[None]:
-        """What stops a run becomes a problem here, and the check goes on."""
+        """Record an error that would stop a run as a problem; the check continues."""
         try:
             yield
         except PenstockError as error:
@@ -85,7 +87,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """All steps, in the order in which they were tried."""
+    """All steps in order."""
 
     pipeline: str | None
     steps: Sequence[Step]
@@ -100,14 +102,16 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        """0 ready to run, 2 the configuration is to be mended, 3 the source or this machine."""
+        """Exit code: 0 ready to run, 2 problems in the configuration, 3 problems of the source or this
+        machine.
+        """
         codes = {exit_code(finding.code) for finding in self.problems}
         if 2 in codes:
             return 2
         return 3 if codes else 0
 
     def as_document(self) -> dict[str, object]:
-        """For programs: plain, stable names."""
+        """A JSON document for programs, with stable names."""
         return {
             "pipeline": self.pipeline,
             "ok": not self.problems,

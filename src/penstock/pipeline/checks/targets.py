@@ -1,4 +1,4 @@
-"""The part of a check that looks at what earlier runs have left: can a run go on from there? Nothing here imports Spark."""
+"""Check whether a run can continue from what earlier runs left behind. Nothing here imports Spark."""
 
 from __future__ import annotations
 
@@ -6,53 +6,53 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from penstock import storage
+from penstock.config.model import PipelineConfig
 from penstock.errors import EnvironmentUnfitError, PenstockError
+from penstock.pipeline.checks.environment import temporary_place
 from penstock.pipeline.checks.findings import Finding, Step
-from penstock.pipeline.checks.places import made_place
-from penstock.pipeline.config import PipelineConfig
-from penstock.pipeline.epochs import Epoch, EpochLog
-from penstock.pipeline.membership import fail_rejoined, load_memberships
-from penstock.pipeline.sinks import open_targets
-from penstock.pipeline.standing import check_log, check_origin
-from penstock.pipeline.states import TableState
-from penstock.pipeline.tables import Selection, Tables, fail_unpublished, inspect_pipeline, refuse_indistinct
+from penstock.pipeline.epoch_log import Epoch, EpochLog
+from penstock.pipeline.sink_factory import open_targets
+from penstock.pipeline.sources.resume_checks import check_log, check_origin, fail_rejoined, load_memberships
+from penstock.pipeline.table_selection import Selection, Tables, fail_unpublished, find_indistinct, inspect_pipeline
+from penstock.pipeline.table_states import TableState
 from penstock.position import Position
 from penstock.postgres.connection import Connection, SourceAddress
-from penstock.postgres.publication import inspect_memberships
+from penstock.postgres.membership import inspect_memberships
+from penstock.postgres.server import identify_system
 from penstock.postgres.slot import inspect_slot
-from penstock.postgres.timeline import identify_system
 from penstock.schema import TableName
 from penstock.sinks.base import Targets
-from penstock.sinks.directories import tells_case_apart
+from penstock.storage.temporary import is_case_sensitive
 
 
 def check_continuing(step: Step, config: PipelineConfig, address: SourceAddress, connection: Connection, selection: Selection) -> None:
-    """What a run asks of the targets, the slot and the record of epochs before its first row, asked by the same functions."""
+    """Inspect targets, slot and epoch log as a run does before its first row, with the same functions."""
     root = config.sink.root
-    looking = _Looking(step, config, address, connection, selection)
+    checks = _TargetChecks(step, config, address, connection, selection)
     try:
-        is_new = not root.is_dir()
+        is_new = not storage.is_directory(root)
         targets = open_targets(config)
-    except (ImportError, OSError):  # for the step that tries the target to say
+    except (ImportError, OSError):  # the step that writes to the target reports the error
         step.is_skipped = True
         return
     except EnvironmentUnfitError as error:
-        what = f"{error.message}: whether its tables are as they were left, and of this pipeline, was not tried"
+        what = f"{error.message}: its tables were not checked"
         step.warn("targets-not-asked", what, "penstock verify starts Spark and compares them, once they have been copied")
-        looking.compare_record(lambda _, __: tells_case_apart(root))
+        checks.compare_record(lambda _, __: is_case_sensitive(root))
         return
     with step.catching():
         for problem in targets.find_problems(selection.tables):
             step.problem(problem)
     if is_new:
-        looking.refuse_twins(targets.tells_apart, targets.describe)
+        checks.check_distinct(targets.are_distinct, targets.describe)
         step.detail = "nothing has been copied yet"
     else:
-        looking.compare_targets(targets)
+        checks.compare_targets(targets)
 
 
 @dataclass(frozen=True, slots=True)
-class _Looking:
+class _TargetChecks:
     step: Step
     config: PipelineConfig
     address: SourceAddress
@@ -67,19 +67,19 @@ class _Looking:
         step, config, last = self.step, self.config, self.last
         try:
             tables = inspect_pipeline(self.selection, targets, last, config.schema_rule, config.existing_policy)
-        except PenstockError as error:  # what was recorded of the targets can be looked at without them
+        except PenstockError as error:  # the epoch log can be read without the targets
             step.problem(error)
-            self.compare_record(targets.tells_apart)
+            self.compare_record(targets.are_distinct)
             return
         step.detail = f"{len(tables.filled):,} tables are filled" + (f", recorded up to {last.position}" if last is not None else "")
         for name, policy in tables.foreign.items():
             step.detail += f"; {targets.describe(name)} is not of this pipeline, and existing is {policy}: {policy.consequence}"
         self._compare_source(tables, last, targets.describe)
 
-    def compare_record(self, tells_apart: Callable[[TableName, TableName], bool]) -> None:
-        """By what the last epoch says of the tables, where they cannot be asked themselves."""
+    def compare_record(self, are_distinct: Callable[[TableName, TableName], bool]) -> None:
+        """Compare with the last epoch record, if the targets cannot be read."""
         last = self.last
-        self.refuse_twins(tells_apart, _unnamed)
+        self.check_distinct(are_distinct, _unnamed)
         if last is None:
             self.step.detail = "no epoch is recorded"
             return
@@ -90,10 +90,12 @@ class _Looking:
                 recorded[name] = replace(status, applied=max(status.applied or Position.ZERO, last.position))
         self._compare_source(Tables(dict(self.selection.tables), statuses=recorded), last, _unnamed)
 
-    def refuse_twins(self, tells_apart: Callable[[TableName, TableName], bool], describe: Callable[[TableName], str]) -> None:
-        """Whether a disk tells names apart is seen only where something can be written; that it cannot is for another step to say."""
-        with suppress(EnvironmentUnfitError, OSError), made_place(self.config.sink.root):
-            for name, error in refuse_indistinct(self.selection.tables, tells_apart, describe).items():
+    def check_distinct(self, are_distinct: Callable[[TableName, TableName], bool], describe: Callable[[TableName], str]) -> None:
+        """Refuse tables whose names differ only in case. Writes a file to find out whether the target
+        distinguishes case; another step reports a directory that cannot be written.
+        """
+        with suppress(EnvironmentUnfitError, OSError), temporary_place(self.config.sink.root):
+            for name, error in find_indistinct(self.selection.tables, are_distinct, describe).items():
                 self.step.problem(error, name)
 
     def _compare_source(self, tables: Tables, last: Epoch | None, describe: Callable[[TableName], str]) -> None:

@@ -1,1 +1,1 @@
-"""Copies of tables: planned, read by executors, repaired, and put in the place of others."""
+"""Snapshots and resyncs: plan chunks, read them on executors, repair, commit, swap."""

@@ -1,7 +1,7 @@
-"""Snapshots beside the stream: tables are copied by threads of their own while the epochs of the others go on.
+"""Snapshots in the background: threads copy tables while the epochs of other tables continue.
 
-The spool keeps a table's changes from before its fence until the table is handed over to the epochs, which then bring it from the fence to
-where the others are. What time can mend is tried again here; nobody else waits for it.
+The spool keeps a table's changes from before its fence until the table is handed over to the epochs, which
+apply them. Transient errors are retried here.
 """
 
 from __future__ import annotations
@@ -27,35 +27,40 @@ from penstock.sinks.base import Target
 _log = logging.getLogger("penstock.snapshot")
 
 _AT_ONCE = 3
-"""Groups of tables; each holds a temporary slot of the source while it is copied."""
+"""Maximum number of groups that are copied at once. Each holds a temporary slot of the source."""
 _LONGEST_PAUSE_SECONDS = 30.0
 
 
-class Door(Protocol):
-    """Who takes over what has been copied: the epochs, or, for a table that is copied anew, its shadow."""
+class SnapshotListener(Protocol):
+    """Receives finished copies: `TableLifecycle` for snapshots, `Resyncs` for resyncs."""
 
-    def hold(self, name: TableName, fence: Position) -> None: ...
+    def set_fence(self, name: TableName, fence: Position) -> None: ...
 
-    def enter(self, target: Target) -> None: ...
+    def add_copied(self, target: Target) -> None: ...
 
     def fail(self, name: TableName, error: PenstockError) -> None: ...
 
 
 class BackgroundSnapshots:
-    """Started with groups of tables, one thread each; `stop` ends them all. What only a person can mend is kept for `check`."""
+    """Started with groups of tables, one thread each; `stop` ends them all. Errors that need an operator are
+    kept for `check`.
+    """
 
-    def __init__(self, coordinator: SnapshotCoordinator, door: Door, observer: PipelineObserver) -> None:
+    def __init__(self, coordinator: SnapshotCoordinator, listener: SnapshotListener, observer: PipelineObserver) -> None:
         self._coordinator = coordinator
-        self._door = door
+        self._listener = listener
         self._observer = observer
         self._stopping = threading.Event()
-        self._room = threading.Semaphore(_AT_ONCE)
+        self._permits = threading.Semaphore(_AT_ONCE)
         self._threads: list[threading.Thread] = []
         self._copying: set[TableName] = set()
+        self._abandoned: set[TableName] = set()
+        """Tables among `_copying` that were removed: their copies are discarded."""
+        self._lock = threading.Lock()
         self._failure: Exception | None = None
 
     def start(self, tables: Sequence[CatalogTable]) -> None:
-        """Copy these as they are at one moment to come. Their changes must be kept by now."""
+        """Copy these tables in a new thread. The spool must already keep their changes."""
         self._copying.update(table.name for table in tables)
         thread = InheritableThread(target=self._run, args=(list(tables),), name=f"penstock-snapshot-{len(self._threads) + 1}", daemon=True)
         self._threads.append(thread)
@@ -64,23 +69,35 @@ class BackgroundSnapshots:
     def is_copying(self, name: TableName) -> bool:
         return name in self._copying
 
+    def abandon(self, name: TableName) -> None:
+        """Stop the copy of a table that was removed. Its changes are no longer captured, so a later snapshot
+        cannot reuse the chunks.
+        """
+        with self._lock:
+            if name in self._copying:
+                self._abandoned.add(name)
+                return
+        self._coordinator.store.forget(name)
+
     def check(self) -> None:
-        """Raise what ended a thread, if anything did."""
+        """Raise the error that ended a thread, if any."""
         if self._failure is not None:
             raise self._failure
 
     @property
     def is_over(self) -> bool:
-        """Whether all that was started has ended, and nothing is left for `check` to raise."""
+        """Whether all threads have ended, and `check` has nothing to raise."""
         return self._failure is None and not any(thread.is_alive() for thread in self._threads)
 
     def stop(self) -> None:
-        """End the threads in order; what is not finished goes on in the next run."""
+        """End the threads; the next run continues unfinished snapshots."""
         self._stopping.set()
         if any(thread.is_alive() for thread in self._threads):
             self._coordinator.executors.cancel()
         for thread in self._threads:
             thread.join()
+        for name in self._abandoned:
+            self._coordinator.store.forget(name)
 
     @property
     def is_stopping(self) -> bool:
@@ -89,34 +106,39 @@ class BackgroundSnapshots:
     def _run(self, tables: list[CatalogTable]) -> None:
         try:
             self._coordinator.executors.enter()
-            with self._room:
+            with self._permits:
                 self._copy(tables)
         except Exception as error:  # noqa: BLE001 it is raised again in the run's own thread
             if not self.is_stopping:
                 self._failure = error
 
     def _copy(self, tables: list[CatalogTable]) -> None:
-        """Until every table has arrived or failed, or the run is to end."""
+        """Copy until every table is complete or failed, or the run ends."""
         waiting = {table.name: table for table in tables}
         backoff = Backoff(longest_seconds=_LONGEST_PAUSE_SECONDS)
 
-        def arrive(name: TableName) -> None:
+        def on_copied(name: TableName) -> None:
             target = self._coordinator.sink.load_target(name)
             assert target is not None
             waiting.pop(name, None)
-            self._door.enter(target)
-            self._copying.discard(name)
+            with self._lock:
+                if name not in self._abandoned:
+                    self._listener.add_copied(target)
+                    self._copying.discard(name)
+                    return
+            self._coordinator.sink.release_ownership(name)
+            self._forget(name)
 
         while waiting and not self.is_stopping:
             try:
-                failures = self._coordinator.copy(list(waiting.values()), self._door.hold, arrive, lambda: self.is_stopping)
+                failures = self._coordinator.copy(list(waiting.values()), self._listener.set_fence, on_copied, lambda: self.is_stopping)
             except PenstockError as error:
                 if error.recovery is not Recovery.RETRY:
                     raise
                 self._wait(error, backoff)
                 continue
             except Exception as error:  # noqa: BLE001 the edge of a thread
-                # Not of one table's step, which the round answers for: the tables that wait for it are the ones that fail.
+                # An error outside the step of one table: all tables that still wait fail.
                 shown = TableFailedError(f"copying {', '.join(map(str, waiting))}: {describe(error)}")
                 if backoff.failures + 1 < USUAL_ATTEMPTS:
                     self._wait(shown, backoff)
@@ -125,8 +147,18 @@ class BackgroundSnapshots:
                 failures = {name: final(TableFailedError(f"copying {name}: {describe(error)}"), name) for name in waiting}
             for name, failure in failures.items():
                 del waiting[name]
-                self._door.fail(name, failure)
+                if name in self._abandoned:
+                    self._forget(name)
+                    continue
+                self._listener.fail(name, failure)
                 self._copying.discard(name)
+
+    def _forget(self, name: TableName) -> None:
+        """Forget a removed table whose copy has ended. It may be added again."""
+        self._coordinator.store.forget(name)
+        with self._lock:
+            self._abandoned.discard(name)
+            self._copying.discard(name)
 
     def _wait(self, error: PenstockError, backoff: Backoff) -> None:
         pause = backoff.fail()

@@ -1,14 +1,14 @@
-"""One table on its way into the target: planned or taken up again, read chunk by chunk, repaired, committed.
+"""Copy one table into the target: plan or resume, read chunk by chunk, repair, commit.
 
-What has been done is durable after each step (`snapshots/state.py`), so a table may be left at any moment and taken up by the next run, or
-under the next snapshot.
+Every step is durable (`snapshots/state.py`), so the next run, or the next snapshot, continues where this one
+ended.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -16,34 +16,73 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from penstock import storage
 from penstock.errors import NoTablesError, TableRewrittenError
-from penstock.pipeline.copy_refused import gather_refused
-from penstock.pipeline.letters.copy import RefusedRows, made_basket
+from penstock.pipeline.dead_letters.snapshot_rejections import RejectedRows, chunk_rejected_file, open_rejected_file
 from penstock.pipeline.observer import PipelineObserver
-from penstock.pipeline.snapshots.executors import SnapshotExecutors
-from penstock.pipeline.snapshots.progress import SnapshotProgress, measure
-from penstock.pipeline.snapshots.queries import AskingSink
-from penstock.pipeline.snapshots.repair import KeyTask, changed_between, is_repairable, key_reader, plan_rereading
+from penstock.pipeline.snapshots.executors import (
+    AskingSink,
+    KeyTask,
+    SnapshotExecutors,
+    changed_between,
+    is_repairable,
+    key_reader,
+    plan_rereading,
+)
 from penstock.pipeline.snapshots.schedule import Step
-from penstock.pipeline.snapshots.state import ChunkRecord, SavedSnapshot, SnapshotPlan, SnapshotStore, new_plan_id
+from penstock.pipeline.snapshots.state import (
+    ChunkRecord,
+    SavedSnapshot,
+    SnapshotPlan,
+    SnapshotProgress,
+    SnapshotStore,
+    measure,
+    new_plan_id,
+)
 from penstock.pipeline.snapshots.task import ChunkTask, RecordedTask, record_rows, recording_writer, source_rows
 from penstock.position import Position
 from penstock.postgres.catalog import CatalogTable
 from penstock.postgres.chunks import cut_chunks
 from penstock.postgres.connection import Connection, SourceAddress, connect
-from penstock.postgres.exported import ExportedSnapshot
-from penstock.postgres.outline import MeasuredTable, TableOutline, inspect_fingerprint, inspect_outline
-from penstock.postgres.types.policy import TypePolicy
+from penstock.postgres.snapshot_export import CopyFingerprint, ExportedSnapshot, MeasuredTable, inspect_fingerprint, inspect_outline
+from penstock.postgres.types.column import TypePolicy
 from penstock.retry import Backoff
 from penstock.schema import TableName, TableSchema
 from penstock.sinks.base import ChangedRows, Sink, SnapshotFile
 from penstock.spool.reader import SpoolReader
 
+
+def gather_refused(
+    plan: SnapshotPlan, records: Path, chunks: Mapping[int, ChunkRecord], reread: Sequence[KeyTask], unmade: Sequence[str]
+) -> list[RejectedRows]:
+    """Files of rejected rows: of all chunks, of re-read rows (`reread`), and of re-read rows that the
+    transform rejected (`unmade`).
+    """
+    found = []
+    for part in plan.outline.parts:
+        name = part.schema.name
+        own = [(number, record.fence) for number, record in sorted(chunks.items()) if plan.chunks[number].schema.name == name]
+        rejected_files = (
+            rejected_file(records, number, fence) for number, fence in own for rejected_file in (chunk_rejected_file, open_rejected_file)
+        )
+        again = _existing(task.rejected_file for task in reread if task.outline.schema.name == name)
+        refused = RejectedRows(part.schema, _existing(rejected_files), (*again, *unmade), plan.outline.constants(part))
+        if refused.chunks or refused.repaired:
+            found.append(refused)
+    return found
+
+
+def _existing(paths: Iterable[Path]) -> tuple[str, ...]:
+    return tuple(str(path) for path in paths if storage.exists(path))
+
+
 _log = logging.getLogger("penstock.snapshot")
 
 _SMALLEST_CHUNK_BYTES = 16 << 20
 _LOCKED_BYTES = 64 << 20
-"""Heap of a table that is locked while it is copied, which then takes a second or two."""
+"""Heap size up to which a table may be locked while it is copied. A copy of this size takes a second or
+two.
+"""
 _FIRST_RESTART_SECONDS = 1.0
 _LONGEST_RESTART_SECONDS = 600.0
 _CHUNKS_A_LANE = 4
@@ -51,7 +90,7 @@ _CHUNKS_A_LANE = 4
 
 @dataclass(frozen=True, slots=True)
 class CopyPlaces:
-    """What the copies of all tables share: where they read, where they write, who is told."""
+    """Parameters shared by the copies of all tables: source, target, callbacks."""
 
     executors: SnapshotExecutors
     address: SourceAddress
@@ -64,41 +103,41 @@ class CopyPlaces:
     types: TypePolicy
     publication: str | None
     is_stopping: Callable[[], bool]
-    letters: CopyLetters | None = None
-    is_by_looks: bool = False
-    """Whether changes come by looks, each with all that happened since the one before."""
+    dead_letters: SnapshotDeadLetters
+    positions_are_polls: bool = False
+    """Whether a position stands for a poll, which has everything committed since the poll before it."""
 
 
-class CopyLetters(Protocol):
-    """Who takes rows that are refused while a table is copied."""
+class SnapshotDeadLetters(Protocol):
+    """Takes the rows that are rejected while a table is copied."""
 
-    def puts_aside(self, table: TableName) -> bool:
-        """Whether such rows do not stop the copy."""
+    def diverts(self, table: TableName) -> bool:
+        """Whether rejected rows become dead letters instead of failing the copy."""
 
-    def take_copied(self, schema: TableSchema, refused: Sequence[RefusedRows], fence: Position, changed: ChangedRows | None) -> None:
-        """What was refused, in files, right before the copy is handed over to the target."""
+    def store_copied(self, schema: TableSchema, refused: Sequence[RejectedRows], fence: Position, changed: ChangedRows | None) -> None:
+        """Take the rejected rows, in files, before the copy is committed to the target."""
 
     def copied(self, table: TableName) -> None:
-        """The target has it."""
+        """The target has committed the copy."""
 
 
 class TableCopy:
-    """Steps may be done by different threads, one at a time; only chunks are read by several at once."""
+    """Different threads may execute steps, one at a time; only chunks are read in parallel."""
 
     def __init__(self, table: CatalogTable, places: CopyPlaces) -> None:
         self.table = table
         self.restarts = Backoff(_FIRST_RESTART_SECONDS, _LONGEST_RESTART_SECONDS)
-        """How often the table was rewritten, emptied or altered while it was copied."""
+        """How often the table was rewritten, truncated or altered while it was copied."""
         self.restarts_at = 0.0
         self.session: Connection | None = None
-        """Set while the table is locked: then all of it is read in this session."""
+        """The session that locks the table, if it is locked. The whole table is then read in this session."""
         self._places = places
         self._plan: SnapshotPlan | None = None
         self._records: dict[int, ChunkRecord] = {}
         self._fence = Position.ZERO
         self._changed: ChangedRows | None = None
         self._reread: tuple[KeyTask, ...] = ()
-        self._doom: str | None = None
+        self._invalid_reason: str | None = None
 
     @property
     def name(self) -> TableName:
@@ -114,33 +153,35 @@ class TableCopy:
         return measure(SavedSnapshot(self.plan, dict(self._records)))
 
     def open(self, exported: ExportedSnapshot) -> list[tuple[int, int]]:
-        """Take up what is there, or plan anew; gives the chunks that are missing, each with its bytes."""
+        """Resume the stored plan, or make a new one; returns the missing chunks with their bytes."""
         places = self._places
         with connect(places.address) if self.session is None else nullcontext(self.session) as connection:
             found = inspect_outline(connection, self.table, places.types, places.publication)
         if not found.outline.schema.columns:
-            raise NoTablesError(f"table {self.name} is gone", hint="remove it from the tables, or create it again")
+            raise NoTablesError(f"table {self.name} no longer exists", hint="remove it from the tables, or create it again")
         saved = places.store.load(self.name)
         if saved is not None and not saved.records and saved.plan.chunks:
-            saved = None  # nothing has been read: a new plan has a later fence, and less to repair
-        reason = self._doom or (None if saved is None else self._why_anew(saved, found, exported))
-        self._doom, self._changed, self._reread = None, None, ()
+            saved = None  # nothing was read yet: a new plan has a later fence, and less to repair
+        reason = self._invalid_reason or (None if saved is None else self._restart_reason(saved, found, exported))
+        self._invalid_reason, self._changed, self._reread = None, None, ()
         if saved is None or reason is not None:
             if reason is not None:
-                self._tell_restart(reason)
+                self._announce_restart(reason)
             self._begin(found, exported)
         else:
             self._resume(saved, found.outline)
         return [(number, self.plan.chunks[number].heap_bytes) for number in self._missing]
 
     def then(self, exported: ExportedSnapshot) -> Step:
-        """What follows the last chunk. Chunks of one fence are exact there, whatever the fence of now is."""
+        """The step after the last chunk: commit if all chunks have the same fence, otherwise read changed
+        rows again.
+        """
         fences = {record.fence for record in self._records.values()}
         self._fence = exported.fence if len(fences) != 1 else next(iter(fences))
         return Step.COMMIT if len(fences) <= 1 else Step.REREAD
 
     def read(self, exported: ExportedSnapshot, number: int) -> None:
-        """Read one chunk, on an executor, which records it."""
+        """Read one chunk on an executor. The executor writes the chunk's record."""
         places, plan = self._places, self.plan
         task = ChunkTask(number, plan.chunks[number], plan.place)
         recorded = RecordedTask(task, str(places.store.records_directory(plan)), exported.fence)
@@ -153,29 +194,31 @@ class TableCopy:
 
     def _run(self, exported: ExportedSnapshot, recorded: RecordedTask) -> ChunkRecord:
         places, schema = self._places, self.plan.outline.schema
-        how = {"refuse_inexact": places.types.refuses_inexact, "puts_aside": self._puts_aside}
+        how = {"reject_inexact": places.types.rejects_inexact, "diverts": self._diverts}
         asker = places.sink.asker_for(schema) if isinstance(places.sink, AskingSink) else None
         if asker is not None:
             read = partial(source_rows, places.address, exported.name, recorded, **how)
-            aside = made_basket(Path(recorded.records), recorded.task.index, recorded.fence) if self._puts_aside else None
-            return asker.copy(places.executors, read, partial(record_rows, recorded), aside)
+            rejected_path = open_rejected_file(Path(recorded.records), recorded.task.index, recorded.fence) if self._diverts else None
+            return asker.copy(places.executors, read, partial(record_rows, recorded), rejected_path)
         writer = recording_writer(places.address, exported.name, places.sink.writer_for(schema), session=self.session, **how)
         (record,) = places.executors.run(writer, [recorded], light=self.session is not None)
         return record
 
     def reread(self, exported: ExportedSnapshot) -> bool:
-        """Read what changed between the fences again, as it is now; False if the run is to end before."""
+        """Read again, by key, the rows that changed between the fences; False if the run ends first."""
         places, outline = self._places, self.plan.outline
         first = min(record.fence for record in self._records.values())
-        slices = changed_between(places.spool, outline, first, exported.fence, places.is_stopping, is_by_looks=places.is_by_looks)
+        slices = changed_between(
+            places.spool, outline, first, exported.fence, places.is_stopping, positions_are_polls=places.positions_are_polls
+        )
         if slices is None:
             return False
         self._fence, self._changed, self._reread = exported.fence, None, ()
         if slices:
             directory = places.store.records_directory(self.plan) / f"repair-{exported.fence.value:016X}"
             tasks = plan_rereading(places.executors, outline, slices, directory)
-            refuses = places.types.refuses_inexact
-            reader = key_reader(places.address, exported.name, refuse_inexact=refuses, puts_aside=self._puts_aside)
+            refuses = places.types.rejects_inexact
+            reader = key_reader(places.address, exported.name, reject_inexact=refuses, diverts=self._diverts)
             files = places.executors.run(reader, tasks) if tasks else []
             rows = tuple(str(directory / "rows" / file.name) for file in files if file.rows)
             self._changed, self._reread = ChangedRows(str(directory / "keys"), rows), tuple(tasks)
@@ -184,7 +227,7 @@ class TableCopy:
         return True
 
     def commit(self) -> None:
-        """Hand the table over to the target. The table must still be what was read: what was altered meanwhile is found out here."""
+        """Commit the table to the target, unless it was altered since it was read."""
         places, plan = self._places, self.plan
         with connect(places.address) as connection:
             fingerprint = inspect_fingerprint(connection, self.table, places.publication)
@@ -192,10 +235,9 @@ class TableCopy:
             raise TableRewrittenError(f"table {self.name} was altered while it was being copied; its snapshot starts again")
         files = [self._records[number].file for number in sorted(self._records)]
         target = places.sink.load_target(self.name)
-        if target is None or target.applied != self._fence:  # else an attempt was made whose answer was lost
+        if target is None or target.applied != self._fence:  # otherwise an earlier attempt committed without a reply
             self._hand_over(files)
-        if places.letters is not None:
-            places.letters.copied(self.name)
+        places.dead_letters.copied(self.name)
         places.store.forget(self.name)
         rows = sum(file.rows for file in files)
         _log.info("snapshot finished", extra={"table": str(self.name), "plan": plan.id, "fence": str(self._fence), "rows": rows})
@@ -203,28 +245,28 @@ class TableCopy:
 
     def _hand_over(self, files: Sequence[SnapshotFile]) -> None:
         places, schema, changed = self._places, self.plan.outline.schema, self._changed
-        if places.letters is not None and self._puts_aside:
+        if self._diverts:
             unmade: Sequence[str] = ()
             if changed is not None and isinstance(places.sink, AskingSink):
                 changed, unmade = places.sink.make_changed(schema, changed)
             records = places.store.records_directory(self.plan)
             refused = gather_refused(self.plan, records, self._records, self._reread, unmade)
-            places.letters.take_copied(schema, refused, self._fence, self._changed)
+            places.dead_letters.store_copied(schema, refused, self._fence, self._changed)
         if changed is None:
             places.sink.finish_snapshot(schema, files, self._fence)
         else:
             places.sink.repair_snapshot(schema, files, changed, self._fence)
 
     @property
-    def _puts_aside(self) -> bool:
-        letters = self._places.letters
-        return letters is not None and letters.puts_aside(self.name)
+    def _diverts(self) -> bool:
+        """Whether rejected rows become dead letters."""
+        return self._places.dead_letters.diverts(self.name)
 
-    def doom(self, reason: str) -> None:
-        """What has been read is of no use: the table is planned anew when it is opened again."""
-        if self._doom is None:
+    def invalidate(self, reason: str) -> None:
+        """Discard the chunks. The next `open` plans the table again."""
+        if self._invalid_reason is None:
             self.back_off()
-        self._doom = reason
+        self._invalid_reason = reason
 
     def back_off(self) -> None:
         """Leave the table to a later round."""
@@ -236,7 +278,9 @@ class TableCopy:
 
     @property
     def is_lockable(self) -> bool:
-        """Whether the table was disturbed before and is small enough to be copied under a lock, in one transaction."""
+        """Whether the table's copy was interrupted by writes before, and the table is small enough to be
+        copied under a lock in one transaction.
+        """
         is_asked = self._plan is not None and isinstance(self._places.sink, AskingSink) and self._asks(self._places.sink)
         return self.restarts.failures > 0 and self._plan is not None and self._plan.heap_bytes <= _LOCKED_BYTES and not is_asked
 
@@ -246,30 +290,30 @@ class TableCopy:
     def chunk_bytes(self, number: int) -> int:
         return self.plan.chunks[number].heap_bytes if number >= 0 else 0
 
-    def _tell_restart(self, reason: str) -> None:
-        self._places.observer.interrupted(f"the snapshot of {self.name} starts again: {reason}", 0.0)
+    def _announce_restart(self, reason: str) -> None:
+        self._places.observer.announced(f"the snapshot of {self.name} starts again: {reason}")
 
     @property
     def _missing(self) -> list[int]:
         return [number for number in range(len(self.plan.chunks)) if number not in self._records]
 
-    def _why_anew(self, saved: SavedSnapshot, found: MeasuredTable, exported: ExportedSnapshot) -> str | None:
-        """Why what has been read is of no use; None if it is."""
+    def _restart_reason(self, saved: SavedSnapshot, found: MeasuredTable, exported: ExportedSnapshot) -> str | None:
+        """The reason why the chunks read so far cannot be used; None if they can."""
         plan = saved.plan
         difference = plan.outline.difference(found.outline)
         if difference is not None:
             return difference
         if not self._places.sink.can_resume_snapshot(plan.outline.schema, plan.place, [record.file for record in saved.records.values()]):
-            return "the target no longer has what was written to it"
+            return "files that were written to the target no longer exist"
         start = SpoolReader(self._places.spool).start
         if start is not None and start > plan.fence:
-            return f"the spool no longer has what changed since {plan.fence}"
+            return f"the spool no longer has the changes since {plan.fence}"
         if not saved.missing and len(saved.fences) == 1:
             return None
         if plan.fence > exported.fence:
             return f"it began at {plan.fence}, and the server is only at {exported.fence}"
         if not is_repairable(plan.outline.schema):
-            return "its rows cannot be asked for by key"
+            return "its rows cannot be read by key"
         return None
 
     def _begin(self, found: MeasuredTable, exported: ExportedSnapshot) -> None:
@@ -286,12 +330,12 @@ class TableCopy:
         )
         places.observer.snapshot_planned(self.name, len(chunks), self._plan.heap_bytes)
 
-    def _resume(self, saved: SavedSnapshot, outline: TableOutline) -> None:
-        """`outline`: of the table as it is now, which does not differ from that of the plan."""
+    def _resume(self, saved: SavedSnapshot, outline: CopyFingerprint) -> None:
+        """Resume the stored plan. `outline` describes the current table, which the plan matches."""
         observer, plan = self._places.observer, saved.plan.with_outline(outline)
         self._plan, self._records = plan, dict(saved.records)
         facts = {"table": str(self.name), "plan": plan.id, "done": len(saved.records), "chunks": len(plan.chunks)}
-        _log.info("chunks are there already", extra=facts)
+        _log.info("snapshot resumed", extra=facts)
         observer.snapshot_planned(self.name, len(plan.chunks), plan.heap_bytes)
         observer.snapshot_resumed(self.name, len(saved.records), len(plan.chunks))
         progress = self.progress
@@ -299,5 +343,5 @@ class TableCopy:
 
 
 def chunk_bytes(total_bytes: int, largest_bytes: int, lanes: int) -> int:
-    """How much of the heap one task reads: `largest_bytes`, or less where a table would not keep all executors busy to its end."""
+    """Heap bytes per task: `largest_bytes`, or less if the table would not keep all executors busy."""
     return min(largest_bytes, max(_SMALLEST_CHUNK_BYTES, total_bytes // (_CHUNKS_A_LANE * lanes)))

@@ -1,10 +1,10 @@
-"""Which step of which table comes next, for several threads that copy several tables under one exported snapshot.
+"""The work queue of the threads that copy tables under one exported snapshot.
 
-A table is opened, its chunks are read, keys that changed between fences are read again if there is more than one fence, and it is
-committed. All but the last need the snapshot. Steps that end a table come first; of the others, those of the smallest and of the largest
-table take turns: small tables do not wait behind a huge one, nor does a huge one wait until thousands of small ones are done.
+Steps of a table: open it, read its chunks, read changed keys again if there is more than one fence, commit.
+All steps but the last need the snapshot. Steps that finish a table come first; after them, steps of the
+smallest and of the largest table alternate, so that neither small tables nor a huge one starve.
 
-Nothing here does any work or knows what a table is, so it can be tried without any.
+This module does no I/O and knows nothing about tables, so it is tested alone.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class Step(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Lot(Generic[T]):
-    """One table on its way. Only the schedule changes it."""
+class TableQueue(Generic[T]):
+    """The steps of one table. Only `Schedule` modifies it."""
 
     table: T
     heap_bytes: int
-    """Still to be read; before the table is opened, by estimate."""
+    """Bytes still to be read; estimated until the table is opened."""
     stage: Step = Step.OPEN
     waiting: dict[int, int] = field(default_factory=dict)
-    """Chunks that nobody reads yet: number → bytes, in order."""
+    """Bytes by number of the chunks that no thread is reading, in order."""
     busy: int = 0
-    """Steps that are being done."""
+    """Steps in progress."""
     not_before: float = 0.0
     is_blocked: bool = False
-    """A step was put back: until one succeeds, one at a time is tried, so that others do not wait along."""
+    """A step failed and was put back. Only one step at a time is tried until one succeeds."""
 
     @property
     def is_ready(self) -> bool:
@@ -53,16 +53,16 @@ class Lot(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn(Generic[T]):
-    """A step to be done, by whoever took it."""
+class WorkItem(Generic[T]):
+    """A step, for the thread that took it."""
 
-    lot: Lot[T]
+    queue: TableQueue[T]
     step: Step
     chunk: int = -1
 
 
 class Schedule(Generic[T]):
-    """One round, under one snapshot. Threads `take` turns and say what became of each."""
+    """One round, under one snapshot. Threads `take` work items and report the result of each."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Schedule(Generic[T]):
         hold_seconds: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.lots = [Lot(table, heap_bytes) for table, heap_bytes in tables]
+        self.queues = [TableQueue(table, heap_bytes) for table, heap_bytes in tables]
         self._is_stopping = is_stopping
         self._clock = clock
         self._deadline = None if hold_seconds is None else clock() + hold_seconds
@@ -84,126 +84,128 @@ class Schedule(Generic[T]):
 
     @property
     def unfinished(self) -> list[T]:
-        return [lot.table for lot in self.lots if lot.stage is not Step.DONE]
+        return [queue.table for queue in self.queues if queue.stage is not Step.DONE]
 
     @property
     def is_expired(self) -> bool:
-        """Whether the snapshot has been held for long enough. A round always gets one chunk further."""
+        """Whether the snapshot was held long enough. A round always reads at least one chunk."""
         return self._deadline is not None and self.chunks_read > 0 and self._clock() >= self._deadline
 
-    def take(self) -> Turn[T] | None:
-        """The next step; waits while there is none yet. None when there will be none in this round."""
+    def take(self) -> WorkItem[T] | None:
+        """The next step; waits for one. None if this round has no more."""
         with self._changed:
             while True:
-                turn = self._next()
-                if turn is not None:
-                    self._start(turn)
-                    return turn
-                if not any(lot.busy for lot in self.lots) and not self._is_waiting():
+                item = self._next()
+                if item is not None:
+                    self._start(item)
+                    return item
+                if not any(queue.busy for queue in self.queues) and not self._is_waiting():
                     self._changed.notify_all()
                     return None
                 self._changed.wait(_POLL_SECONDS)
 
-    def opened(self, turn: Turn[T], chunks: Sequence[tuple[int, int]], *, then: Step) -> None:
-        """The table is planned: chunks by number, with their bytes; `then` is what comes if there are none."""
-        with self._ending(turn) as lot:
-            lot.waiting = dict(chunks)
-            lot.heap_bytes = sum(lot.waiting.values())
-            lot.stage = Step.CHUNK if chunks else then
+    def opened(self, item: WorkItem[T], chunks: Sequence[tuple[int, int]], *, then: Step) -> None:
+        """Add the chunks of a planned table: bytes by number. Without chunks the next step is `then`."""
+        with self._ending(item) as queue:
+            queue.waiting = dict(chunks)
+            queue.heap_bytes = sum(queue.waiting.values())
+            queue.stage = Step.CHUNK if chunks else then
 
-    def read(self, turn: Turn[T], heap_bytes: int, *, then: Step) -> None:
-        """A chunk is in; `then` is what comes if it was the last."""
-        with self._ending(turn) as lot:
+    def read(self, item: WorkItem[T], heap_bytes: int, *, then: Step) -> None:
+        """Report a chunk as read. After the last chunk the next step is `then`."""
+        with self._ending(item) as queue:
             self.chunks_read += 1
-            lot.is_blocked = False
-            lot.heap_bytes -= heap_bytes
-            if lot.stage is Step.CHUNK and not lot.waiting and not lot.busy:
-                lot.stage = then
+            queue.is_blocked = False
+            queue.heap_bytes -= heap_bytes
+            if queue.stage is Step.CHUNK and not queue.waiting and not queue.busy:
+                queue.stage = then
 
-    def advance(self, turn: Turn[T], then: Step) -> None:
-        """The step is done, and this one follows."""
-        with self._ending(turn) as lot:
-            lot.stage = then
+    def advance(self, item: WorkItem[T], then: Step) -> None:
+        """Report the step as done, and add the next one."""
+        with self._ending(item) as queue:
+            queue.stage = then
 
-    def put_back(self, turn: Turn[T], heap_bytes: int = 0, *, pause_seconds: float = 0.0) -> None:
-        """The step was not done. Somebody takes it again after the pause, in this round if there is time, or in the next."""
-        with self._ending(turn) as lot:
-            if turn.step is Step.CHUNK and lot.stage is Step.CHUNK:
-                lot.waiting[turn.chunk] = heap_bytes
-            lot.not_before = self._clock() + pause_seconds
-            lot.is_blocked = True
+    def put_back(self, item: WorkItem[T], heap_bytes: int = 0, *, pause_seconds: float = 0.0) -> None:
+        """Report the step as failed. It is tried again after the pause, in this round if the snapshot is held
+        that long, otherwise in the next.
+        """
+        with self._ending(item) as queue:
+            if item.step is Step.CHUNK and queue.stage is Step.CHUNK:
+                queue.waiting[item.chunk] = heap_bytes
+            queue.not_before = self._clock() + pause_seconds
+            queue.is_blocked = True
 
-    def drop(self, turn: Turn[T]) -> None:
-        """Nothing more of this table, at least in this round."""
-        with self._ending(turn) as lot:
-            lot.stage, lot.waiting = Step.DONE, {}
+    def drop(self, item: WorkItem[T]) -> None:
+        """Remove the table from this round."""
+        with self._ending(item) as queue:
+            queue.stage, queue.waiting = Step.DONE, {}
 
     def close(self) -> None:
-        """The snapshot is lost: what does not need it is still done."""
+        """End the steps that need the snapshot, because it is lost."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
 
     def give_up(self) -> None:
-        """All of it is worthless by now: nothing more is done."""
+        """End the round without further steps."""
         with self._changed:
             self._is_given_up = True
             self._changed.notify_all()
 
     def await_release(self, timeout_seconds: float) -> bool:
-        """Wait until nobody needs the snapshot any more; False if that takes longer."""
+        """Wait until no step needs the snapshot; False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._needs_snapshot(), timeout_seconds)
 
     def _needs_snapshot(self) -> bool:
-        needing = [lot for lot in self.lots if lot.stage not in (Step.COMMIT, Step.DONE)]
-        return any(lot.busy for lot in needing) or any(self._is_allowed(lot) for lot in needing if lot.is_ready)
+        needing = [queue for queue in self.queues if queue.stage not in (Step.COMMIT, Step.DONE)]
+        return any(queue.busy for queue in needing) or any(self._is_allowed(queue) for queue in needing if queue.is_ready)
 
-    def _is_allowed(self, lot: Lot[T]) -> bool:
+    def _is_allowed(self, queue: TableQueue[T]) -> bool:
         if self._is_given_up:
             return False
-        if lot.stage is Step.COMMIT:
+        if queue.stage is Step.COMMIT:
             return True
         if self._is_closed or self._is_stopping():
             return False
-        return lot.stage is Step.REREAD or not self.is_expired
+        return queue.stage is Step.REREAD or not self.is_expired
 
     def _is_waiting(self) -> bool:
-        """Whether a step is only being held off for a while."""
-        return any(lot.is_ready and self._is_allowed(lot) for lot in self.lots)
+        """Whether a step waits only for its pause to end."""
+        return any(queue.is_ready and self._is_allowed(queue) for queue in self.queues)
 
-    def _next(self) -> Turn[T] | None:
+    def _next(self) -> WorkItem[T] | None:
         now = self._clock()
-        ready = [lot for lot in self.lots if lot.is_ready and lot.not_before <= now and self._is_allowed(lot)]
+        ready = [queue for queue in self.queues if queue.is_ready and queue.not_before <= now and self._is_allowed(queue)]
         for step in (Step.COMMIT, Step.REREAD):
-            for lot in ready:
-                if lot.stage is step:
-                    return Turn(lot, step)
+            for queue in ready:
+                if queue.stage is step:
+                    return WorkItem(queue, step)
         if not ready:
             return None
-        lot = (min if self._smallest_next else max)(ready, key=lambda each: each.heap_bytes)
+        queue = (min if self._smallest_next else max)(ready, key=lambda each: each.heap_bytes)
         self._smallest_next = not self._smallest_next
-        return Turn(lot, lot.stage, next(iter(lot.waiting), -1))
+        return WorkItem(queue, queue.stage, next(iter(queue.waiting), -1))
 
-    def _start(self, turn: Turn[T]) -> None:
-        turn.lot.busy += 1
-        turn.lot.waiting.pop(turn.chunk, None)
+    def _start(self, item: WorkItem[T]) -> None:
+        item.queue.busy += 1
+        item.queue.waiting.pop(item.chunk, None)
 
-    def _ending(self, turn: Turn[T]) -> _Ending[T]:
-        return _Ending(self._changed, turn.lot)
+    def _ending(self, item: WorkItem[T]) -> _Ending[T]:
+        return _Ending(self._changed, item.queue)
 
 
 class _Ending(Generic[T]):
-    """A step ends: the lot is changed, then everybody looks again."""
+    """Update the table's queue after a step, and wake the waiting threads."""
 
-    def __init__(self, changed: threading.Condition, lot: Lot[T]) -> None:
+    def __init__(self, changed: threading.Condition, queue: TableQueue[T]) -> None:
         self._changed = changed
-        self._lot = lot
+        self._queue = queue
 
-    def __enter__(self) -> Lot[T]:
+    def __enter__(self) -> TableQueue[T]:
         self._changed.acquire()
-        self._lot.busy -= 1
-        return self._lot
+        self._queue.busy -= 1
+        return self._queue
 
     def __exit__(self, *_: object) -> None:
         self._changed.notify_all()

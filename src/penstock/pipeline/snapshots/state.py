@@ -1,16 +1,15 @@
-"""What is known of a snapshot that is not finished: kept in the target, so that whoever comes next reads only what is missing.
+"""Durable state and progress of an unfinished snapshot, stored in the target, so that a later run reads only the missing chunks.
 
 ```
 <target root>/penstock_snapshots/<pipeline>/<schema>/<table>/
-  plan.json            what the table looked like, where it stands in the log, how it is cut; written once
+  plan.json            the table's outline, its first fence and its chunks; written once
   <plan id>/
-    chunk-000017.json  a chunk that has been read: its file, and the fence that it was read under
-    repair-…/          keys that changed between fences, and their rows as they are at the last one
+    chunk-000017.json  a chunk that was read: its file, and its fence
+    repair-…/          keys that changed between fences, and their rows as of the last fence
 ```
 
-Each file is renamed into place after it has reached the disk. Records lie under the id of their plan, so that a task of a former plan, if
-nobody could stop it, writes where nobody looks. All of it is removed when the target has the table; losing it means that the table is read
-anew, no more.
+Each file is renamed into place after it is durable. Records are in the directory of their plan, so a task of a former plan that could not
+be cancelled writes where it does no harm. Everything is removed when the target has the table; if it is lost, the table is read again.
 """
 
 from __future__ import annotations
@@ -21,19 +20,18 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from penstock import storage
 from penstock.position import Position
 from penstock.postgres.chunks import Chunk, whole_leaves
-from penstock.postgres.outline import Leaf, TableOutline
+from penstock.postgres.snapshot_export import CopyFingerprint, Leaf
 from penstock.schema import TableName
-from penstock.sinks.base import SnapshotFile, SnapshotPlace
-from penstock.sinks.directories import SNAPSHOTS, directory_name
-from penstock.spool import storage
+from penstock.sinks.base import SNAPSHOTS, SnapshotFile, SnapshotPlace, directory_name
 from penstock.spool.manifest import parse_schema, schema_document
 
 _log = logging.getLogger(__name__)
@@ -44,12 +42,14 @@ _PLAN = "plan.json"
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPlan:
-    """One attempt at a table, from its first fence on. Chunks are known by their number, their place in `chunks`."""
+    """One attempt at a table, from its first fence on. A chunk's number is its index in `chunks`."""
 
     id: str
-    outline: TableOutline
+    outline: CopyFingerprint
     fence: Position
-    """The first: no chunk was read before it, and changes after it are needed for as long as the snapshot is not finished."""
+    """The first fence: no row was read at an earlier position, and the changes after it are needed until the
+    snapshot is finished.
+    """
     place: SnapshotPlace
     chunks: tuple[Chunk, ...]
     planned_at: datetime
@@ -58,11 +58,11 @@ class SnapshotPlan:
     def heap_bytes(self) -> int:
         return sum(chunk.heap_bytes for chunk in self.chunks)
 
-    def with_outline(self, outline: TableOutline) -> SnapshotPlan:
-        """The same plan for a table as the catalog has it now, which has the same heaps.
+    def with_outline(self, outline: CopyFingerprint) -> SnapshotPlan:
+        """The same plan with the table's current outline; the heap is the same.
 
-        Statements are made from names, types and row filters of the outline. Those of a stored plan come from the target, where others
-        may be able to write, so that they only serve to find out whether the table is still the same.
+        Statements are built from names, types and row filters of the outline. Another user may have written
+        the stored plan, so its outline is only compared with the current table.
         """
         heaps = whole_leaves(outline)
         chunks = (replace(heaps[chunk.heap_oid], first=chunk.first, last=chunk.last, heap_bytes=chunk.heap_bytes) for chunk in self.chunks)
@@ -71,7 +71,7 @@ class SnapshotPlan:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRecord:
-    """A chunk that has been read, and under which fence."""
+    """A chunk that was read, with the fence."""
 
     number: int
     fence: Position
@@ -81,7 +81,7 @@ class ChunkRecord:
 
 @dataclass(frozen=True, slots=True)
 class SavedSnapshot:
-    """A plan and what has been read of it, by number."""
+    """A plan, and the chunks read so far by number."""
 
     plan: SnapshotPlan
     records: Mapping[int, ChunkRecord]
@@ -92,59 +92,61 @@ class SavedSnapshot:
 
     @property
     def fences(self) -> list[Position]:
-        """Those under which chunks have been read, in order."""
+        """The fences of the chunks read so far, in order."""
         return sorted({record.fence for record in self.records.values()})
 
 
 class SnapshotStore:
-    """The unfinished snapshots of one pipeline. Written by the pipeline that runs; read by anybody."""
+    """The unfinished snapshots of one pipeline. Written by the running pipeline; readable by any process."""
 
     def __init__(self, root: Path, pipeline: str) -> None:
         self._target = root
         self._root = root / SNAPSHOTS / pipeline
 
     def begin(self, plan: SnapshotPlan) -> None:
-        """Make the plan durable, and what was there before it vanish."""
+        """Make the plan durable, and remove the previous one."""
         directory = self._directory(plan.outline.schema.name)
         records = self.records_directory(plan)
         for each in (self._root, records):
-            storage.make_directory(each)
+            storage.ensure_directory(each)
         for parent in records.parents:
             storage.sync_directory(parent)
             if parent == self._target:
                 break
-        storage.replace_bytes(directory / _PLAN, json.dumps(_plan_document(plan)).encode())
+        storage.put(directory / _PLAN, json.dumps(_plan_document(plan)).encode())
         for entry in storage.list_directories(directory):
             if entry.name != plan.id:
-                storage.remove_tree(directory / entry.name)
+                storage.delete_tree(directory / entry.name)
 
     def records_directory(self, plan: SnapshotPlan) -> Path:
         return self._directory(plan.outline.schema.name) / plan.id
 
     def load(self, table: TableName) -> SavedSnapshot | None:
-        """None if there is none, or none that can be understood: the table is then read anew."""
+        """Load the plan; None if there is none, or it cannot be read. The table is then read from the
+        start.
+        """
         directory = self._directory(table)
-        data = storage.read_bytes(directory / _PLAN)
+        data = storage.read(directory / _PLAN)
         if data is None:
             return None
         try:
             plan = _parse_plan(json.loads(data))
             records = load_records(directory / plan.id)
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            _log.warning("unfinished snapshot not understood", extra={"table": str(table), "error": type(error).__name__})
+            _log.warning("unfinished snapshot has invalid content", extra={"table": str(table), "error": type(error).__name__})
             return None
         return SavedSnapshot(plan, {number: record for number, record in records.items() if number < len(plan.chunks)})
 
     def tables(self) -> list[TableName]:
-        """Those whose snapshot is not finished."""
-        found = [_planned_table(storage.read_bytes(path)) for path in self._root.glob(f"*/*/{_PLAN}")]
+        """Tables whose snapshot is not finished."""
+        found = [_planned_table(storage.read(path)) for path in storage.list_paths(self._root, f"*/*/{_PLAN}")]
         return sorted(table for table in found if table is not None)
 
     def forget(self, table: TableName) -> None:
-        """The plan goes first: what is left of the rest without it means nothing."""
+        """Remove the snapshot's files. The plan is removed first: without it the other files are ignored."""
         directory = self._directory(table)
-        storage.remove_file(directory / _PLAN)
-        storage.remove_tree(directory)
+        storage.delete(directory / _PLAN)
+        storage.delete_tree(directory)
 
     def _directory(self, table: TableName) -> Path:
         return self._root / directory_name(table.schema) / directory_name(table.name)
@@ -155,7 +157,7 @@ def new_plan_id() -> str:
 
 
 def record_chunk(directory: Path, record: ChunkRecord) -> None:
-    """Called by the task that read the chunk, once its file and that file's name have reached the disk. Fails where the plan is gone."""
+    """Called by the task that read the chunk, after its file is durable. Fails if the plan was removed."""
     document = {
         "format": FORMAT,
         "number": record.number,
@@ -164,14 +166,14 @@ def record_chunk(directory: Path, record: ChunkRecord) -> None:
         "finished_at": record.finished_at.isoformat(),
     }
     temporary = directory / f".{record.number:06d}-{secrets.token_hex(4)}"
-    storage.write_bytes(temporary, json.dumps(document).encode())
+    storage.write(temporary, json.dumps(document).encode())
     storage.rename(temporary, directory / f"chunk-{record.number:06d}.json")
     storage.sync_directory(directory)
 
 
 def load_records(directory: Path) -> dict[int, ChunkRecord]:
     names = [name for name in storage.list_files(directory) if name.startswith("chunk-")]
-    found = [_parse_record(json.loads(data)) for name in names if (data := storage.read_bytes(directory / name)) is not None]
+    found = [_parse_record(json.loads(data)) for name in names if (data := storage.read(directory / name)) is not None]
     return {record.number: record for record in found}
 
 
@@ -208,7 +210,7 @@ def _plan_document(plan: SnapshotPlan) -> dict[str, object]:
         "place": {
             "directory": plan.place.directory,
             "prefix": plan.place.prefix,
-            # All of it: what a file says of its columns, those within columns too, is not in their types alone.
+            # the whole schema: types alone do not have the metadata of nested columns
             "columns": base64.b64encode(plan.place.schema.serialize()).decode(),
             "values": plan.place.values,
         },
@@ -216,7 +218,7 @@ def _plan_document(plan: SnapshotPlan) -> dict[str, object]:
     }
 
 
-def _outline_document(outline: TableOutline) -> dict[str, object]:
+def _outline_document(outline: CopyFingerprint) -> dict[str, object]:
     return {
         "schema": schema_document(outline.schema),
         "numbers": outline.numbers,
@@ -248,9 +250,9 @@ def _parse_plan(document: dict[str, Any]) -> SnapshotPlan:
     )
 
 
-def _parse_outline(document: dict[str, Any]) -> TableOutline:
+def _parse_outline(document: dict[str, Any]) -> CopyFingerprint:
     leaves = [Leaf(oid, TableName(schema, name), filenode) for oid, schema, name, filenode in document["leaves"]]
-    return TableOutline(
+    return CopyFingerprint(
         parse_schema(document["schema"]),
         tuple(document["numbers"]),
         tuple(document["key_types"]),
@@ -264,6 +266,97 @@ def _parse_outline(document: dict[str, Any]) -> TableOutline:
     )
 
 
-def _parse_chunks(documents: Sequence[Any], outline: TableOutline) -> tuple[Chunk, ...]:
+def _parse_chunks(documents: Sequence[Any], outline: CopyFingerprint) -> tuple[Chunk, ...]:
     heaps = whole_leaves(outline)
     return tuple(replace(heaps[oid], first=first, last=last, heap_bytes=heap_bytes) for oid, first, last, heap_bytes in documents)
+
+
+_RATE_WINDOW = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotProgress:
+    """Chunks, rows and bytes of one table. Bytes are those of the source's heap, whose total is known in
+    advance.
+    """
+
+    table: TableName
+    fence: Position
+    """The first fence: the spool keeps the changes after it."""
+    chunks_done: int
+    chunks_total: int
+    rows: int
+    heap_bytes_done: int
+    heap_bytes_total: int
+    target_bytes: int
+    """Bytes of the files written so far."""
+    rows_per_second: float | None
+    heap_bytes_per_second: float | None
+    """Rate over the last minute in which chunks were finished; None before the first."""
+
+    @property
+    def seconds_left(self) -> float | None:
+        if not self.heap_bytes_per_second:
+            return None
+        return (self.heap_bytes_total - self.heap_bytes_done) / self.heap_bytes_per_second
+
+    def as_document(self) -> dict[str, object]:
+        """A JSON document for programs, with stable names."""
+        left = self.seconds_left
+        return {
+            "fence": str(self.fence),
+            "chunks_done": self.chunks_done,
+            "chunks_total": self.chunks_total,
+            "rows": self.rows,
+            "heap_bytes_done": self.heap_bytes_done,
+            "heap_bytes_total": self.heap_bytes_total,
+            "target_bytes": self.target_bytes,
+            "rows_per_second": None if self.rows_per_second is None else round(self.rows_per_second),
+            "heap_bytes_per_second": None if self.heap_bytes_per_second is None else round(self.heap_bytes_per_second),
+            "seconds_left": None if left is None else round(left, 1),
+        }
+
+
+def load_progress(root: Path, pipeline: str, table: TableName) -> SnapshotProgress | None:
+    """Progress of one table; None if it has no snapshot in progress."""
+    saved = SnapshotStore(root, pipeline).load(table)
+    return None if saved is None else measure(saved)
+
+
+def load_all_progress(root: Path, pipeline: str) -> dict[TableName, SnapshotProgress]:
+    """Progress of every table whose snapshot is in progress."""
+    found = {table: load_progress(root, pipeline, table) for table in SnapshotStore(root, pipeline).tables()}
+    return {table: progress for table, progress in found.items() if progress is not None}
+
+
+def measure(saved: SavedSnapshot) -> SnapshotProgress:
+    plan, records = saved.plan, list(saved.records.values())
+    rows_per_second, bytes_per_second = _rates(saved)
+    return SnapshotProgress(
+        plan.outline.schema.name,
+        plan.fence,
+        len(records),
+        len(plan.chunks),
+        sum(record.file.rows for record in records),
+        sum(plan.chunks[record.number].heap_bytes for record in records),
+        plan.heap_bytes,
+        sum(record.file.bytes for record in records),
+        rows_per_second,
+        bytes_per_second,
+    )
+
+
+def _rates(saved: SavedSnapshot) -> tuple[float | None, float | None]:
+    """Rows and heap bytes per second over recently finished chunks."""
+    records = sorted(saved.records.values(), key=lambda record: record.finished_at)
+    if not records:
+        return None, None
+    last = records[-1].finished_at
+    recent = [record for record in records if record.finished_at >= last - _RATE_WINDOW]
+    # the first chunk of the window was read before it began
+    since, counted = (recent[0].finished_at, recent[1:]) if len(recent) > 1 else (saved.plan.planned_at, recent)
+    seconds = (last - since).total_seconds()
+    if seconds <= 0:
+        return None, None
+    heap_bytes = sum(saved.plan.chunks[record.number].heap_bytes for record in counted)
+    return sum(record.file.rows for record in counted) / seconds, heap_bytes / seconds

@@ -1,4 +1,4 @@
-"""What an executor does for a snapshot: read one chunk from the source, write one file where the target wants it."""
+"""Executor task of a snapshot: read one chunk from the source, and write one file for the target."""
 
 from __future__ import annotations
 
@@ -10,49 +10,51 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from penstock.pipeline.letters.copy import Basket, chunk_basket
+from penstock import storage
+from penstock.pipeline.dead_letters.snapshot_rejections import RejectedRowsFile, chunk_rejected_file
 from penstock.pipeline.snapshots.state import ChunkRecord, record_chunk
 from penstock.position import Position
-from penstock.postgres.chunks import Aside, Chunk, read_chunk
+from penstock.postgres.chunks import Chunk, OnRejected, read_chunk
 from penstock.postgres.connection import Connection, SourceAddress
 from penstock.sinks.base import ChunkWriter, SnapshotFile, SnapshotPlace
 from penstock.sinks.row_files import write_batches
-from penstock.spool import storage
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkTask:
-    """One chunk and the place for its rows."""
+    """One chunk, and the place for its rows."""
 
     index: int
     chunk: Chunk
     place: SnapshotPlace
 
 
-def chunk_writer(address: SourceAddress, snapshot: str, *, refuse_inexact: bool = False) -> Callable[[ChunkTask], SnapshotFile]:
-    """The function that travels to the executors."""
+def chunk_writer(address: SourceAddress, snapshot: str, *, reject_inexact: bool = False) -> Callable[[ChunkTask], SnapshotFile]:
+    """Sent to executors."""
 
     def write(task: ChunkTask) -> SnapshotFile:
-        return write_chunk(address, snapshot, task, refuse_inexact=refuse_inexact)
+        return write_chunk(address, snapshot, task, reject_inexact=reject_inexact)
 
     return write
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTask:
-    """A chunk whose end is recorded in the directory `records`, with the fence that it is read under."""
+    """A chunk whose completion is recorded in the directory `records`, with its fence."""
 
     task: ChunkTask
     records: str
     fence: Position
 
 
-class RefusingWriter(ABC):
-    """A `ChunkWriter` that refuses rows by itself. Travels to the executors."""
+class RejectingWriter(ABC):
+    """A `ChunkWriter` that rejects rows. Sent to executors."""
 
     @abstractmethod
-    def putting_aside(self, aside: Aside) -> ChunkWriter:
-        """The same, but for rows that are refused, which `aside` takes; all of a batch before the next is asked for."""
+    def with_rejected_to(self, on_rejected: OnRejected) -> ChunkWriter:
+        """The same writer, which gives rejected rows to `aside`. It gives all rejected rows of a batch before
+        it requests the next batch.
+        """
 
 
 def recording_writer(
@@ -60,50 +62,54 @@ def recording_writer(
     snapshot: str,
     writer: ChunkWriter | None = None,
     *,
-    refuse_inexact: bool = False,
-    puts_aside: bool = False,
+    reject_inexact: bool = False,
+    diverts: bool = False,
     session: Connection | None = None,
 ) -> Callable[[RecordedTask], ChunkRecord]:
-    """The same for chunks that are recorded. From then on nobody reads them again, whatever becomes of the driver.
+    """Read and record chunks. A recorded chunk is never read again, even if the driver dies.
 
-    With `puts_aside`, rows that are refused are put beside the record of the chunk, instead of failing it. With a `session`, which locks
-    the table, the function does not travel: the driver reads the rows in that session.
+    With `diverts`, rejected rows are written beside the chunk's record instead of failing it. With a
+    `session`, which locks the table, this runs in the driver, in that session.
     """
 
     def write(recorded: RecordedTask) -> ChunkRecord:
-        basket = _basket(recorded) if puts_aside else None
-        rows = _read(address, snapshot, recorded, basket, refuse_inexact=refuse_inexact, session=session)
+        rejected_file = _rejected_file(recorded) if diverts else None
+        rows = _read(address, snapshot, recorded, rejected_file, reject_inexact=reject_inexact, session=session)
         chosen = writer or write_file
-        if basket is not None and isinstance(chosen, RefusingWriter):
-            chosen = chosen.putting_aside(basket)
+        if rejected_file is not None and isinstance(chosen, RejectingWriter):
+            chosen = chosen.with_rejected_to(rejected_file)
         return record_rows(recorded, rows, chosen)
 
     return write
 
 
 def source_rows(
-    address: SourceAddress, snapshot: str, recorded: RecordedTask, *, refuse_inexact: bool, puts_aside: bool
+    address: SourceAddress, snapshot: str, recorded: RecordedTask, *, reject_inexact: bool, diverts: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The chunk as the source has it. With `puts_aside`, what is refused of it is durable when the last row has been given out."""
-    return _read(address, snapshot, recorded, _basket(recorded) if puts_aside else None, refuse_inexact=refuse_inexact)
+    """The chunk's source rows. With `diverts`, its rejected rows are durable once the last row was
+    returned.
+    """
+    return _read(address, snapshot, recorded, _rejected_file(recorded) if diverts else None, reject_inexact=reject_inexact)
 
 
-def _basket(recorded: RecordedTask) -> Basket:
-    return Basket(chunk_basket(Path(recorded.records), recorded.task.index, recorded.fence))
+def _rejected_file(recorded: RecordedTask) -> RejectedRowsFile:
+    return RejectedRowsFile(chunk_rejected_file(Path(recorded.records), recorded.task.index, recorded.fence))
 
 
 def _read(
     address: SourceAddress,
     snapshot: str,
     recorded: RecordedTask,
-    basket: Basket | None,
+    rejected_file: RejectedRowsFile | None,
     *,
-    refuse_inexact: bool,
+    reject_inexact: bool,
     session: Connection | None = None,
 ) -> Iterator[pa.RecordBatch]:
     chunk = recorded.task.chunk
-    rows: Iterator[pa.RecordBatch] = read_chunk(address, snapshot, chunk, refuse_inexact=refuse_inexact, aside=basket, session=session)
-    return rows if basket is None else basket.watch(rows)
+    rows: Iterator[pa.RecordBatch] = read_chunk(
+        address, snapshot, chunk, reject_inexact=reject_inexact, on_rejected=rejected_file, session=session
+    )
+    return rows if rejected_file is None else rejected_file.watch(rows)
 
 
 def record_rows(recorded: RecordedTask, rows: Iterator[pa.RecordBatch], writer: ChunkWriter) -> ChunkRecord:
@@ -120,6 +126,6 @@ def write_file(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: i
     return file, fence
 
 
-def write_chunk(address: SourceAddress, snapshot: str, task: ChunkTask, *, refuse_inexact: bool = False) -> SnapshotFile:
-    """Read, write, and say what was written. A chunk without rows leaves no file."""
-    return write_batches(read_chunk(address, snapshot, task.chunk, refuse_inexact=refuse_inexact), task.place, task.index)
+def write_chunk(address: SourceAddress, snapshot: str, task: ChunkTask, *, reject_inexact: bool = False) -> SnapshotFile:
+    """Read the chunk, write its rows to a file, and describe the file. Without rows no file is written."""
+    return write_batches(read_chunk(address, snapshot, task.chunk, reject_inexact=reject_inexact), task.place, task.index)

@@ -1,1 +1,3 @@
-"""The logical replication protocol of Postgres's own output plugin, decoded many messages at a time. Pure: bytes in, Arrow out."""
+"""Decoder for the logical replication protocol of pgoutput. It decodes many messages at a time. Pure: bytes
+in, Arrow out.
+"""

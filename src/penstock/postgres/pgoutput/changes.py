@@ -1,19 +1,26 @@
-"""Finds the row changes among the messages, numbers them within their transactions and groups them by table and schema version.
+"""Find row changes and logical messages among the decoded frames, number them, and group changes by table and
+schema version.
 
-An update with an old tuple reserves two numbers, since it may turn out to be a change of the key: a delete, then an insert. Otherwise the
-first is that of the old row, whether anybody asks for it or not.
+An update with an old tuple reserves two ordinals, since it may become a delete and an insert if the key
+changed. If the key did not change, the first ordinal belongs to the old row, even if old rows are not
+requested.
+
+A transactional logical message has an ordinal in its transaction, like a change. A non-transactional one
+takes effect when it is sent and belongs to no transaction.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.postgres.pgoutput.framing import DELETE, INSERT, TRUNCATE, UPDATE, BoolArray, ByteArray, Frames, IntArray
-from penstock.postgres.pgoutput.messages import decode_truncate
+from penstock.change import LogicalMessage
+from penstock.postgres.pgoutput.framing import DELETE, INSERT, MESSAGE, TRUNCATE, UPDATE, BoolArray, ByteArray, Frames, IntArray
+from penstock.postgres.pgoutput.messages import decode_message, decode_truncate
 from penstock.postgres.pgoutput.relations import Version, Versions
-from penstock.postgres.pgoutput.transactions import Timeline
+from penstock.postgres.pgoutput.transactions import BETWEEN, Timeline
 from penstock.schema import TableSchema
 
 NEW, OLD_KEY, OLD_ROW = b"NKO"
@@ -21,7 +28,7 @@ COUNT_BYTES = 2
 
 _OID_BYTES = 4
 _HEAD_BYTES = _OID_BYTES + 1 + COUNT_BYTES
-"""The table, the marker of the first tuple, and its column count."""
+"""Table OID, marker of the first tuple, and its column count."""
 
 _ROW_KINDS = np.zeros(256, np.bool_)
 _ROW_KINDS[[INSERT, UPDATE, DELETE]] = True
@@ -33,18 +40,20 @@ _MARKERS[DELETE, [OLD_KEY, OLD_ROW]] = True
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changes:
-    """One entry for each insert, update and delete message, and for each table of a truncate message, in the order of the log."""
+    """One entry for each insert, update and delete message, and for each table of a truncate message, in log
+    order.
+    """
 
     messages: IntArray
     kinds: ByteArray
     oids: IntArray
     ordinals: IntArray
     tuples: IntArray
-    """Where the first tuple's values begin. A truncate has none, and reads nulls from the padding."""
+    """Offset of the first tuple's values. A truncate has no tuple and reads nulls from the padding."""
     has_old: BoolArray
     """Updates with an old tuple before the new one."""
     is_whole: BoolArray
-    """Updates and deletes whose old tuple is the whole old row, not its key alone."""
+    """Updates and deletes whose old tuple is the whole old row, not only its key."""
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -72,7 +81,7 @@ class TableChanges:
 
 
 def find_changes(frames: Frames, timeline: Timeline) -> tuple[Changes, int]:
-    """The changes, and the number that the next change of the last transaction would get."""
+    """Return the changes, and the ordinal of the next change in the last transaction."""
     messages = np.flatnonzero(_ROW_KINDS[frames.kinds])
     fields = frames.starts[messages] + frames.fields_at
     frames.require(frames.ends[messages] - fields >= _HEAD_BYTES, messages, "is too short")
@@ -94,7 +103,7 @@ def find_changes(frames: Frames, timeline: Timeline) -> tuple[Changes, int]:
 
 
 def _with_truncates(frames: Frames, changes: Changes) -> Changes:
-    """Adds an entry for each truncated table, numbered within its message."""
+    """Add an entry for each truncated table, numbered within its message."""
     truncates = {int(index): decode_truncate(frames, int(index)) for index in frames.where(TRUNCATE)}
     sizes = [len(oids) for oids in truncates.values()]
     count = sum(sizes)
@@ -112,7 +121,9 @@ def _with_truncates(frames: Frames, changes: Changes) -> Changes:
 
 
 def group(frames: Frames, changes: Changes, versions: Versions) -> list[TableChanges]:
-    """Sort the changes by table and by the schema that held when they were made; wide tables first, as the walk needs them."""
+    """Group the changes by table and by the schema in effect when they were made. Wide tables come first, as
+    `tuples.walk` requires.
+    """
     order = np.argsort(changes.oids, kind="stable")
     oids = changes.oids[order]
     bounds = np.flatnonzero(np.diff(oids, prepend=-1, append=-1))
@@ -129,3 +140,47 @@ def _by_version(frames: Frames, changes: Changes, members: IntArray, versions: l
     cuts = [*np.searchsorted(messages, [version.index for version in versions]).tolist(), len(members)]
     parts = zip(versions, cuts[:-1], cuts[1:], strict=True)
     return [TableChanges(version.schema, members[low:high], version.is_full) for version, low, high in parts if low < high]
+
+
+MAX_CONTENT_BYTES = 1 << 20
+"""Larger contents are replaced by an empty one, since any role can emit a message of a gigabyte under any
+prefix.
+"""
+
+
+def find_loose_messages(frames: Frames, places: ByteArray, prefixes: Set[str]) -> Iterator[LogicalMessage]:
+    """The non-transactional messages; `places` holds, for every message, the log state after it."""
+    for index in map(int, frames.where(MESSAGE)):
+        message = decode_message(frames, index)
+        if message.is_transactional == (places[index] == BETWEEN):
+            raise frames.fault(index, "is on the wrong side of Begin and Commit")
+        if not message.is_transactional and message.prefix in prefixes:
+            yield LogicalMessage(message.prefix, _bounded(message.content), message.lsn)
+
+
+def find_messages(frames: Frames, timeline: Timeline, changes: Changes, prefixes: Set[str]) -> tuple[LogicalMessage, ...]:
+    """The transactional messages."""
+    found: list[LogicalMessage] = []
+    for index in map(int, frames.where(MESSAGE)):
+        message = decode_message(frames, index)
+        if message.is_transactional and message.prefix in prefixes:
+            transaction = int(timeline.of(np.array([index]))[0])
+            xid = int(frames.xids(np.array([index]))[0]) if frames.xid_bytes else int(timeline.xids[transaction])
+            position = None if timeline.commits is None else timeline.commits.position(transaction)
+            ordinal = _next_ordinal(timeline, changes, index, transaction)
+            found.append(LogicalMessage(message.prefix, _bounded(message.content), message.lsn, xid, ordinal, position))
+        elif frames.xid_bytes and not message.is_transactional:
+            raise frames.fault(index, "is not transactional, but inside the block of a transaction")
+    return tuple(found)
+
+
+def _bounded(content: bytes) -> bytes:
+    return content if len(content) <= MAX_CONTENT_BYTES else b""
+
+
+def _next_ordinal(timeline: Timeline, changes: Changes, index: int, transaction: int) -> int:
+    """The ordinal of the change that follows the message, or would follow it."""
+    last = int(np.searchsorted(changes.messages, index)) - 1
+    if last < 0 or int(timeline.of(changes.messages[last : last + 1])[0]) != transaction:
+        return timeline.first_ordinal
+    return int(changes.ordinals[last]) + 1 + int(changes.has_old[last])

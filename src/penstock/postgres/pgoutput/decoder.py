@@ -1,21 +1,37 @@
-"""Raw messages in, steps of the log out: whole transactions in runs, and pieces of those too long to wait for.
+"""Decode pgoutput messages into log steps: runs of whole transactions, and pieces of transactions that are
+too large to buffer.
 
-A call's messages are cut at the last Commit. What follows it, the beginning of a transaction that has committed but has not arrived as a
-whole, is carried to the next call, up to a limit; past it the transaction is given out in pieces, so that memory stays bounded whatever
-its length. Under protocol version 2 the server itself sends long transactions in blocks, while they are open and among others; what a
-call holds of a block is given out at once, as a piece. One decoder serves one connection: it relies on the server's order, and the server
-sends each table's shape once in a connection.
+All tuples of a run are walked together; each table then selects, for every row, the tuple that it shows.
+
+The messages of a call are cut at the last Commit. The messages after it, the beginning of a transaction that
+has not arrived completely, are carried to the next call up to a size limit. Beyond the limit the transaction
+is returned in pieces, so memory is bounded for any transaction length. With protocol version 2 the server
+sends long transactions in blocks while they are open, interleaved with others; the part of a block that a
+call contains is returned at once, as a piece.
+
+One decoder serves one connection: it relies on the message order, and the server describes each table only
+once per connection.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 
 import numpy as np
 
-from penstock.change import LogStep, PiecesAborted, PiecesCommitted, Quiet, TransactionPiece, Transactions
+from penstock.change import ChangeBatch, Idle, LogicalMessage, LogStep, PiecesAborted, PiecesCommitted, TransactionPiece, Transactions
 from penstock.position import Position
-from penstock.postgres.pgoutput.assemble import Assembled, assemble
+from penstock.postgres.pgoutput.changes import (
+    COUNT_BYTES,
+    NEW,
+    Changes,
+    TableChanges,
+    find_changes,
+    find_loose_messages,
+    find_messages,
+    group,
+)
 from penstock.postgres.pgoutput.framing import (
     BEGIN,
     COMMIT,
@@ -24,6 +40,7 @@ from penstock.postgres.pgoutput.framing import (
     STREAM_COMMIT,
     STREAM_START,
     STREAM_STOP,
+    TRUNCATE,
     ByteArray,
     Frames,
     IntArray,
@@ -32,10 +49,9 @@ from penstock.postgres.pgoutput.framing import (
     join,
     payload_sizes,
 )
-from penstock.postgres.pgoutput.keys import FullKeys, LoadKey
-from penstock.postgres.pgoutput.logical import find_loose_messages
 from penstock.postgres.pgoutput.messages import check_stream_stop, decode_keepalive, decode_stream_abort, decode_stream_start
-from penstock.postgres.pgoutput.relations import RelationHistory, Versions
+from penstock.postgres.pgoutput.relations import FullKeys, LoadKey, RelationHistory, Versions
+from penstock.postgres.pgoutput.rows import TablePart, Tuples, build_batches
 from penstock.postgres.pgoutput.transactions import (
     BETWEEN,
     IN_TRANSACTION,
@@ -46,20 +62,90 @@ from penstock.postgres.pgoutput.transactions import (
     decode_commits,
     decode_stream_commit,
 )
-from penstock.postgres.types.resolver import TypeResolver
+from penstock.postgres.pgoutput.tuples import walk
+from penstock.postgres.types.registry import TypeResolver
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Assembled:
+    batches: tuple[ChangeBatch, ...]
+    """In log order."""
+    messages: tuple[LogicalMessage, ...]
+    next_ordinal: int
+    """The ordinal of the next change in the last transaction."""
+
+
+def assemble(
+    frames: Frames, timeline: Timeline, versions: Versions, prefixes: Set[str] = frozenset(), *, old_rows: bool = False
+) -> Assembled:
+    """Decode a run of messages of whole transactions, or of one open transaction."""
+    changes, next_ordinal = find_changes(frames, timeline)
+    messages = find_messages(frames, timeline, changes, prefixes) if prefixes else ()
+    if not len(changes):
+        return Assembled((), messages, next_ordinal)
+    groups = group(frames, changes, versions)
+    ordered = changes[np.concatenate([item.members for item in groups])]
+    widths = np.repeat([len(item.table.columns) for item in groups], [len(item.members) for item in groups])
+    tuples = _walk_all(frames, ordered, widths)
+    batches = build_batches(frames, timeline, _split(groups, ordered, tuples), old_rows=old_rows)
+    in_order = np.argsort([item.members[0] for item in groups], kind="stable").tolist()
+    return Assembled(tuple(batch for at in in_order for batch in batches[at]), messages, next_ordinal)
+
+
+def _walk_all(frames: Frames, changes: Changes, widths: IntArray) -> Tuples:
+    is_truncate = changes.kinds == TRUNCATE
+    ends = np.where(is_truncate, changes.tuples + widths, frames.ends[changes.messages])
+    counted = frames.u16(changes.tuples - COUNT_BYTES) == widths
+    frames.require(counted | is_truncate, changes.messages, "has another number of columns than its table")
+    first, after = walk(frames, changes.messages, changes.tuples, ends, widths)
+    if is_truncate.any():
+        # Their nulls were read from the padding, but Arrow requires ascending offsets in a column.
+        for column in first:
+            own = is_truncate[: len(column.spans)]
+            column.spans[own] = frames.starts[changes.messages[: len(own)][own], np.newaxis]
+    two = np.flatnonzero(changes.has_old)
+    if not len(two):
+        frames.require(after == ends, changes.messages, "is longer than its tuple")
+        return Tuples(first, [])
+    frames.require((after == ends) | changes.has_old, changes.messages, "is longer than its tuple")
+    messages, at, ends, widths = changes.messages[two], after[two], ends[two], widths[two]
+    frames.require(at + 1 + COUNT_BYTES <= ends, messages, "ends before its new tuple")
+    frames.require((frames.octets[at] == NEW) & (frames.u16(at + 1) == widths), messages, "has an unexpected new tuple")
+    second, after = walk(frames, messages, at + 1 + COUNT_BYTES, ends, widths)
+    frames.require(after == ends, messages, "is longer than its tuples")
+    return Tuples(first, second)
+
+
+def _split(groups: Sequence[TableChanges], changes: Changes, tuples: Tuples) -> list[TablePart]:
+    """The slices of each group: of the changes, of the first tuples and of the second tuples."""
+    parts: list[TablePart] = []
+    low = second_low = 0
+    for item in groups:
+        width = len(item.table.columns)
+        high = low + len(item.members)
+        own = changes[low:high]
+        second_high = second_low + int(np.count_nonzero(own.has_old))
+        first = [column[low:high] for column in tuples.first[:width]]
+        second = [column[second_low:second_high] for column in tuples.second[:width]] if second_low < second_high else []
+        parts.append(TablePart(item.table, own, Tuples(first, second), item.is_full))
+        low, second_low = high, second_high
+    return parts
+
 
 PIECE_MESSAGES = 16_384
-"""More at once fall out of the processor's caches."""
+"""More messages at once do not fit into the processor's caches."""
 
 RUN_BYTES = 1 << 29
-"""Messages are joined in runs of about this size: string offsets have 32 bits, and one message may have a gigabyte."""
+"""Target size of the runs in which messages are joined: string offsets have 32 bits, and one message may have
+a gigabyte.
+"""
 
 _BOUNDS = np.zeros(256, np.bool_)
 _BOUNDS[[STREAM_START, STREAM_STOP, STREAM_COMMIT, STREAM_ABORT]] = True
 
 
 class _Carry:
-    """The messages of an open transaction that wait for its Commit."""
+    """The messages of an open transaction whose Commit has not arrived."""
 
     def __init__(self) -> None:
         self._parts: list[Frames] = []
@@ -91,10 +177,9 @@ class PgOutputDecoder:
         max_open_messages: int = 50_000,
         max_open_bytes: int = 32 << 20,
     ) -> None:
-        """`keys` names the key columns by table OID, as of where the log begins; `load_key` asks for those of now. See `pgoutput.keys`.
-
-        `prefixes` are those of the logical messages to be given out; all others are passed over. With `old_rows`, rows as they were before
-        an update or a delete are given out as well, where the log has them.
+        """`keys` are the key columns by table OID at the start of the log; `load_key` queries the current
+        ones, see `pgoutput.relations`. Only logical messages with one of `prefixes` are returned. With
+        `old_rows`, rows before an update or a delete are returned too if the log contains them.
         """
         self._relations = RelationHistory(FullKeys(keys or {}, load_key), types or TypeResolver())
         self._prefixes = prefixes
@@ -114,11 +199,11 @@ class PgOutputDecoder:
 
     @property
     def carried_bytes(self) -> int:
-        """The size of the messages that wait for their Commit."""
+        """The size of the messages whose Commit has not arrived."""
         return self._carry.size_bytes
 
     def decode(self, messages: Sequence[Payload]) -> list[LogStep]:
-        """Take in the next messages of the log. After a `ProtocolError` the decoder is of no more use."""
+        """Decode the next messages of the log. After a `ProtocolError` the decoder must not be used again."""
         steps: list[LogStep] = []
         quiet_at: int | None = None
         for run, sizes in _runs(messages):
@@ -128,21 +213,20 @@ class PgOutputDecoder:
             self._place = int(places[-1])
             steps += self._take(frames, places)
         if quiet_at is not None and self._place == BETWEEN and quiet_at >= self._last_commit.value:
-            steps.append(Quiet(Position.of(quiet_at)))
+            steps.append(Idle(Position.of(quiet_at)))
         return steps
 
     def _frame(self, messages: Sequence[Payload], sizes: IntArray) -> tuple[Frames, int]:
-        """The messages, and where the log is before them.
-
-        What is carried is framed again with them unless it is the larger part: so a commit finds all its messages in one buffer, and
-        still no message is copied more than a few times.
+        """The messages, and the log state before them. Carried messages are framed again with them unless
+        they are the larger part: so a commit finds all its messages in one buffer, and no message is copied
+        more than a few times.
         """
         if self._place != IN_TRANSACTION or self.carried_bytes > sizes.sum():
             return frame(messages, sizes), self._place
         return frame(messages, sizes, self._carry.take()), BETWEEN if self._in_pieces is None else IN_TRANSACTION
 
     def _take(self, frames: Frames, places: ByteArray) -> Iterator[LogStep]:
-        """Cut the messages where a block begins or ends, and where a transaction in blocks does."""
+        """Cut the messages at the ends of blocks and of transactions sent in blocks."""
         low = 0
         for bound in map(int, np.flatnonzero(_BOUNDS[frames.kinds])):
             yield from self._take_run(frames[low:bound], places[low:bound])
@@ -177,7 +261,7 @@ class PgOutputDecoder:
                     yield from self._decode_pieces(run)
 
     def _decode_whole(self, frames: Frames) -> Iterator[LogStep]:
-        """Messages that end with a Commit."""
+        """Decode messages that end with a Commit."""
         if self._in_pieces is not None:
             first = int(frames.where(COMMIT)[0])
             yield from self._finish_pieces(self._in_pieces, frames[:first], frames[first : first + 1])
@@ -190,7 +274,7 @@ class PgOutputDecoder:
             yield Transactions(found.batches, self._last_commit, commits.time(-1), len(commits), found.messages)
 
     def _decode_pieces(self, frames: Frames) -> Iterator[TransactionPiece]:
-        """Messages of one transaction that has not arrived as a whole. Its first piece is given out in any case."""
+        """Decode messages of one incomplete transaction. Its first piece is returned even if it is empty."""
         if self._in_pieces is None:
             _, xids = decode_begins(frames)
             self._in_pieces = OpenTransaction(int(xids[0]), 0)
@@ -231,7 +315,8 @@ class PgOutputDecoder:
     def _abort_block(self, frames: Frames, index: int) -> Iterator[LogStep]:
         xid, subxid = decode_stream_abort(frames, index)
         if subxid != xid and xid not in self._streams:
-            # From 18 on the server drops a transaction that it finds rolled back before it has sent any of it, and yet ends its parts.
+            # Since version 18 the server omits a transaction that was rolled back before it sent any of it,
+            # but still sends the ends of its blocks.
             return
         self._require_open(frames, index, xid)
         self._relations.forget(xid, is_whole=subxid == xid)
@@ -242,7 +327,7 @@ class PgOutputDecoder:
     def _start_block(self, frames: Frames, index: int) -> Iterator[LogStep]:
         self._block, is_first = decode_stream_start(frames, index)
         if is_first == (self._block in self._streams):
-            raise frames.fault(index, "begins a transaction that is open, or goes on with one that is not")
+            raise frames.fault(index, "begins a transaction that is open, or continues one that is not")
         if is_first:
             self._streams[self._block] = OpenTransaction(self._block, 0)
             yield TransactionPiece(self._block, ())
@@ -268,7 +353,7 @@ def _parts(frames: Frames) -> Iterator[Frames]:
 
 
 def _gathered(parts: Sequence[Frames]) -> Iterator[Frames]:
-    """Puts small parts together, and leaves large ones where they are."""
+    """Join small parts, and leave large ones as they are."""
     group: list[Frames] = []
     count = 0
     for part in parts:
@@ -282,7 +367,7 @@ def _gathered(parts: Sequence[Frames]) -> Iterator[Frames]:
 
 
 def _quiet_place(frames: Frames, places: ByteArray, before: int | None) -> int | None:
-    """The WAL end of the last keepalive that came between transactions."""
+    """The WAL end of the last keepalive between transactions."""
     quiet: IntArray = np.flatnonzero((frames.kinds == KEEPALIVE) & (places == BETWEEN))
     return decode_keepalive(frames, int(quiet[-1])) if len(quiet) else before
 

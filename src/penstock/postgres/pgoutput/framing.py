@@ -1,7 +1,9 @@
-"""Thousands of CopyData payloads as one buffer with numpy offsets: what everything else here reads from.
+"""Join thousands of CopyData payloads into one buffer with numpy offsets. All other modules of the package
+read from it.
 
-A payload is XLogData (`w`, three 8-byte fields, then one pgoutput message) or a keepalive (`k`). The buffer ends in padding that reads as
-null values: a walk over damaged tuples may run past the last message before it is noticed, and a truncated table's row is read from it.
+A payload is XLogData (`w`, three 8-byte fields, then one pgoutput message) or a keepalive (`k`). The buffer
+ends in padding that reads as null values: a walk over damaged tuples may pass the last message before the
+damage is detected, and the row of a truncated table is read from the padding.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from penstock.errors import ProtocolError, SlotTwoPhaseError
 from penstock.position import Lsn
 
 Payload = bytes | bytearray | memoryview
-"""One CopyData payload, as bytes of whatever kind the driver hands out."""
+"""One CopyData payload, of any bytes-like type."""
 
 IntArray = npt.NDArray[np.int64]
 ByteArray = npt.NDArray[np.uint8]
@@ -25,7 +27,7 @@ BoolArray = npt.NDArray[np.bool_]
 HEADER_BYTES = 25
 KEEPALIVE_BYTES = 18
 MAX_COLUMNS = 1664
-"""As many as a Postgres tuple can have."""
+"""The limit of a Postgres tuple."""
 
 XID_BYTES = 4
 
@@ -43,7 +45,9 @@ _TWO_PHASE = frozenset(b"bPKrp")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frames:
-    """Messages in the order of the log. `starts` and `ends` bound each payload, header included; `kinds` is `KEEPALIVE` for keepalives."""
+    """Messages in log order. `starts` and `ends` bound each payload, header included; `kinds` is `KEEPALIVE`
+    for keepalives.
+    """
 
     buffer: bytes
     octets: ByteArray
@@ -51,7 +55,7 @@ class Frames:
     ends: IntArray
     kinds: ByteArray
     xid_bytes: int = 0
-    """Inside a block, the fields of a message come after its kind and an xid of so many bytes."""
+    """Inside a block, an xid of this many bytes precedes the fields of a message."""
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -65,20 +69,20 @@ class Frames:
         return len(self.buffer) - len(_PADDING)
 
     def __getitem__(self, part: slice) -> Frames:
-        """A run of the messages, over the same buffer."""
+        """A run of the messages over the same buffer."""
         return Frames(self.buffer, self.octets, self.starts[part], self.ends[part], self.kinds[part], self.xid_bytes)
 
     def in_block(self) -> Frames:
-        """The same messages, as the inside of a block."""
+        """The same messages, decoded as the content of a block."""
         return replace(self, xid_bytes=XID_BYTES)
 
     @property
     def fields_at(self) -> int:
-        """How far after its start a message's own fields begin."""
+        """The offset of a message's own fields from its start."""
         return HEADER_BYTES + 1 + self.xid_bytes
 
     def xids(self, messages: IntArray) -> IntArray:
-        """Inside a block: the xids of the (sub)transactions that the messages belong to."""
+        """Inside a block: the xids of the (sub)transactions of the messages."""
         return self.u32(self.starts[messages] + HEADER_BYTES + 1)
 
     def view(self) -> memoryview:
@@ -99,7 +103,7 @@ class Frames:
         return self._gather(">i8", at)
 
     def _gather(self, dtype: str, at: IntArray) -> IntArray:
-        # A view of the number at every byte: unaligned, big-endian, and still read by one numpy call.
+        # A view of the number at every byte offset, unaligned and big-endian, so that one numpy call reads all of them.
         count = len(self.buffer) - np.dtype(dtype).itemsize + 1
         return np.ndarray((count,), dtype, self.buffer, 0, (1,))[at].astype(np.int64)
 
@@ -147,7 +151,7 @@ def frame(messages: Sequence[Payload], sizes: IntArray, before: Sequence[Frames]
 
 def _two_phase() -> SlotTwoPhaseError:
     return SlotTwoPhaseError(
-        "the slot was created with two_phase: it sends transactions when they are prepared, before anyone knows whether they commit",
+        "the slot was created with two_phase: it sends transactions when they are prepared, before it is known whether they commit",
         hint="stop the capture, drop the slot with pg_drop_replication_slot, and resync: penstock creates it without two_phase",
     )
 
@@ -157,7 +161,7 @@ def payload_sizes(messages: Sequence[Payload]) -> IntArray:
 
 
 def join(parts: Sequence[Frames]) -> Frames:
-    """Several runs as one, in a buffer of their own."""
+    """Several runs as one, in a new buffer."""
     runs = [part for part in parts if len(part)]
     buffer = b"".join((*map(Frames.view, runs), _PADDING))
     shifts = list(_shifts(runs))

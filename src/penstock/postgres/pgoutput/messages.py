@@ -1,4 +1,6 @@
-"""The rare messages, parsed one at a time. Row changes, Begin and Commit are too many for that; see `tuples` and `transactions`."""
+"""Parse the infrequent messages one at a time. Row changes, Begin and Commit are decoded in bulk; see
+`tuples` and `transactions`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ class RelationColumn:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table as of this place in the log."""
+    """The definition of a table from this position in the log."""
 
     oid: int
     namespace: str
@@ -36,7 +38,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A logical message; what it holds is for those who asked for its prefix."""
+    """A logical message; its content is opaque here."""
 
     is_transactional: bool
     lsn: Lsn
@@ -45,7 +47,7 @@ class Message:
 
 
 class _Reader:
-    """Reads fields off one message's body and never past its end."""
+    """Reads the fields of one message, and never past its end."""
 
     def __init__(self, frames: Frames, index: int) -> None:
         self._frames = frames
@@ -71,7 +73,7 @@ class _Reader:
         return _shown(self.octets())
 
     def octets(self) -> bytes:
-        """Up to the next zero byte."""
+        """The bytes up to the next zero byte."""
         end = self._body.find(b"\0", self._at)
         if end < 0:
             raise self.fault("has a name without an end")
@@ -87,7 +89,7 @@ class _Reader:
 def decode_relation(frames: Frames, index: int) -> Relation:
     reader = _Reader(frames, index)
     oid = reader.number(4)
-    # An empty namespace stands for the catalog's.
+    # An empty namespace means pg_catalog.
     namespace = reader.text() or "pg_catalog"
     name = reader.text()
     identity = chr(reader.number(1))
@@ -103,7 +105,7 @@ def decode_relation(frames: Frames, index: int) -> Relation:
 
 
 def _column(reader: _Reader, taken: dict[str, bytes]) -> RelationColumn:
-    """`taken` are the names of the columns before it. An escaped name stays distinct from them."""
+    """`taken` are the names of the columns before it. An escaped name is made distinct from them."""
     is_key = bool(reader.number(1) & 1)
     octets = reader.octets()
     name = _shown(octets)
@@ -116,12 +118,14 @@ def _column(reader: _Reader, taken: dict[str, bytes]) -> RelationColumn:
 
 
 def _shown(octets: bytes) -> str:
-    """A SQL_ASCII database may have names that are not UTF-8. They concern one table, so they are escaped and not refused."""
+    """In a SQL_ASCII database, names may be invalid UTF-8. They affect one table only, so they are escaped
+    instead of raising an error.
+    """
     return octets.decode(errors="backslashreplace")
 
 
 def decode_type(frames: Frames, index: int) -> tuple[int, str, str]:
-    """A type's OID, and the namespace and name of it, or of its base type if it is a domain."""
+    """A type's OID, and the namespace and name of the type, or of its base type if it is a domain."""
     reader = _Reader(frames, index)
     found = reader.number(4), reader.text() or "pg_catalog", reader.text()
     reader.finish()
@@ -151,7 +155,9 @@ def check_stream_stop(frames: Frames, index: int) -> None:
 
 
 def decode_stream_abort(frames: Frames, index: int) -> tuple[int, int]:
-    """The xids of the transaction and of the subtransaction that was rolled back; the same if it was the whole."""
+    """The xids of the transaction and of the subtransaction that was rolled back; equal if all of it was
+    rolled back.
+    """
     reader = _Reader(frames, index)
     found = reader.number(4), reader.number(4)
     reader.finish()
@@ -159,7 +165,7 @@ def decode_stream_abort(frames: Frames, index: int) -> tuple[int, int]:
 
 
 def decode_truncate(frames: Frames, index: int) -> tuple[int, ...]:
-    """The OIDs of the tables emptied, in order."""
+    """The OIDs of the truncated tables, in order."""
     reader = _Reader(frames, index)
     count = reader.number(4)
     reader.take(1)

@@ -1,35 +1,115 @@
-"""Which shape each table has at each place in the log, from the Relation messages; the catalog of now is never asked about the past.
+"""Table schemas by position in the log, from Relation messages, and keys of tables with replica identity
+FULL. Pure: the owner of a connection passes the function that queries the catalog.
 
-Only the key of a table with replica identity FULL is not in them; `keys` says where that comes from.
+The current catalog is never used for past changes, with one exception. For a table with replica identity
+FULL, Relation messages flag every column as key, so its key must come from the catalog, which shows the
+current key although the decoded log may be far behind. So the catalog is queried each time such a table is
+described: at its first change and after every change of its definition. If the catalog returns the known key,
+that key applies. If it returns another one, the key changed at some unknown position up to the position of
+the query, since the order of transaction ids is not that of commits. Until the log has passed that position,
+the table is treated as one without a key: its changes show whole rows, which is correct for any key. After
+that position it has the new key.
 
-A transaction that is sent while open sees its own DDL, which nobody else does until it commits. So the server describes every table to
-each such transaction by itself, anew after a part of it was rolled back, and counts what it described last as known to all once the
-transaction commits. What is kept here mirrors that: a history for each open transaction, emptied at every abort, joined at the commit.
+An open transaction whose changes are streamed sees its own DDL, which is invisible to others until it
+commits. So the server describes every table to each such transaction separately, again after a rollback to a
+savepoint, and treats its last descriptions as known to all once the transaction commits. This module mirrors
+that: a history for each open transaction, cleared at every abort and merged at the commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from penstock.postgres.pgoutput.framing import RELATION, TYPE, Frames
-from penstock.postgres.pgoutput.keys import CatalogKey, FullKey, FullKeys
 from penstock.postgres.pgoutput.messages import Relation, decode_relation, decode_type
 from penstock.postgres.pgoutput.transactions import Timeline
-from penstock.postgres.types.resolver import TypeResolver
-from penstock.schema import TableName, TableSchema
+from penstock.postgres.types.registry import TypeResolver
+from penstock.schema import TableName, TableSchema, key_in_order
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogKey:
+    """A table's key in the catalog at the time of the query; no columns if it has no key."""
+
+    columns: tuple[str, ...]
+    asked_at: int
+    """The log position at which all transactions that the catalog showed had committed."""
+
+
+LoadKey = Callable[[int], CatalogKey | None]
+"""Query the catalog for the key of the table with this OID; None if the table does not exist, or does not
+exist yet.
+"""
+
+
+class FullKey(NamedTuple):
+    """The key of a table from its description on."""
+
+    columns: tuple[str, ...]
+    later: CatalogKey | None = None
+    """The key that replaces it once the log has passed the position of the catalog query. The caller then
+    calls `settle`.
+    """
+
+
+class FullKeys:
+    """The key of each table with replica identity FULL at the current log position."""
+
+    def __init__(self, known: Mapping[int, tuple[str, ...]], load: LoadKey | None = None) -> None:
+        """`known` are the keys at the end of the spool. Without `load` they never change."""
+        self._known = dict(known)
+        self._load = load
+        self._waiting: dict[int, CatalogKey] = {}
+
+    def describe(self, oid: int, columns: Collection[str], place: int) -> FullKey:
+        """The key, for changes from `place` on, of a table that has just been described with these columns."""
+        found = None if self._load is None else self._load(oid)
+        if found is None:
+            return FullKey(() if oid in self._waiting else key_in_order(self._known.get(oid, ()), columns))
+        if self._holds(oid, found, columns):
+            self._known[oid] = found.columns
+            return FullKey(key_in_order(found.columns, columns))
+        waiting = self._waiting.get(oid)
+        # The same key again: the earlier position applies. Otherwise a table that is altered repeatedly would
+        # never get its key.
+        later = waiting if waiting is not None and set(waiting.columns) == set(found.columns) else found
+        self._waiting[oid] = later
+        return FullKey(self.settle(oid, later, columns)) if place > later.asked_at else FullKey((), later)
+
+    def has_seen(self, oid: int) -> bool:
+        """Whether the catalog has ever shown the table. If not, it was dropped, or its creating transaction
+        has not committed.
+        """
+        return oid in self._known or oid in self._waiting
+
+    def settle(self, oid: int, later: CatalogKey, columns: Collection[str]) -> tuple[str, ...]:
+        """Record that the log has passed the position at which `later` was queried."""
+        if self._waiting.get(oid) is later:
+            del self._waiting[oid]
+            self._known[oid] = later.columns
+        return key_in_order(later.columns, columns)
+
+    def _holds(self, oid: int, found: CatalogKey, columns: Collection[str]) -> bool:
+        """Whether the catalog's key is the known one. The first result is accepted if it can be the key of
+        these columns.
+        """
+        if oid in self._waiting:
+            return False
+        return set(self._known[oid]) == set(found.columns) if oid in self._known else set(found.columns) <= set(columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A table's shape from one message on."""
+    """A table's schema from one message on."""
 
     index: int
     schema: TableSchema
     is_full: bool
-    """Whether the replica identity is FULL, so that every old row travels whole."""
+    """Whether the replica identity is FULL, so that every old row is sent whole."""
 
 
 BEFORE_ALL = -1
@@ -37,26 +117,28 @@ BEFORE_ALL = -1
 
 @dataclass(frozen=True, slots=True)
 class _Described:
-    """A table's latest Relation message; `number` counts them over the connection."""
+    """A table's latest Relation message; `number` counts them per connection."""
 
     body: bytes
     schema: TableSchema
     number: int
     is_full: bool
-    """Under replica identity FULL: the same message may stand for another key."""
+    """Under replica identity FULL, equal messages may describe different keys."""
     later: CatalogKey | None = None
-    """The key that it has once the log has passed the place at which this one was asked for."""
+    """The key that applies once the log has passed the position of the catalog query."""
 
 
 class _Tables:
-    """What has been described so far, to all or to one open transaction: the tables by OID."""
+    """The tables described so far by OID, for all transactions or for one open transaction."""
 
     def __init__(self, unseen: dict[int, _Described] | None = None) -> None:
         self.described: dict[int, _Described] = {}
         self.unsettled: set[int] = set()
-        """Those that have a key only later."""
+        """Tables with a key that applies only later."""
         self.unseen = unseen or {}
-        """Those under replica identity FULL that have been described, now or before, and that the catalog did not show."""
+        """Tables with replica identity FULL that have been described, now or before, and that the catalog did
+        not show.
+        """
 
     def put(self, oid: int, described: _Described) -> None:
         self.described[oid] = described
@@ -68,13 +150,15 @@ class _Tables:
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """The schemas that hold in a run of messages. Of a thousand tables few are changed in a run, and fewer described."""
+    """The schemas in effect in a run of messages. Of a thousand tables, few change in a run and fewer are
+    described.
+    """
 
     _described: Mapping[int, _Described]
     _changed: dict[int, list[Version]] = field(default_factory=dict)
 
     def of(self, oid: int) -> list[Version]:
-        """In order; empty if the table is not known."""
+        """In order; empty if the table is unknown."""
         found = self._changed.get(oid)
         if found is not None:
             return found
@@ -82,12 +166,14 @@ class Versions:
         return [] if known is None else [Version(BEFORE_ALL, known.schema, known.is_full)]
 
     def add(self, oid: int, version: Version) -> None:
-        """Call it before the table is described again."""
+        """Must be called before the table is described again."""
         self._changed[oid] = [*self.of(oid), version]
 
 
 class RelationHistory:
-    """The schema of every table seen, by OID. Lives as long as a connection: only after a change is a Relation sent again."""
+    """The schema of every table described on a connection, by OID. A new connection needs a new one, since
+    the server repeats a Relation message only after a change.
+    """
 
     def __init__(self, keys: FullKeys, types: TypeResolver) -> None:
         self._keys = keys
@@ -97,8 +183,7 @@ class RelationHistory:
         self._streams: dict[int, _Tables] = {}
 
     def advance(self, frames: Frames, timeline: Timeline, stream: int | None = None) -> Versions:
-        """Take in the Relation and Type messages among `frames`; gives the versions that hold in them.
-
+        """Process the Relation and Type messages among `frames`, and return the versions in effect there.
         `stream` is the xid of the open transaction whose block the messages are from.
         """
         known = self._current if stream is None else self._streams.setdefault(stream, _Tables())
@@ -125,27 +210,29 @@ class RelationHistory:
         return versions
 
     def commit(self, stream: int) -> dict[int, tuple[str, ...]]:
-        """What an open transaction was told holds for all now, but for tables that have been described to all since.
-
-        Gives the keys of the tables that it made itself, which nobody could see before.
+        """Make the descriptions of an open transaction valid for all, except for tables that have since been
+        described to all. Returns the keys of the tables that the transaction created itself, which were
+        invisible before.
         """
         told = self._streams.pop(stream, _Tables())
         for oid, described in told.described.items():
             current = self._current.described.get(oid)
             if current is None or current.number < described.number:
-                # The catalog did not show what the transaction did to the key as long as it was open.
+                # The catalog did not show the transaction's change of the key while it was open.
                 self._current.put(oid, self._rekeyed(described) if described.is_full else described)
         made = {oid: (self._current.described.get(oid) or self._rekeyed(described)).schema.key for oid, described in told.unseen.items()}
         return {oid: key for oid, key in made.items() if key}
 
     def forget(self, stream: int, *, is_whole: bool) -> None:
-        """A transaction, or a part of it, was rolled back: whatever it still has to say, it is told all tables anew."""
+        """Process a rollback of the transaction or of a part of it: the server will describe all tables to it
+        again.
+        """
         told = self._streams.pop(stream, None)
         if told is not None and not is_whole:
             self._streams[stream] = _Tables(told.unseen)
 
     def _settle_keys(self, frames: Frames, timeline: Timeline, known: _Tables, versions: Versions) -> None:
-        """Give tables the keys that waited for a place which the log passes among `frames`."""
+        """Assign tables the keys whose position the log passes among `frames`."""
         for oid in tuple(known.unsettled):
             described = known.described[oid]
             assert described.later is not None

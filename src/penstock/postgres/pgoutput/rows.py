@@ -1,16 +1,18 @@
-"""The rows of one table's batch: what each change shows, and the metadata columns beside it.
+"""Build the rows of one table's batch: the tuple that each change shows, and the metadata columns.
 
-An update that carries its old key is compared with it: the same key gives `update_postimage`, another one a `delete` of the old key and an
-`insert` of the new. A delete shows its key alone, or the whole old row where no key is known: there the row itself is what tells it apart,
-so an update that carries the old row is a `delete` of that and an `insert` of the new one, of which each stands for just one duplicate.
+An update that includes its old key is compared with it: the same key becomes an `update_postimage`, another
+key a `delete` of the old one and an `insert` of the new one. A delete shows only its key. In a table without
+a key the whole row identifies itself: a delete shows the whole old row, and an update that includes the old
+row becomes a `delete` and an `insert`, each of one duplicate.
 
-Where old rows are asked for, and the whole old row travels (replica identity FULL), a delete shows all of it, and the old rows of updates
-are a batch of their own, of `update_preimage`.
+If old rows are requested and the log contains whole old rows (replica identity FULL), a delete shows all of
+the row, and the old rows of updates form a separate batch of `update_preimage` rows.
 
-A Relation message describes a partitioned table's root, but each partition logs old keys by its own replica identity. So the key that the
-message flags may not be in a change. Such a row names the missing columns in `_unchanged` and counts as unidentified, and its readers
-refuse it (`spool.values`). Identity columns are NOT NULL, so a null in an old key always means that the column did not travel. In a whole
-old row of a table without a key, a null is a value.
+A Relation message describes the root of a partitioned table, but each partition logs old keys by its own
+replica identity. So a change may lack columns of the announced key. Such a row lists the missing columns in
+`_unchanged` and counts as unidentified; readers reject it (`spool.rows`). Identity columns are NOT NULL, so a
+null in an old key always means that the column was not sent. In a whole old row of a table without a key, a
+null is a value.
 """
 
 from __future__ import annotations
@@ -22,14 +24,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrow import Ragged, as_arrow, as_bools
 from penstock.change import ChangeBatch, ChangeCounts, ChangeType, change_schema
 from penstock.postgres.pgoutput import tuples
 from penstock.postgres.pgoutput.changes import Changes
 from penstock.postgres.pgoutput.framing import DELETE, INSERT, TRUNCATE, UPDATE, BoolArray, ByteArray, Frames, IntArray
-from penstock.postgres.pgoutput.pooling import SMALL_ROWS, Wanted, read_together
 from penstock.postgres.pgoutput.transactions import Timeline
-from penstock.postgres.pgoutput.tuples import ColumnSpans, join_spans
-from penstock.postgres.types.arrays import Ragged, as_arrow, as_bools
+from penstock.postgres.pgoutput.tuples import SMALL_ROWS, ColumnSpans, Wanted, join_spans, read_together
 from penstock.postgres.types.rows import DecodedRows, decode_rows, join_columns
 from penstock.schema import TableSchema
 
@@ -45,7 +46,9 @@ _CODE_OF_KIND[[INSERT, UPDATE, DELETE, TRUNCATE]] = [_INSERTED, _UPDATED, _DELET
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tuples:
-    """For each column, the values in the first tuple of every change, and in the second tuple of the changes that have two."""
+    """For each column, the values in the first tuple of every change, and in the second tuple of changes that
+    have two.
+    """
 
     first: list[ColumnSpans]
     second: list[ColumnSpans]
@@ -59,12 +62,14 @@ class TablePart:
     changes: Changes
     tuples: Tuples
     is_full: bool
-    """Whether the Relation message says that old rows travel whole."""
+    """Whether the Relation message announces whole old rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """For each row: its change, its kind, its number, and the tuple that it shows (second tuples are counted after all first ones)."""
+    """For each row: its change, its kind, its ordinal, and the tuple that it shows (second tuples are counted
+    after all first ones).
+    """
 
     changes: IntArray
     codes: ByteArray
@@ -78,20 +83,20 @@ class _Rows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Plan:
-    """What a batch is made of."""
+    """The input of one batch."""
 
     table: TableSchema
     messages: IntArray
-    """Of each row."""
+    """The message of each row."""
     rows: _Rows
     columns: list[Wanted]
     is_old: bool = False
     missing: Mapping[int, BoolArray] = field(default_factory=dict)
-    """By place of the column, in which rows a value that identifies the row did not travel."""
+    """By column index, the rows in which an identifying value was not sent."""
 
 
 def build_batches(frames: Frames, timeline: Timeline, parts: Sequence[TablePart], *, old_rows: bool = False) -> list[list[ChangeBatch]]:
-    """For each part its changes, and with `old_rows` those that were there before its updates, if they travel."""
+    """For each part its changes, and with `old_rows` the rows before its updates if they were sent."""
     buffer = pa.py_buffer(frames.buffer)
     planned = [_plan(buffer, part, old_rows=old_rows) for part in parts]
     built = iter(_build_all(frames, buffer, timeline, [plan for plans in planned for plan in plans]))
@@ -124,7 +129,7 @@ def _build(plan: _Plan, decoded: DecodedRows, metadata: list[pa.Array]) -> Chang
 
 
 def _read_small(buffer: pa.Buffer, plans: Sequence[_Plan]) -> list[DecodedRows | None]:
-    """The columns of small batches, where there are several. None for all others."""
+    """The columns of small batches if there are several of them; None for all others."""
     small = [plan for plan in plans if len(plan.rows) <= SMALL_ROWS and plan.columns]
     read = read_together(buffer, [column for plan in small for column in plan.columns]) if len(small) > 1 else None
     if read is None:
@@ -164,11 +169,11 @@ def _plan(buffer: pa.Buffer, part: TablePart, *, old_rows: bool) -> list[_Plan]:
 def _missing(
     table: TableSchema, rows: _Rows, wanted: Sequence[Wanted], is_whole: BoolArray, *, promises_whole: bool
 ) -> dict[int, BoolArray]:
-    """By place of the column, the rows whose identifying value did not travel; columns without such rows are left out.
-
-    A key identifies a row, or the whole old row where there is none. With `promises_whole` the whole old row is needed and announced. Where
-    it is not announced, a null may be a value all the same: the server marks the old row of a partition under FULL as a key if its root has
-    another identity. Then only the catalog tells (`partition_identity`).
+    """By column index, the rows whose identifying value was not sent; columns without such rows are omitted.
+    The key identifies a row; in a table without a key, the whole old row does. With `promises_whole` the
+    whole old row is required and announced. Where it is not announced, a null may be a value: the server
+    marks the old row of a partition under FULL as a key if its root has another identity. Then only the
+    catalog can tell (`membership.inspect_partition_identities`).
     """
     is_old = rows.codes == _DELETED
     found: dict[int, BoolArray] = {}
@@ -195,7 +200,7 @@ def _plan_old(part: TablePart, replaced: IntArray) -> _Plan:
 
 
 def _choose(buffer: pa.Buffer, table: TableSchema, changes: Changes, given: Tuples) -> tuple[list[ColumnSpans], _Rows]:
-    """The tuples to choose from, and which of them each row shows."""
+    """The tuples to choose from, and the one that each row shows."""
     codes = _CODE_OF_KIND[changes.kinds]
     each = np.arange(len(changes))
     two = np.flatnonzero(changes.has_old)
@@ -223,7 +228,7 @@ def _choose(buffer: pa.Buffer, table: TableSchema, changes: Changes, given: Tupl
 
 
 def _filled(old: ColumnSpans, new: ColumnSpans) -> ColumnSpans:
-    """Takes unchanged TOAST values from the old tuple, where it has them."""
+    """Fill in unchanged TOAST values from the old tuple if it contains them."""
     if new.kinds is None:
         return new
     known = (new.kinds == tuples.UNCHANGED) & (old.kinds_or_text() == tuples.TEXT)
@@ -234,7 +239,7 @@ def _filled(old: ColumnSpans, new: ColumnSpans) -> ColumnSpans:
 
 
 def _moved(buffer: pa.Buffer, table: TableSchema, old: list[ColumnSpans], new: list[ColumnSpans]) -> BoolArray:
-    """Which updates changed the key, byte for byte."""
+    """Which updates changed the key, compared byte by byte."""
     count = len(old[0].spans)
     moved = np.zeros(count, np.bool_)
     each = np.arange(count)
@@ -256,7 +261,7 @@ def _unchanged_rows(column: Wanted, missing: BoolArray | None) -> IntArray:
 
 
 def _unchanged(plan: _Plan) -> tuple[pa.ListArray, int]:
-    """The column `_unchanged`, and in how many rows it says something."""
+    """The column `_unchanged`, and the number of rows in which it is set."""
     named = ((at, _unchanged_rows(column, plan.missing.get(at))) for at, column in enumerate(plan.columns))
     rows = {at: found for at, found in named if len(found)}
     if not rows:
@@ -267,7 +272,7 @@ def _unchanged(plan: _Plan) -> tuple[pa.ListArray, int]:
 
 
 def _metadata(frames: Frames, timeline: Timeline, plans: Sequence[_Plan]) -> list[pa.Array]:
-    """`_change_type` to `_xid`, for the rows of all batches one after the other."""
+    """The columns `_change_type` to `_xid`, for the rows of all batches in sequence."""
     messages = np.concatenate([plan.messages for plan in plans])
     codes = np.concatenate([plan.rows.codes for plan in plans])
     ordinals = np.concatenate([plan.rows.ordinals for plan in plans])

@@ -1,7 +1,9 @@
-"""Begin and Commit, all at once: which transaction each message belongs to, and when and where that committed.
+"""Decode all Begin and Commit messages at once: the transaction of each message, and its commit position and
+time.
 
-A transaction stands in one run from its Begin to its Commit, or, while it is still open, in blocks from a Stream Start to a Stream Stop,
-until a Stream Commit or a Stream Abort outside of any block. Neither ever stands inside another.
+A transaction is sent as one run from Begin to Commit, or, while it is still open, in blocks from Stream Start
+to Stream Stop, followed by a Stream Commit or a Stream Abort outside of any block. Runs and blocks are never
+nested.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ BETWEEN, IN_TRANSACTION, IN_BLOCK = range(3)
 _STEP = np.zeros(256, np.int8)
 _STEP[[BEGIN, COMMIT, STREAM_START, STREAM_STOP]] = [IN_TRANSACTION, -IN_TRANSACTION, IN_BLOCK, -IN_BLOCK]
 _MAY_FOLLOW = np.zeros(256, np.uint8)
-"""For each kind, the places in which it may stand, as bits."""
+"""For each message kind, the states in which it may occur, as bits."""
 _MAY_FOLLOW[[BEGIN, STREAM_START, STREAM_COMMIT, STREAM_ABORT]] = 1 << BETWEEN
 _MAY_FOLLOW[COMMIT] = 1 << IN_TRANSACTION
 _MAY_FOLLOW[STREAM_STOP] = 1 << IN_BLOCK
@@ -60,7 +62,7 @@ _LAST_TIME = (datetime(9999, 12, 31, tzinfo=UTC) - _UNIX_EPOCH) // timedelta(mic
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """A transaction whose beginning has been given out in pieces; its next change has the number `ordinal`."""
+    """A transaction whose beginning has been returned in pieces; `ordinal` is that of its next change."""
 
     xid: int
     ordinal: int
@@ -85,7 +87,9 @@ class Commits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """The transactions of a run of messages. `begins` holds the index of each Begin, or -1 for one that began before the run."""
+    """The transactions of a run of messages. `begins` holds the index of each Begin, or -1 for a transaction
+    that began before the run.
+    """
 
     begins: IntArray
     xids: IntArray
@@ -95,14 +99,13 @@ class Timeline:
 
     @classmethod
     def inside(cls, transaction: OpenTransaction) -> Timeline:
-        """Of messages that all belong to one transaction, which began before them and has not ended."""
+        """For messages that all belong to one transaction, which began before them and has not ended."""
         return cls(np.array([-1]), np.array([transaction.xid]), None, transaction.ordinal)
 
     def place_at(self, frames: Frames, message: int) -> int:
-        """A place that all changes from this message on have in the log, or one before it.
-
-        For whole transactions it is where they commit: whatever a transaction changed, it did after all that committed before it and
-        had a lock in its way. One that is open has only the places of its changes.
+        """A log position at or before that of all changes from this message on. For whole transactions it is
+        their commit: a transaction makes its changes after the commits of the transactions whose locks it
+        waited for. For an open transaction only the positions of its changes are known.
         """
         if self.commits is not None:
             return int(self.commits.positions[np.searchsorted(self.begins, message, side="right") - 1])
@@ -110,30 +113,34 @@ class Timeline:
         return int(lsns[0]) if len(lsns) else 0
 
     def first_past(self, frames: Frames, place: int) -> int | None:
-        """The message from which on all changes have a place after this one."""
+        """The message from which all changes have a position after this one."""
         messages, places = (self.begins, self.commits.positions) if self.commits is not None else _change_lsns(frames)
         at = int(np.searchsorted(places, place, side="right"))
         return int(messages[at]) if at < len(messages) else None
 
     def of(self, messages: IntArray) -> IntArray:
-        """Which transaction each message belongs to."""
+        """The transaction of each message."""
         return np.searchsorted(self.begins, messages, side="right") - 1
 
 
 def _change_lsns(frames: Frames) -> tuple[IntArray, IntArray]:
-    """The changes, which a transaction has in the order of the log, and their LSNs. The server gives none with what it puts before them."""
+    """The changes and their LSNs, which ascend within a transaction. The server sends no LSN with the
+    messages that it adds before them.
+    """
     changes = np.flatnonzero(_CHANGES[frames.kinds])
     return changes, frames.i64(frames.starts[changes] + 1)
 
 
 def check_order(frames: Frames, place: int) -> ByteArray:
-    """Hold the messages, before which the log is at `place`, to their grammar; tells for each where the log is after it."""
+    """Check that the sequence of messages is valid, starting in state `place`, and return the state after
+    each message.
+    """
     steps = _STEP[frames.kinds]
     after = (np.cumsum(steps, dtype=np.int64) + place).astype(np.uint8)
-    # Only the first that is out of place counts; what is computed after it means nothing, and a shift too far gives 0.
+    # Only the first invalid message is reported; states after it are undefined, and a shift that is too wide gives 0.
     before = after - steps.view(np.uint8)
     right = (_MAY_FOLLOW[frames.kinds] >> before) & 1
-    frames.require(right.view(np.bool_), np.arange(len(frames)), "stands in the wrong place among Begin, Commit and blocks")
+    frames.require(right.view(np.bool_), np.arange(len(frames)), "is out of order among Begin, Commit and blocks")
     return after
 
 
@@ -146,7 +153,7 @@ def decode_begins(frames: Frames) -> tuple[IntArray, IntArray]:
 
 
 def decode_commits(frames: Frames, last: Position, kind: int = COMMIT) -> Commits:
-    """Every Commit message; their positions must go forward from `last`."""
+    """Decode every Commit message; their positions must increase from `last`."""
     commits = frames.where(kind)
     fields = frames.starts[commits] + frames.fields_at
     frames.require(frames.ends[commits] - fields == _COMMIT_BYTES, commits, "has the wrong length")
@@ -154,7 +161,7 @@ def decode_commits(frames: Frames, last: Position, kind: int = COMMIT) -> Commit
     # Compared, not subtracted: a damaged position may be so far off that the difference overflows.
     frames.require(positions > np.concatenate([[last.value], positions[:-1]]), commits, "does not move the position forward")
     times = frames.i64(fields + 17)
-    # The bounds are shifted rather than the values, which could overflow.
+    # The bounds are shifted, since shifting the values could overflow.
     sane = (times >= _FIRST_TIME - _POSTGRES_EPOCH) & (times <= _LAST_TIME - _POSTGRES_EPOCH)
     frames.require(sane, commits, "has an impossible time")
     return Commits(positions, times + _POSTGRES_EPOCH)

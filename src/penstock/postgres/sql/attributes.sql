@@ -1,7 +1,7 @@
--- What the catalog knows of columns beyond their shape: their numbers, and what rows have in a column that was added after them.
+-- Column facts beyond the schema: column numbers, and default values for rows that are older than a column.
 
 -- name: widths
--- From the catalog alone, so that nobody's lock is waited for. The rows of a partitioned table are in its partitions.
+-- From the catalog alone, without waiting for locks. The rows of a partitioned table are in its partitions.
 WITH RECURSIVE parts (root, oid) AS (
     SELECT o.oid, o.oid FROM pg_catalog.unnest(%(oids)s::oid[]) o (oid)
     UNION ALL
@@ -16,8 +16,8 @@ JOIN pg_catalog.pg_class c ON c.oid = p.oid
 GROUP BY r.oid, r.relnatts
 
 -- name: missing
--- What rows have in a column that is younger than they are, by all heaps of the table. The array that keeps it has one element, which is
--- written in quotes where need be; but not for a comma, if that is not what separates its elements.
+-- The default value for rows that are older than a column, by all heaps of the table. The array that stores
+-- it has one element, which is quoted if necessary; but not because of a comma, if that is not its delimiter.
 WITH RECURSIVE parts (oid) AS (
     SELECT %(oid)s::oid
     UNION ALL
@@ -35,10 +35,11 @@ JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 GROUP BY a.attname
 HAVING bool_or(a.atthasmissing)
 
--- name: one_moment
+-- name: repeatable_read
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY
 
--- name: unfinished
--- Transactions that whoever asks now cannot see, though the log may already show that they have committed.
+-- name: open_transactions
+-- Transactions that are invisible to a current snapshot, though the log may already show that they have
+-- committed.
 SELECT pg_catalog.pg_snapshot_xmax(s)::text::bigint, ARRAY(SELECT x::text::bigint FROM pg_catalog.pg_snapshot_xip(s) x)
 FROM pg_catalog.pg_current_snapshot() s

@@ -1,4 +1,5 @@
--- Tables as they are now. Used to choose tables, to plan snapshots and to learn primary keys; never to decode the log.
+-- The current catalog. Used to choose tables, to plan snapshots and to read primary keys; never to decode the
+-- log.
 
 -- name: tables
 SELECT c.oid, n.nspname, c.relname
@@ -13,34 +14,34 @@ WHERE c.relkind IN ('r', 'p')
 ORDER BY n.nspname, c.relname
 
 -- name: columns
--- Those that the publication names, since Postgres 15, where the table is in it; 15 also names generated ones, which it does not publish.
--- Else all but the generated ones: they enter the stream only if they are stored and the publication says so, which it can since Postgres 18.
--- One that does not exist yet will say so, since we create it.
+-- The columns that the publication lists, since Postgres 15, if it contains the table; version 15 also lists
+-- generated ones, which it does not publish. Otherwise all but the generated ones: they are in the stream
+-- only if they are stored and the publication says so, which is possible since Postgres 18. A publication
+-- that does not exist yet will publish stored ones, since Penstock creates it.
 WITH generated AS MATERIALIZED (
   SELECT COALESCE(
     (SELECT pg_catalog.to_jsonb(p) ->> 'pubgencols' = 's' FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s::text),
     %(publication)s::text IS NOT NULL AND pg_catalog.current_setting('server_version_num')::int >= 180000
       AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s::text)
   ) AS stored
+), candidate (oid) AS (
+  SELECT pg_catalog.unnest(%(oids)s::oid[])
 ), published AS MATERIALIZED (
-  SELECT c.oid, pg_catalog.to_jsonb(t) -> 'attnames' AS names
-  FROM pg_catalog.pg_publication_tables t
-  JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
-  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-  WHERE t.pubname = %(publication)s AND c.oid = ANY (%(oids)s::oid[])
+  -- include: published
 )
 SELECT a.attrelid, a.attname, a.atttypid, a.atttypmod, a.attnum::int
 FROM pg_catalog.pg_attribute a
 LEFT JOIN published p ON p.oid = a.attrelid
 WHERE a.attrelid = ANY (%(oids)s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
-  AND CASE WHEN pg_catalog.jsonb_typeof(p.names) = 'array' THEN p.names ? a.attname::text
+  AND CASE WHEN p.attributes IS NOT NULL THEN a.attnum = ANY (p.attributes)
       AND (a.attgenerated = '' OR pg_catalog.current_setting('server_version_num')::int >= 180000)
     ELSE a.attgenerated = '' OR a.attgenerated = 's' AND (SELECT stored FROM generated) END
 ORDER BY a.attrelid, a.attnum
 
 -- name: attributes
--- With the type as SQL writes it: with the modifier -1, since without one `character` would be read as `character(1)`. Of a domain, the type
--- below it: a value that is read as a domain is checked, by functions of the domain's owner.
+-- With the type as SQL writes it, with the modifier -1: without one, `character` would be parsed as
+-- `character(1)`. Of a domain, the base type: a value that is parsed as a domain is checked by functions of
+-- the domain's owner.
 SELECT a.attname::text, a.attnum::int, pg_catalog.format_type(b.oid, -1)
 FROM pg_catalog.pg_attribute a
 CROSS JOIN LATERAL (
@@ -54,8 +55,9 @@ CROSS JOIN LATERAL (
 WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
 
 -- name: types
--- Built-in types have OIDs below 10000. A type with an element is an array only if the element says so too.
--- Only base types are read by their name; that of a table's row type, or of an array of it, need not be UTF-8.
+-- Built-in types have OIDs below 10000. A type with an element is an array only if the element refers to it
+-- as its array. Only base types are identified by name; the name of a table's row type, or of an array of it,
+-- may be invalid UTF-8.
 WITH RECURSIVE needed (oid) AS (
     (
         SELECT oid FROM pg_catalog.pg_type WHERE oid >= 10000 AND %(oids)s::oid[] IS NULL
@@ -76,8 +78,8 @@ LEFT JOIN pg_catalog.pg_type e ON e.oid = t.typelem AND e.typarray = t.oid
 WHERE t.oid >= 10000
 
 -- name: type_texts
--- What the text of values depends on, of enums and composite types: these types and all that they consist of. Labels are given as digests,
--- since those of a SQL_ASCII database need not be UTF-8.
+-- The definitions of enums and composite types that the text of their values depends on: these types and all
+-- that they consist of. Labels are digests, since in a SQL_ASCII database they may be invalid UTF-8.
 WITH RECURSIVE used (root, oid) AS (
     SELECT o.oid, o.oid FROM pg_catalog.unnest(%(oids)s::oid[]) o (oid)
     UNION
@@ -105,7 +107,7 @@ JOIN pg_catalog.pg_type t ON t.oid = u.oid
 WHERE t.typtype IN ('e', 'c')
 
 -- name: keys
--- With those that are generated, and whether whole rows go into the log.
+-- With the generated columns, and whether the replica identity is FULL.
 SELECT i.indrelid, array_agg(a.attname::text ORDER BY a.attnum),
        COALESCE(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attgenerated <> ''), '{}'), bool_or(c.relreplident = 'f')
 FROM pg_catalog.pg_index i
@@ -116,15 +118,17 @@ WHERE CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELS
 GROUP BY i.indrelid
 
 -- name: key_operators
--- Of the key's columns whose index has an operator class that is not built in: the type that it compares, and its equality operator. No
--- operator unless class, operator and function belong to superusers, and class and operator to an extension: whoever reads rows by it runs it.
+-- For key columns whose index has an operator class that is not built in: the type that it compares, its
+-- equality operator, and the array delimiter of the type. The operator is trusted only if class, operator and
+-- function belong to superusers, and class and operator to an extension, since reading rows by key runs it.
 SELECT a.attname::text, pg_catalog.format_type(k.opcintype, -1),
   CASE WHEN (SELECT bool_and(r.rolsuper) FROM pg_catalog.pg_roles r WHERE r.oid IN (k.opcowner, o.oprowner, f.proowner))
       AND EXISTS (SELECT FROM pg_catalog.pg_depend d
                   WHERE d.classid = 'pg_catalog.pg_opclass'::regclass AND d.objid = k.oid AND d.deptype = 'e')
       AND EXISTS (SELECT FROM pg_catalog.pg_depend d
                   WHERE d.classid = 'pg_catalog.pg_operator'::regclass AND d.objid = o.oid AND d.deptype = 'e')
-    THEN pg_catalog.format('OPERATOR(%%I.%%s)', n.nspname, o.oprname) END
+    THEN pg_catalog.format('OPERATOR(%%I.%%s)', n.nspname, o.oprname) END,
+  (SELECT t.typdelim::text FROM pg_catalog.pg_type t WHERE t.oid = k.opcintype)
 FROM pg_catalog.pg_index i
 JOIN pg_catalog.pg_class c ON c.oid = i.indrelid
 CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) at
@@ -139,7 +143,7 @@ WHERE i.indrelid = %(oid)s
   AND CASE c.relreplident WHEN 'i' THEN i.indisreplident WHEN 'n' THEN false ELSE i.indisprimary AND i.indimmediate END
 UNION ALL
 -- Composite types and ranges that are not built in: their input functions run the checks of domains that they consist of.
-SELECT a.attname::text, pg_catalog.format_type(b.oid, -1), NULL
+SELECT a.attname::text, pg_catalog.format_type(b.oid, -1), NULL, NULL
 FROM pg_catalog.pg_attribute a
 CROSS JOIN LATERAL (
     WITH RECURSIVE base (oid, below, kind) AS (
@@ -152,27 +156,30 @@ CROSS JOIN LATERAL (
 WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
 
 -- name: key_faults
--- Why tables that look as if they had a key have none: their replica identity is NOTHING, or the primary key is deferrable.
+-- Why tables that seem to have a key have none: their replica identity is NOTHING, or the primary key is
+-- deferrable.
 SELECT c.oid, c.relreplident = 'n'
 FROM pg_catalog.pg_class c
 WHERE c.oid = ANY (%(oids)s::oid[])
   AND EXISTS (SELECT 1 FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND (c.relreplident = 'n' OR NOT i.indimmediate))
 
 -- name: whole_rows
--- A partitioned table has no rows of its own: those of its partitions count.
+-- A partitioned table has no rows itself: its partitions decide. Unlike pg_partition_tree,
+-- pg_partition_ancestors takes no locks.
 SELECT c.oid
 FROM pg_catalog.pg_class c
 WHERE c.oid = ANY (%(oids)s::oid[])
   AND (c.relkind = 'p' OR c.relreplident = 'f')
   AND NOT EXISTS (
     SELECT 1
-    FROM pg_catalog.pg_partition_tree(c.oid) t
-    JOIN pg_catalog.pg_class heap ON heap.oid = t.relid
-    WHERE t.isleaf AND heap.relreplident <> 'f'
+    FROM pg_catalog.pg_class heap
+    CROSS JOIN LATERAL pg_catalog.pg_partition_ancestors(heap.oid) ancestor
+    WHERE heap.relispartition AND heap.relkind <> 'p' AND heap.relreplident <> 'f' AND ancestor.relid = c.oid
   )
 
 -- name: primary_key
--- The place is read after the statement's snapshot was taken: all that the snapshot shows had committed by then.
+-- The position is read after the statement's snapshot was taken, so everything that the snapshot shows had
+-- committed by then.
 SELECT coalesce(array_agg(a.attname::text ORDER BY a.attnum) FILTER (WHERE a.attnum IS NOT NULL), '{}'),
        pg_catalog.pg_current_wal_insert_lsn()::text
 FROM pg_catalog.pg_class c
@@ -182,14 +189,15 @@ WHERE c.oid = %(oid)s
 GROUP BY c.oid
 
 -- name: row_filter
--- Since Postgres 15. It is written in the columns of the root, which are those of its partitions too.
-SELECT pg_catalog.to_jsonb(t) ->> 'rowfilter'
-FROM pg_catalog.pg_publication_tables t
-JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
-JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-WHERE t.pubname = %(publication)s AND c.oid = %(oid)s
-  -- The view lists the whole publication; ask it only where there is something to learn.
-  AND EXISTS (SELECT 1 FROM pg_catalog.pg_publication_rel r WHERE r.prrelid = %(oid)s AND pg_catalog.to_jsonb(r) -> 'prqual' <> 'null')
+-- Since Postgres 15. It refers to the columns of the root, which are those of its partitions too.
+WITH candidate (oid) AS (
+  SELECT %(oid)s::oid
+), published AS MATERIALIZED (
+  -- include: published
+)
+SELECT pg_catalog.pg_get_expr(p.filter, p.oid)
+FROM published p
+WHERE p.filter IS NOT NULL
 
 -- name: leaves
 SELECT c.oid, n.nspname, c.relname, pg_catalog.pg_relation_size(c.oid), pg_catalog.pg_relation_filenode(c.oid)
@@ -206,13 +214,13 @@ WHERE c.oid = %(oid)s AND c.relkind = 'r'
 ORDER BY 4 DESC
 
 -- name: filenodes
--- Of some heaps: as it is now, and as the snapshot sees it.
+-- The current filenodes of some heaps, and those that the snapshot shows.
 SELECT c.oid, pg_catalog.pg_relation_filenode(c.oid), c.relfilenode
 FROM pg_catalog.pg_class c
 WHERE c.oid = ANY (%(oids)s::oid[])
 
 -- name: sizes
--- From the catalog alone: asking for the size of a file waits for whoever has the table to himself.
+-- From the catalog alone: reading the size of a file waits for exclusive locks.
 WITH RECURSIVE parts (root, oid) AS (
     SELECT o.oid, o.oid FROM pg_catalog.unnest(%(oids)s::oid[]) o (oid)
     UNION ALL
@@ -226,7 +234,8 @@ JOIN pg_catalog.pg_class c ON c.oid = p.oid
 GROUP BY p.root
 
 -- name: fingerprint
--- Whatever the rows of a table, or what is published of them, depend on. From the catalog alone, so that nobody's lock is waited for.
+-- Everything that the rows of a table, or the published part of them, depend on. From the catalog alone,
+-- without waiting for locks.
 WITH RECURSIVE parts (oid) AS (
     SELECT %(oid)s::oid
     UNION ALL
@@ -249,7 +258,7 @@ SELECT pg_catalog.md5(pg_catalog.concat_ws('|',
 ))
 
 -- name: outside
--- What looks like a table and never enters the log.
+-- Relations that look like tables but never enter the log.
 SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -261,14 +270,15 @@ WHERE (c.relkind IN ('v', 'm', 'f') OR c.relkind IN ('r', 'p') AND c.relpersiste
 ORDER BY n.nspname, c.relname
 
 -- name: names
--- What relations are called now, by OID; those that are gone are left out.
+-- The current names of relations, by OID; dropped ones are missing.
 SELECT c.oid, n.nspname::text, c.relname::text
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.oid = ANY (%(oids)s::oid[])
 
 -- name: name_bytes
--- In a SQL_ASCII database: names that are not plain ASCII, as bytes, of tables, their partitions and their columns. By the table or its root.
+-- In a SQL_ASCII database: names that are not plain ASCII, as bytes, of tables, their partitions and their
+-- columns. By table, or its root.
 SELECT r.oid, pg_catalog.convert_to(rn.nspname::text, 'SQL_ASCII'), pg_catalog.convert_to(r.relname::text, 'SQL_ASCII'),
        pg_catalog.convert_to(pg_catalog.concat(n.nspname, '.', c.relname), 'SQL_ASCII'),
        ARRAY(SELECT pg_catalog.convert_to(a.attname::text, 'SQL_ASCII') FROM pg_catalog.pg_attribute a

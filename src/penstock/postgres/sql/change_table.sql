@@ -1,13 +1,14 @@
--- Capture by triggers: what they write down, the order in which it is given out, and how far it has been confirmed. One schema a capture.
+-- Trigger capture: recorded changes, their order, and the confirmed position. One schema per capture.
 
 -- name: create_schema
 CREATE SCHEMA {schema}
 
 -- name: install
--- A session that changes a table writes a row here, in its own transaction, without rights of its own. All objects are created here, or
--- none: an object that another role had created before could run code with the rights of the roles that use it.
--- `changes.seq` goes up in the order in which triggers fire: of two changes of one row the later one has the greater number, since the row is
--- locked until the first of them has committed.
+-- Triggers insert a row here in the transaction that changes a table, with the rights of the schema's owner.
+-- All objects are created here, or none: an object that another role had created before could run code with
+-- the rights of the roles that use it. `changes.seq` ascends in the order in which triggers fire: of two
+-- changes of one row the later one has the greater number, since the row is locked until the first has
+-- committed.
 CREATE TABLE {schema}.shapes (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     relation oid NOT NULL,
@@ -37,7 +38,7 @@ CREATE TABLE {schema}.changes (
     new text,
     altered int2[],
     PRIMARY KEY (xid, seq)
--- To give back its empty end, vacuum would take the table from everybody who writes anything.
+-- Truncating the table's empty end would make vacuum block all writers.
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, vacuum_truncate = false);
 CREATE TABLE {schema}.commits (
     "position" bigint PRIMARY KEY,
@@ -60,14 +61,14 @@ CREATE TABLE {schema}.resume (
     one boolean PRIMARY KEY DEFAULT true CHECK (one),
     "position" bigint NOT NULL
 ) WITH (fillfactor = 10);
--- Nothing of what is still open counts as given out.
+-- Open transactions do not count as returned.
 INSERT INTO {schema}.horizon (snapshot, "position", system_identifier, timeline, inherited)
 SELECT pg_catalog.format('%1$s:%1$s:', pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot()))::pg_catalog.pg_snapshot,
     pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint,
     (SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s),
     pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8), 0;
 INSERT INTO {schema}.resume ("position") SELECT h."position" FROM {schema}.horizon h;
--- Values are written as the capture's own sessions would have them, whatever the settings of whoever changes a row.
+-- Values are written in the format of the capture's sessions, whatever the settings of the changing session.
 CREATE FUNCTION {schema}.note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp
 SET "TimeZone" = 'UTC' SET "DateStyle" = 'ISO, YMD' SET "IntervalStyle" = 'iso_8601' SET bytea_output = 'hex' SET extra_float_digits = 1
@@ -88,7 +89,7 @@ DECLARE
   own_altered int2[];
 BEGIN
   IF own_root <> TG_RELID THEN
-    -- Whole, since nothing but catalogs is in the search path.
+    -- Qualified, since only pg_catalog is in the search path.
     own_space := (pg_catalog.parse_ident(own_root::regclass::text))[1];
     own_name := (pg_catalog.parse_ident(own_root::regclass::text))[2];
   END IF;
@@ -109,11 +110,11 @@ BEGIN
     AND s.modifiers = own_modifiers AND s.generated = own_generated
   ORDER BY s.id LIMIT 1;
   IF own_shape IS NULL THEN
-    -- A table of somebody's session is nobody else's to know of.
+    -- Temporary tables are not captured.
     IF EXISTS (SELECT 1 FROM pg_catalog.pg_class c WHERE c.oid = TG_RELID AND c.relpersistence <> 'p') THEN
       RETURN NULL;
     END IF;
-    -- Two who come upon a new shape at the same time both write it down: neither waits for the other, and neither can fail by it.
+    -- Two sessions that find a new shape at the same time both store it: neither waits for the other or fails.
     INSERT INTO {schema}.shapes (relation, root, space, name, index, numbers, names, types, modifiers, generated, key, columns)
     SELECT TG_RELID, own_root, own_space, own_name, own_index, coalesce(own_numbers, ARRAY[]::int2[]), coalesce(own_names, ARRAY[]::text[]),
       coalesce(own_types, ARRAY[]::oid[]), coalesce(own_modifiers, ARRAY[]::int4[]), coalesce(own_generated, ARRAY[]::boolean[]),
@@ -136,7 +137,7 @@ BEGIN
       WHERE pg_catalog.has_column_privilege(TG_RELID, n::int2, 'SELECT') IS NOT NULL ORDER BY n
     );
   END IF;
-  -- Not by a cast, which the owner of the table could have made himself: it would run with the rights of this function's owner.
+  -- Without a cast, which the owner of the table could have defined: it would run with the rights of this function's owner.
   -- A row that has an xmax is locked, or was changed again already, by a trigger of somebody else's that had its turn before this one: then
   -- the change that found it at `new_at` is the later one, although it was written down first. Both are places in one file: a table that is
   -- emptied or rewritten begins another, with the same places.
@@ -160,8 +161,9 @@ GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT EXECUTE ON FUNCTION {schema}.note() TO {role}
 
 -- name: attach
--- They fire for everybody, also for whoever applies changes of another server; and before all other triggers, whose changes follow from this
--- one. The second statement fires for partitions that are yet to come, too.
+-- The triggers fire in every session, also in one that applies changes of another server; and before all
+-- other triggers, whose changes are consequences of this one. The second statement also makes them fire for
+-- future partitions.
 DROP TRIGGER IF EXISTS {rows} ON {table};
 DROP TRIGGER IF EXISTS {truncates} ON {table};
 CREATE TRIGGER {rows} AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION {schema}.note();
@@ -180,8 +182,8 @@ SELECT EXISTS (
 DROP TRIGGER IF EXISTS {rows} ON {table};
 DROP TRIGGER IF EXISTS {truncates} ON {table}
 
--- name: noted_tables
--- All that have triggers of the capture; those of partitions go with their root's.
+-- name: tables_with_triggers
+-- All tables with triggers of the capture; those of partitions are removed with their root's.
 SELECT DISTINCT n.nspname::text, c.relname::text
 FROM pg_catalog.pg_trigger t
 JOIN pg_catalog.pg_proc f ON f.oid = t.tgfoid AND f.proname = 'note'
@@ -191,11 +193,12 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE t.tgparentid = 0 ORDER BY 1, 2
 
 -- name: remove
--- With all triggers, and all that nobody has read.
+-- With all triggers, and all unread changes.
 DROP SCHEMA IF EXISTS {schema} CASCADE
 
 -- name: inspect
--- Whether this role may act for the owner of the schema, is the owner itself, and may read and write the tables.
+-- Whether this role may act for the owner of the schema, is the owner itself, and may read and write the
+-- tables.
 SELECT pg_catalog.pg_has_role(n.nspowner, 'USAGE'), n.nspowner = (SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = current_user),
   pg_catalog.has_schema_privilege(n.oid, 'USAGE') AND NOT EXISTS (
     SELECT 1 FROM pg_catalog.pg_class c, pg_catalog.unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS w (privilege)
@@ -205,24 +208,16 @@ FROM pg_catalog.pg_namespace n
 WHERE n.nspname = %(schema)s
 
 -- name: relations
--- What is asked for, each with what decides whether its changes are written down, or could be. Triggers of rows are copied to partitions.
+-- The requested tables, each with what decides whether its changes are recorded, or could be. Row triggers
+-- are copied to partitions. Here and in `memberships`, partitions are found in pg_inherits: pg_partition_tree
+-- would wait for locks on them.
 SELECT r.nspname, r.relname, c.oid, c.relkind::text, c.relpersistence::text,
   CASE WHEN c.relispartition THEN root_space.nspname END, CASE WHEN c.relispartition THEN root.relname END,
   (
     SELECT count(*) FROM pg_catalog.pg_trigger t
     WHERE t.tgrelid = c.oid AND t.tgfoid = f.oid AND t.tgenabled = 'A' AND t.tgname IN (%(rows)s, %(truncates)s)
-  ) = 2 AND NOT EXISTS (
-    SELECT 1 FROM pg_catalog.pg_partition_tree(CASE WHEN c.relkind = 'p' THEN c.oid END) leaf
-    WHERE leaf.isleaf AND leaf.relid <> c.oid AND NOT EXISTS (
-      SELECT 1 FROM pg_catalog.pg_trigger t WHERE t.tgrelid = leaf.relid AND t.tgfoid = f.oid AND t.tgenabled = 'A'
-    )
-  ),
-  ARRAY(
-    SELECT leaf.relid::regclass::text FROM pg_catalog.pg_partition_tree(CASE WHEN c.relkind = 'p' THEN c.oid END) leaf
-    JOIN pg_catalog.pg_class heap ON heap.oid = leaf.relid
-    WHERE leaf.isleaf AND (heap.relkind = 'f' OR heap.relpersistence <> 'p')
-    ORDER BY 1
-  ),
+  ) = 2 AND NOT leaves.lack_triggers,
+  leaves.apart,
   pg_catalog.pg_get_userbyid(c.relowner), pg_catalog.pg_has_role(c.relowner, 'USAGE'), pg_catalog.has_schema_privilege(n.oid, 'USAGE')
 FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS r (nspname, relname)
 LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
@@ -232,15 +227,40 @@ LEFT JOIN pg_catalog.pg_namespace root_space ON root_space.oid = root.relnamespa
 LEFT JOIN (
   pg_catalog.pg_proc f JOIN pg_catalog.pg_namespace own ON own.oid = f.pronamespace AND own.nspname = %(schema)s
 ) ON f.proname = 'note'
+CROSS JOIN LATERAL (
+  WITH RECURSIVE parts (oid) AS (
+    SELECT c.oid WHERE c.relkind = 'p'
+    UNION ALL
+    SELECT i.inhrelid FROM parts p
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid
+    JOIN pg_catalog.pg_class part ON part.oid = i.inhrelid AND part.relispartition
+  )
+  SELECT COALESCE(pg_catalog.bool_or(NOT EXISTS (
+           SELECT 1 FROM pg_catalog.pg_trigger t WHERE t.tgrelid = leaf.oid AND t.tgfoid = f.oid AND t.tgenabled = 'A'
+         )), false) AS lack_triggers,
+         COALESCE(pg_catalog.array_agg(leaf.oid::regclass::text ORDER BY leaf.oid::regclass::text)
+           FILTER (WHERE leaf.relkind = 'f' OR leaf.relpersistence <> 'p'), '{}') AS apart
+  FROM parts p
+  JOIN pg_catalog.pg_class leaf ON leaf.oid = p.oid AND leaf.relkind <> 'p'
+) leaves
 ORDER BY r.nspname, r.relname
 
--- name: acts
--- Which act gave each table its triggers, or changed them last, and after a `|` the same of its partitions. One that had none for a while has
--- others, or the same by another act.
-SELECT r.nspname, r.relname, pg_catalog.string_agg(t.oid::text || '/' || t.xmin::text, '/' ORDER BY t.tgname) || coalesce((
+-- name: memberships
+-- Which catalog entries gave each table its triggers, or changed them last, and after a `|` the same of its
+-- partitions. After an interruption, a table has other triggers, or the same with another xmin.
+SELECT r.nspname, r.relname, c.oid, pg_catalog.string_agg(t.oid::text || '/' || t.xmin::text, '/' ORDER BY t.tgname) || coalesce((
   SELECT '|' || pg_catalog.string_agg(p.oid::text || '/' || p.xmin::text, ',' ORDER BY p.oid)
-  FROM pg_catalog.pg_partition_tree(c.oid) leaf JOIN pg_catalog.pg_trigger p ON p.tgrelid = leaf.relid AND p.tgname = %(rows)s AND p.tgenabled = 'A'
-  WHERE leaf.relid <> c.oid
+  FROM (
+    WITH RECURSIVE parts (oid) AS (
+      SELECT c.oid
+      UNION ALL
+      SELECT i.inhrelid FROM parts p
+      JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid
+      JOIN pg_catalog.pg_class part ON part.oid = i.inhrelid AND part.relispartition
+    )
+    SELECT p.oid FROM parts p WHERE p.oid <> c.oid
+  ) leaf
+  JOIN pg_catalog.pg_trigger p ON p.tgrelid = leaf.oid AND p.tgname = %(rows)s AND p.tgenabled = 'A'
 ), '')
 FROM unnest(%(schemas)s::text[], %(names)s::text[]) AS r (nspname, relname)
 JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
@@ -248,41 +268,43 @@ JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname
 JOIN pg_catalog.pg_trigger t ON t.tgrelid = c.oid AND t.tgname IN (%(rows)s, %(truncates)s) AND t.tgenabled = 'A'
 GROUP BY r.nspname, r.relname, c.oid
 
--- name: insist
--- What has been put into order is given out: a crash of the server must not undo it, nor what it puts into order, which is before it in the
--- log. So this transaction's commit is durable, also for a role whose commits need not be.
+-- name: require_durable_commit
+-- Positions are returned at once, so neither they nor the changes may be lost in a crash. The commit of this
+-- transaction is durable even for a role with asynchronous commits, and flushes everything before it in the
+-- WAL.
 SELECT pg_catalog.set_config('synchronous_commit', 'local', true) WHERE pg_catalog.current_setting('synchronous_commit') = 'off'
 
 -- name: lock_horizon
--- Until the end of the transaction. It takes no snapshot: that of the next statement is later.
+-- Until the end of the transaction. It takes no snapshot, so the next statement has a later one.
 LOCK TABLE {schema}.horizon IN SHARE UPDATE EXCLUSIVE MODE
 
 -- name: state
--- How far changes have been put into order, how far they are confirmed, and what the server is.
+-- How far changes have been ordered and confirmed, and the identity of the server.
 SELECT h."position", r."position", h.system_identifier, (SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s),
   pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint,
   h.timeline, pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8), h.inherited
 FROM {schema}.horizon h, {schema}.resume r
 
 -- name: accept
--- The server was promoted, and whoever has been given positions knows of none that were lost. How far they went is kept.
+-- The server was promoted, and no position was returned that it does not have. The ordered position is kept.
 UPDATE {schema}.horizon h SET timeline = pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8), inherited = h."position"
 WHERE h.timeline <> pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)
 
--- name: has_fresh
--- Whether something has committed that is in no order yet: of transactions that were open at the horizon, or had not begun.
+-- name: has_unordered
+-- Whether a committed transaction has not been ordered: one that was open at the horizon, or began later.
 SELECT EXISTS (SELECT 1 FROM {schema}.changes c, {schema}.horizon h WHERE c.xid >= pg_catalog.pg_snapshot_xmax(h.snapshot))
   OR EXISTS (
     SELECT 1 FROM {schema}.horizon h CROSS JOIN LATERAL pg_catalog.pg_snapshot_xip(h.snapshot) AS x (xid)
     JOIN {schema}.changes c ON c.xid = x.xid
   )
 
--- name: sequence
--- Put into order what has committed since the horizon, and move the horizon: one statement, so that both are of one snapshot.
--- A transaction that saw, or overwrote, what another did has its last change after all of the other's, and is in the same snapshot or a later
--- one. So this order is one in which they could have committed. Each gets a position beyond all that were given so far, and beyond the log as
--- it is now: writing the order down makes the log longer than the positions that it gives out. On a server that was promoted nothing is done
--- until it is accepted: how far the order had come is all that tells whether something of it was lost.
+-- name: order_commits
+-- Order what has committed since the horizon, and move the horizon, in one statement and so in one snapshot.
+-- A transaction that saw or overwrote what another did has its last change after all of the other's, and is
+-- in the same snapshot or a later one. So this is a possible commit order. Each transaction gets a position
+-- after all assigned ones, and after the current WAL position: storing the order advances the WAL past the
+-- assigned positions. On a promoted server nothing is done until it is accepted: only the ordered position
+-- tells whether changes were lost.
 WITH before AS MATERIALIZED (
   SELECT h.snapshot, greatest(h."position", pg_catalog.pg_wal_lsn_diff(pg_catalog.pg_current_wal_insert_lsn(), '0/0')::bigint) AS base
   FROM {schema}.horizon h WHERE h.timeline = pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8)
@@ -305,12 +327,13 @@ FROM before b
 RETURNING h."position"
 
 -- name: commits
--- The next transactions in order, at most so many.
+-- The next transactions in order.
 SELECT "position", xid::text::bigint, first, last, changes, bytes, at
 FROM {schema}.commits WHERE "position" > %(after)s ORDER BY "position" LIMIT %(limit)s
 
--- name: cut
--- Where to end a part of a long transaction: the last number of the changes that fit, or of the first, if not even that one does.
+-- name: end_of_part
+-- The end of a part of a long transaction: the last number of the changes that fit, or the first number if
+-- that change does not fit.
 SELECT coalesce(max(w.seq) FILTER (WHERE w.total <= %(bytes)s), min(w.seq)) FROM (
   SELECT c.seq, sum(coalesce(pg_catalog.octet_length(c.old), 0) + coalesce(pg_catalog.octet_length(c.new), 0) + 64) OVER (ORDER BY c.seq) AS total
   FROM (
@@ -332,8 +355,9 @@ WHERE o."position" = {position} AND c.seq > {after} AND c.seq <= {upto} ORDER BY
 SELECT s.id, s.root, s.space, s.name, s.names, s.types::bigint[], s.modifiers, s.generated, s.key, s.columns
 FROM {schema}.shapes s WHERE s.id = ANY (%(ids)s)
 
--- name: restore
--- The shape of rows that have just these columns, of a relation that was noted with others: as the catalog has it now, or as it was noted last.
+-- name: find_shape
+-- The shape with exactly these columns of a relation whose changes were recorded with another shape: the
+-- current one of the catalog, or the one recorded last.
 WITH told AS (
   SELECT s.relation, s.root, s.space, s.name, s.index, s.key FROM {schema}.shapes s WHERE s.id = %(id)s
 ), made AS (
@@ -357,9 +381,9 @@ SELECT coalesce(
 -- name: confirm
 UPDATE {schema}.resume SET "position" = greatest("position", %(position)s)
 
--- name: done
--- The oldest transactions that nobody needs any more, as many as come to about so many changes. Those up to `after` are gone; they are not
--- looked at again, since what is removed stays in the way for as long as somebody else's old snapshot could show it.
+-- name: confirmed_commits
+-- The oldest confirmed transactions, up to about this number of changes. Those up to `after` have been
+-- deleted and are skipped: deleted rows slow down the scan while an old snapshot could still show them.
 SELECT w."position", w.xid FROM (
   SELECT o."position", o.xid::text AS xid, sum(o.changes) OVER (ORDER BY o."position") - o.changes AS before
   FROM (

@@ -1,12 +1,14 @@
--- The event trigger that puts into the log what becomes of columns, in the transaction and at the place where it happens.
+-- The event trigger that logs changes of columns, in the transaction and at the position of the change.
 
 -- name: install
--- An ALTER TABLE never fails because of the trigger. Temporary tables are left out.
--- CREATE OR REPLACE keeps the owner of a function that exists, who could replace its body later: whoever runs DDL, a superuser too, would run
--- that. So the event triggers are created only if schema and function belong to the current role, a superuser or a trusted role.
+-- An ALTER TABLE never fails because of the trigger. Temporary tables are ignored. CREATE OR REPLACE keeps
+-- the owner of an existing function, who could replace its body later, and every session that runs DDL would
+-- execute it, a superuser's too. So the event triggers are created only if schema and function belong to the
+-- current role, a superuser or a trusted role.
 CREATE SCHEMA IF NOT EXISTS penstock_ddl;
--- Every role may emit messages under any prefix. So they are signed, with a key that only the owner of the schema reads, and roles to which
--- the owner grants that. The function runs with the rights of its owner for it.
+-- Every role may emit messages under any prefix. So they are signed, with a key that only the owner of the schema can read, and roles to
+-- which the owner grants that. The function runs with the rights of its owner for it. A role with REPLICATION reads messages from the log and could
+-- emit one again: so each names its transaction, and does not count in another one.
 CREATE OR REPLACE FUNCTION penstock_ddl.tell() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
   altered oid[];
@@ -20,7 +22,7 @@ BEGIN
     SELECT array_agg(DISTINCT d.objid) INTO altered FROM pg_event_trigger_ddl_commands() d WHERE d.classid = 'pg_catalog.pg_class'::regclass;
   END IF;
   FOR told IN
-    SELECT convert_to(json_build_object('oid', c.oid::bigint, 'columns', (
+    SELECT convert_to(json_build_object('oid', c.oid::bigint, 'xid', pg_current_xact_id()::text::bigint, 'columns', (
       SELECT json_agg(json_build_array(a.attnum, a.attname) ORDER BY a.attnum)
       FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
     ))::text, 'UTF8')
@@ -64,12 +66,13 @@ $body$
 DROP SCHEMA IF EXISTS penstock_ddl CASCADE
 
 -- name: inspect
--- How many of the two event triggers exist, fire in every session and sign their messages.
+-- How many of the two event triggers exist, fire in every session, and sign messages that name their transaction.
 SELECT count(*) FILTER (WHERE e.evtenabled IN ('O', 'A')), count(*)
 FROM pg_catalog.pg_event_trigger e
 JOIN pg_catalog.pg_proc p ON p.oid = e.evtfoid
 JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
-WHERE n.nspname = 'penstock_ddl' AND p.proname = 'tell' AND p.prosecdef AND e.evtname IN ('penstock_ddl_altered', 'penstock_ddl_dropped')
+WHERE n.nspname = 'penstock_ddl' AND p.proname = 'tell' AND p.prosecdef
+  AND p.prosrc LIKE '%pg_current_xact_id()%' AND e.evtname IN ('penstock_ddl_altered', 'penstock_ddl_dropped')
 
 -- name: key
 SELECT s.key FROM penstock_ddl.secret s

@@ -1,4 +1,5 @@
--- Leases: which session is the only one to read or write something. A row of a table that Penstock owns names the session.
+-- Leases: the only session that reads or writes something. A row of a table that Penstock owns names the
+-- session.
 
 -- name: create
 CREATE TABLE IF NOT EXISTS {schema}.leases (
@@ -12,11 +13,12 @@ CREATE TABLE IF NOT EXISTS {schema}.leases (
 LOCK TABLE {schema}.leases IN SHARE UPDATE EXCLUSIVE MODE
 
 -- name: refresh
--- The server shows a transaction the sessions as of its first look.
+-- Within a transaction, the server shows the sessions as of the first query.
 SELECT pg_catalog.pg_stat_clear_snapshot()
 
 -- name: take
--- No row: another session holds the lease. A session whose start this role may not see counts as the holder.
+-- No row: another session holds the lease. A session whose start time this role may not see counts as the
+-- holder.
 INSERT INTO {schema}.leases AS l (name, pid, role, started)
 SELECT %(name)s, a.pid, a.usesysid, a.backend_start FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()
 ON CONFLICT (name) DO UPDATE SET pid = excluded.pid, role = excluded.role, started = excluded.started
@@ -27,7 +29,7 @@ WHERE NOT EXISTS (
 RETURNING name
 
 -- name: keep_alive
--- The server ends a session whose client is gone within a minute.
+-- So that the server ends a session without a client within a minute.
 SELECT pg_catalog.set_config('tcp_keepalives_idle', '30', false),
        pg_catalog.set_config('tcp_keepalives_interval', '10', false),
        pg_catalog.set_config('tcp_keepalives_count', '3', false)
@@ -40,7 +42,7 @@ SELECT a.pid, a.usename::text, a.application_name FROM {schema}.leases l JOIN pg
 WHERE l.name = %(name)s
 
 -- name: lock_holders
--- Sessions that hold a lock on one of these tables which keeps others from locking it or from writing.
+-- Sessions that hold a lock on one of these tables which prevents others from locking it or from writing.
 SELECT DISTINCT a.pid, a.usename::text, a.application_name
 FROM pg_catalog.pg_locks l
 JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid

@@ -28,7 +28,8 @@ SELECT current_user::text AS role,
   ARRAY(SELECT pg_catalog.pg_get_userbyid(a.oid)::text FROM able a JOIN place ON place.datdba = a.target) AS database_roles
 
 -- name: schema
--- The owner of a schema; and for each of some tables and functions in it what could run code of others, or hide rows, when it is used.
+-- The owner of a schema; and for each of some tables and functions in it, everything that could run code of
+-- other roles, or hide rows, when it is used.
 SELECT pg_catalog.pg_get_userbyid(n.nspowner)::text AS owner,
   coalesce((
     SELECT pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object(
@@ -87,7 +88,8 @@ FROM pg_catalog.pg_namespace n
 WHERE n.nspname = %(schema)s
 
 -- name: lock
--- The body of a DO statement. Until the end of the transaction nobody alters these tables or gives them triggers. Locking a table runs no code.
+-- The body of a DO statement. Prevents changes and new triggers on these tables until the end of the
+-- transaction. Locking a table runs no code.
 DECLARE
   name text;
 BEGIN
@@ -99,8 +101,9 @@ BEGIN
 END
 
 -- name: table
--- For a table of a target: its owner, that of its schema, and every object whose code runs when rows are written, with the owner of each.
--- Rows that are written to a table are also written to its partitions, and deleted from tables that inherit from it.
+-- For a table of a target: its owner, that of its schema, and every object whose code runs when rows are
+-- written, with the owner of each. Rows written to a table are also written to its partitions, and deleted
+-- from tables that inherit from it.
 WITH RECURSIVE target (oid, relowner, nspowner, name) AS (
   SELECT c.oid, c.relowner, n.nspowner, 'the table'::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   WHERE n.nspname = %(schema)s AND c.relname = %(table)s

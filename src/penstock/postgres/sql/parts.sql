@@ -1,10 +1,11 @@
--- Partitions that hold rows themselves: which a table has, where their rows lie, and since when.
+-- Partitions that contain rows: their filenodes, and since when.
 
 -- name: leaves
--- By table: where the rows of each leaf lie, who wrote that into the catalog, and whether the leaf was a table before it became a part, and
--- has rows. What is created as a part has its row in pg_inherits from the transaction that made it; the one that says where its system
--- columns are is never written again. A table may be made, filled and attached in one transaction, too: attaching writes the rows of all its
--- columns again, so that none is left of before. The last column is as of the moment that the rest is of.
+-- By table: the filenode of each leaf, the transaction that set it, and whether the leaf was attached as an
+-- existing table with rows. If it was created as a partition, its pg_inherits row is from the transaction
+-- that created it, which also wrote the pg_attribute rows of its system columns; these are never updated. If
+-- a table is created, filled and attached in one transaction, attaching rewrites the pg_attribute rows of all
+-- its columns. The last column is from the same snapshot.
 WITH RECURSIVE parts (root, oid, is_attached) AS (
     SELECT c.oid, c.oid, false FROM pg_catalog.pg_class c WHERE c.oid = ANY (%(oids)s::oid[]) AND c.relkind = 'p'
     UNION ALL
@@ -25,8 +26,8 @@ JOIN pg_catalog.pg_class c ON c.oid = p.oid AND c.relkind = 'r'
 ORDER BY p.root, p.oid
 
 -- name: older_row
--- Rows carry 32 bits of the number of who wrote them. One that was written by %(mark)s or later is as many numbers away as that says; of
--- the others some may look as near, once the numbers have come round, but none that is near looks far.
+-- Rows contain 32 bits of the id of the transaction that wrote them. For a row written by %(mark)s or later,
+-- the distance is exact; an older one may seem as close after a wraparound, but a close one never seems far.
 WITH moment AS MATERIALIZED (
     SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint AS next
 )

@@ -1,7 +1,8 @@
--- Asking tables what has changed, where there is no log to follow.
+-- Polling: find changed rows without logical replication.
 
--- name: moment
--- The place in the log is read after the statement's snapshot was taken: all that the snapshot shows had committed by then.
+-- name: consistent_read
+-- The WAL position is read after the statement's snapshot was taken, so everything that the snapshot shows
+-- had committed by then.
 SELECT pg_catalog.pg_current_wal_insert_lsn()::text,
        pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::bigint,
        pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint,
@@ -14,20 +15,21 @@ SELECT pg_catalog.pg_current_wal_insert_lsn()::text
 SELECT pg_catalog.pg_current_wal_flush_lsn() >= %(position)s::pg_catalog.pg_lsn
 
 -- name: flush
--- In a transaction of its own, whose commit takes the whole log before it to the disk.
+-- In its own transaction, whose commit flushes the whole WAL before it.
 SELECT pg_catalog.set_config('synchronous_commit', 'local', true),
        pg_catalog.pg_logical_emit_message(true, 'penstock.nudge', '')
 
 -- name: system
--- Without a replication connection, to which a role may have no right. A standby does not name the file that it is at.
+-- Without a replication connection, which the role may not be allowed. A standby does not report its WAL
+-- file.
 SELECT s.system_identifier::text,
        CASE WHEN NOT pg_catalog.pg_is_in_recovery()
             THEN pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 8) END
 FROM pg_catalog.pg_control_system() s
 
 -- name: open_transactions
--- Every transaction has such a lock on itself from its first moment, before it has an id; everybody may see that, whatever his rights. A
--- session that ends between the two looks is kept: one too many does no harm.
+-- Every transaction holds a lock on its virtual id from its beginning, before it has an id; all roles may see
+-- these locks. A session that ends between the two parts of the query is kept: one too many does no harm.
 SELECT l.virtualxid
 FROM pg_catalog.pg_locks l
 LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
@@ -38,7 +40,8 @@ WHERE l.locktype = 'virtualxid' AND l.mode = 'ExclusiveLock' AND l.pid <> pg_cat
 SELECT pg_catalog.count(*) FROM pg_catalog.pg_prepared_xacts p WHERE p.database = pg_catalog.current_database()
 
 -- name: cursor_columns
--- What the catalog says of the columns that tables are to be asked by. Of a domain, the type below it, so that none of its checks is run.
+-- The catalog's definition of possible cursor columns. Of a domain, the base type, so that none of its checks
+-- runs.
 SELECT a.attrelid, a.attname::text, pg_catalog.format_type(b.oid, -1), a.attnotnull,
        EXISTS (SELECT 1 FROM pg_catalog.pg_opclass o JOIN pg_catalog.pg_am m ON m.oid = o.opcmethod
                WHERE m.amname = 'btree' AND o.opcintype = b.oid)

@@ -1,4 +1,5 @@
--- What the role that we connect as may do.
+-- The rights of the current role. Partitions are found in pg_inherits: pg_partition_tree would wait for locks
+-- on them.
 
 -- name: role
 SELECT current_user::text, pg_catalog.current_database()::text,
@@ -12,9 +13,17 @@ SELECT current_user::text, pg_catalog.current_database()::text,
        )
 
 -- name: unreadable
--- The heaps of some tables that this role cannot read whole, and why: the schema, the table, single columns, or policies on rows.
--- A snapshot reads partitions one by one, so that a grant on their root is not enough; and it reads by ctid, which is a column too.
-SELECT t.oid, n.nspname, c.relname,
+-- The heaps of some tables that this role cannot read completely, and why: the schema, the table, single
+-- columns, or row-level policies. A snapshot reads partitions directly, so a grant on their root is not
+-- sufficient; and it reads by ctid, which counts as a column.
+WITH RECURSIVE parts (root, oid) AS (
+    SELECT t.oid, t.oid FROM pg_catalog.unnest(%(oids)s::oid[]) t (oid)
+    UNION ALL
+    SELECT p.root, i.inhrelid FROM parts p
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid
+    JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition
+)
+SELECT p.root, n.nspname, c.relname,
        pg_catalog.has_schema_privilege(n.oid, 'USAGE'),
        ARRAY(
          SELECT a.attname::text
@@ -24,24 +33,17 @@ SELECT t.oid, n.nspname, c.relname,
          ORDER BY a.attnum < 0, a.attnum
        ),
        pg_catalog.row_security_active(c.oid)
-FROM pg_catalog.pg_class t
-CROSS JOIN LATERAL (
-  SELECT t.oid WHERE t.relkind = 'r'
-  UNION ALL
-  SELECT p.relid FROM pg_catalog.pg_partition_tree(CASE WHEN t.relkind = 'p' THEN t.oid END) p WHERE p.isleaf
-) heap
-JOIN pg_catalog.pg_class c ON c.oid = heap.oid AND c.relkind = 'r'
+FROM parts p
+JOIN pg_catalog.pg_class c ON c.oid = p.oid AND c.relkind = 'r'
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE t.oid = ANY (%(oids)s::oid[])
-  AND (
-    NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')
-    OR NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')
-    OR pg_catalog.row_security_active(c.oid)
-  )
+WHERE NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+  OR NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')
+  OR pg_catalog.row_security_active(c.oid)
 ORDER BY n.nspname, c.relname
 
 -- name: limits
--- How much room the server has, and settings that hurt later. A setting that this version does not have is NULL.
+-- Free capacity of the server, and settings that may cause problems later. A setting that this version does
+-- not have is NULL.
 SELECT pg_catalog.current_setting('server_version'),
        pg_catalog.current_setting('server_version_num')::int,
        pg_catalog.current_setting('max_replication_slots')::int,
@@ -54,31 +56,40 @@ SELECT pg_catalog.current_setting('server_version'),
        (SELECT s.setting::bigint FROM pg_catalog.pg_settings s WHERE s.name = 'idle_replication_slot_timeout')
 
 -- name: foreign_owners
--- If this role is a superuser: of some tables, partitions included, those whose owner is none.
-SELECT DISTINCT t.oid, o.rolname::text
-FROM pg_catalog.unnest(%(oids)s::oid[]) t (oid)
-CROSS JOIN LATERAL (SELECT t.oid UNION SELECT p.relid FROM pg_catalog.pg_partition_tree(t.oid) p) heap (oid)
-JOIN pg_catalog.pg_class c ON c.oid = heap.oid
+-- If this role is a superuser: the owners of some tables, partitions included, who are not.
+WITH RECURSIVE parts (root, oid) AS (
+    SELECT t.oid, t.oid FROM pg_catalog.unnest(%(oids)s::oid[]) t (oid)
+    UNION ALL
+    SELECT p.root, i.inhrelid FROM parts p
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid
+    JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition
+)
+SELECT DISTINCT p.root, o.rolname::text
+FROM parts p
+JOIN pg_catalog.pg_class c ON c.oid = p.oid
 JOIN pg_catalog.pg_roles o ON o.oid = c.relowner
 WHERE NOT o.rolsuper
   AND EXISTS (SELECT 1 FROM pg_catalog.pg_roles r WHERE r.rolname = current_user AND r.rolsuper)
 ORDER BY 1, 2
 
 -- name: foreign_functions
--- Functions that the planner may call when it reads some tables: those in index expressions, predicates of partial indexes and constraints,
--- by themselves or behind an operator. Those of superusers and of this role are left out.
-WITH heaps AS (
-    SELECT t.oid AS root, heap.oid
-    FROM pg_catalog.unnest(%(oids)s::oid[]) t (oid)
-    CROSS JOIN LATERAL (SELECT t.oid UNION SELECT p.relid FROM pg_catalog.pg_partition_tree(t.oid) p) heap (oid)
+-- Functions that the planner may call when it reads some tables: those in index expressions, predicates of
+-- partial indexes and constraints, directly or through an operator. Those of superusers and of this role are
+-- omitted.
+WITH RECURSIVE parts (root, oid) AS (
+    SELECT t.oid, t.oid FROM pg_catalog.unnest(%(oids)s::oid[]) t (oid)
+    UNION ALL
+    SELECT p.root, i.inhrelid FROM parts p
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid
+    JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition
 ), used AS (
     SELECT h.root, d.refclassid, d.refobjid
-    FROM heaps h
+    FROM parts h
     JOIN pg_catalog.pg_index i ON i.indrelid = h.oid
     JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = i.indexrelid
     UNION
     SELECT h.root, d.refclassid, d.refobjid
-    FROM heaps h
+    FROM parts h
     JOIN pg_catalog.pg_constraint c ON c.conrelid = h.oid
     JOIN pg_catalog.pg_depend d ON d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass AND d.objid = c.oid
 ), called AS (

@@ -1,5 +1,5 @@
--- Publications and what they hold. A column of the catalog that only newer servers have is read through to_jsonb, so that one statement
--- serves them all.
+-- Publications and their contents. Catalog columns that only newer servers have are read through to_jsonb, so
+-- that one statement serves all versions.
 
 -- name: publication
 SELECT p.oid, p.puballtables, p.pubinsert, p.pubupdate, p.pubdelete, p.pubtruncate, p.pubviaroot,
@@ -8,15 +8,28 @@ FROM pg_catalog.pg_publication p
 WHERE p.pubname = %(publication)s
 
 -- name: relations
--- What is asked for, each with what decides whether the publication holds it, could hold it, and may be made to by this role. A partitioned
--- table is published under its own name, or else leaf by leaf. UPDATE fails on a leaf without identity, whatever its root has; where there is
--- no leaf yet, the root says what the first one will have.
-WITH published AS MATERIALIZED (
-  SELECT c.oid
-  FROM pg_catalog.pg_publication_tables t
-  JOIN pg_catalog.pg_namespace n ON n.nspname = t.schemaname
-  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = t.tablename
-  WHERE t.pubname = %(publication)s
+-- The requested tables, each with what decides whether the publication contains it, could contain it, and may
+-- be extended by this role. A partitioned table is published under its own name, or leaf by leaf. UPDATE
+-- fails on a leaf without identity, whatever its root has; without leaves, the root determines the identity
+-- of the first one. From the catalog alone, without waiting for locks.
+WITH RECURSIVE part (root, oid, kind) AS (
+  SELECT c.oid, c.oid, c.relkind
+  FROM ROWS FROM (pg_catalog.unnest(%(schemas)s::text[]), pg_catalog.unnest(%(names)s::text[])) AS r (nspname, relname)
+  JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
+  JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname AND c.relkind IN ('r', 'p')
+  UNION ALL
+  SELECT p.root, c.oid, c.relkind
+  FROM part p
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid AND NOT i.inhdetachpending
+  JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid AND c.relispartition
+), tree AS MATERIALIZED (
+  SELECT p.root, COALESCE(pg_catalog.array_agg(p.oid) FILTER (WHERE p.kind <> 'p'), ARRAY[p.root]) AS leaves
+  FROM part p
+  GROUP BY p.root
+), candidate (oid) AS (
+  SELECT DISTINCT p.oid FROM part p
+), published AS MATERIALIZED (
+  -- include: published
 ), generated AS MATERIALIZED (
   -- From 18 on UPDATE also fails where the identity has a generated column that is not published. Virtual ones never are.
   SELECT pg_catalog.current_setting('server_version_num')::int >= 180000 AS counts,
@@ -41,6 +54,7 @@ SELECT r.nspname, r.relname, c.oid, c.relkind::text, c.relpersistence::text,
 FROM ROWS FROM (pg_catalog.unnest(%(schemas)s::text[]), pg_catalog.unnest(%(names)s::text[])) AS r (nspname, relname)
 LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
 LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname
+LEFT JOIN tree ON tree.root = c.oid
 LEFT JOIN pg_catalog.pg_publication_rel pr
   ON pr.prrelid = c.oid AND pr.prpubid = (SELECT p.oid FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s)
 LEFT JOIN LATERAL (
@@ -56,13 +70,7 @@ LEFT JOIN LATERAL (
            WHEN 'f' THEN hidden.kind IS NOT NULL WHEN 'n' THEN true WHEN 'i' THEN key.has_chosen IS NOT TRUE OR hidden.kind IS NOT NULL
            ELSE key.is_immediate IS NOT TRUE OR hidden.kind IS NOT NULL END) AS unidentified,
          pg_catalog.jsonb_agg(heap.identity ORDER BY ln.nspname, l.relname) FILTER (WHERE l.relreplident = 'f') AS whole
-  FROM (
-    SELECT c.oid
-    WHERE c.relkind = 'r'
-      OR c.relkind = 'p' AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_partition_tree(c.oid) t WHERE t.isleaf AND t.relid <> c.oid)
-    UNION ALL
-    SELECT t.relid FROM pg_catalog.pg_partition_tree(CASE WHEN c.relkind = 'p' THEN c.oid END) t WHERE t.isleaf AND t.relid <> c.oid
-  ) leaf
+  FROM pg_catalog.unnest(tree.leaves) leaf (oid)
   JOIN pg_catalog.pg_class l ON l.oid = leaf.oid
   JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace
   LEFT JOIN LATERAL (
@@ -93,7 +101,7 @@ LEFT JOIN LATERAL (
 ORDER BY r.nspname, r.relname
 
 -- name: listings
--- Tables of which the publication lists columns: those, with the ones of the key, and the row filter. Needs Postgres 15.
+-- For tables with a column list: its columns, with those of the key, and the row filter. Needs Postgres 15.
 SELECT pr.prrelid,
        ARRAY(
          SELECT a.attname::text
@@ -113,14 +121,15 @@ JOIN pg_catalog.pg_class c ON c.oid = pr.prrelid
 WHERE pr.prrelid = ANY (%(oids)s::oid[])
 
 -- name: schemas
--- Which act put each schema into the publication. Needs Postgres 15.
+-- Which catalog entry added each schema to the publication. Needs Postgres 15.
 SELECT n.nspname, s.oid
 FROM pg_catalog.pg_publication_namespace s
 JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid
 WHERE s.pnpubid = %(publication)s::oid
 
 -- name: publishers
--- Of the owners of some tables and of the publication: who may add all of these tables, or create it with them if it is not there.
+-- Among the owners of some tables and of the publication: those who may add all of these tables, or create it
+-- with them.
 WITH publication AS (SELECT p.pubowner FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s)
 SELECT r.rolname::text
 FROM pg_catalog.pg_roles r
@@ -139,15 +148,20 @@ ORDER BY r.rolsuper, r.rolname
 LIMIT 1
 
 -- name: partition_identities
--- Partitions whose old keys lack what the stream announces for their root. A Relation message flags the key of the root, and each heap logs
--- old keys by its own identity; neither ALTER TABLE … REPLICA IDENTITY nor a new partition passes it on. A heap that logs whole rows has
--- every key; one without any identity fails at UPDATE and DELETE. With `whole`, old rows are asked for: if the root or a heap has FULL, then
--- all of them need it. From the catalog alone, so that no lock is waited for.
+-- Partitions whose old keys lack columns that the stream announces for their root. A Relation message flags
+-- the key of the root, and each heap logs old keys by its own identity; neither ALTER TABLE … REPLICA
+-- IDENTITY nor creating a partition propagates it. A heap that logs whole rows has every key; one without any
+-- identity fails at UPDATE and DELETE. With `whole`, old rows are requested: if the root or a heap has FULL,
+-- all of them need it. A publication without updates and deletes sends no old keys. From the catalog alone,
+-- without waiting for locks.
 WITH RECURSIVE root (oid, schema, name, identity) AS MATERIALIZED (
     SELECT c.oid, n.nspname, c.relname, c.relreplident
     FROM ROWS FROM (pg_catalog.unnest(%(schemas)s::text[]), pg_catalog.unnest(%(names)s::text[])) AS r (nspname, relname)
     JOIN pg_catalog.pg_namespace n ON n.nspname = r.nspname
     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.relname AND c.relkind = 'p'
+    WHERE NOT EXISTS (
+        SELECT 1 FROM pg_catalog.pg_publication p WHERE p.pubname = %(publication)s AND NOT p.pubupdate AND NOT p.pubdelete
+    )
 ), parts (root, oid) AS (
     SELECT r.oid, r.oid FROM root r
     UNION ALL

@@ -1,4 +1,4 @@
--- The slot and the server's place in its log.
+-- The slot and the server's WAL position.
 
 -- name: server
 SELECT current_setting('wal_level'), current_setting('server_version_num')::int,
@@ -20,7 +20,7 @@ FROM pg_catalog.pg_stat_activity a
 WHERE a.datname = pg_catalog.current_database() AND a.usename = current_user AND a.application_name = %(application)s
 
 -- name: slot
--- Columns that came after Postgres 14 are read through JSON, where a missing one is NULL.
+-- Columns that were added after Postgres 14 are read through JSON, where a missing one is NULL.
 SELECT s.restart_lsn::text, s.confirmed_flush_lsn::text, d.newer ->> 'invalidation_reason',
        coalesce((d.newer ->> 'conflicting')::boolean, false),
        s.active_pid, a.application_name, pg_catalog.host(a.client_addr), a.backend_start,
@@ -39,7 +39,7 @@ FROM (SELECT 1) always
 LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = %(slot)s
 
 -- name: open_transactions
--- Only those with a transaction id hold a slot back. In every database: the log is one.
+-- Only transactions with an id hold a slot back. In all databases, since they share the WAL.
 SELECT a.pid, a.application_name, a.datname::text, a.state, extract(epoch FROM pg_catalog.now() - a.xact_start)::float8 AS age
 FROM pg_catalog.pg_stat_activity a
 WHERE a.backend_xid IS NOT NULL AND a.xact_start <= pg_catalog.now() - pg_catalog.make_interval(secs => %(long_seconds)s)
@@ -51,7 +51,7 @@ ORDER BY age DESC
 LIMIT 10
 
 -- name: blockers
--- Prepared transactions have no process; they are told by 0.
+-- Prepared transactions have no process; their pid is 0.
 SELECT a.pid, a.application_name, a.datname::text, coalesce(a.state, 'unknown'),
        extract(epoch FROM pg_catalog.now() - a.xact_start)::float8 AS age
 FROM pg_catalog.pg_stat_activity a
@@ -63,7 +63,7 @@ WHERE 0 = ANY (pg_catalog.pg_blocking_pids(%(pid)s))
 ORDER BY age DESC NULLS LAST
 
 -- name: nudge
--- Outside of any transaction: it is in the log at once, and nobody has asked for messages of this prefix.
+-- Non-transactional, so that it is in the WAL at once; no reader requests messages with this prefix.
 SELECT pg_catalog.pg_logical_emit_message(false, 'penstock.nudge', '')
 
 -- name: drop_slot

@@ -1,1 +1,1 @@
-"""Postgres text to Arrow: one decoder for the snapshot's `::text` columns and for the stream's tuples."""
+"""Postgres text to Arrow: one decoder for the snapshot's text columns and for the stream's tuples."""

@@ -1,6 +1,6 @@
-r"""bytea in the hex format, `\x48656c6c6f`, which the session settings of both roads pin.
-
-The digits of all values are turned into bytes at once; Arrow has no kernel for it.
+"""Types written as hexadecimal text: bytea, and PostGIS geometry and geography as SRID and WKB. The digits of
+all values are converted at once with numpy, since Arrow has no kernel for it. Two-dimensional values are
+standard WKB; Z and M keep the EWKB flags, which WKB readers know.
 """
 
 from __future__ import annotations
@@ -8,9 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from penstock.postgres.types.arrays import as_bools, bitmap
-from penstock.postgres.types.column import DecodedColumn, TextType, fixed, not_a_value
-from penstock.postgres.types.quoting import Octets, Texts
+from penstock.arrow import as_bools, bitmap
+from penstock.postgres.types.column import WRITTEN_OTHERWISE, DecodedColumn, TextType, fixed, not_a_value, tolerant
+from penstock.postgres.types.quoting import Ints, Octets, Texts, strings_between
+from penstock.schema import GEOMETRY_TYPE
 
 _EMPTY = pa.scalar(r"\x")
 _NOT_HEX = 0xFF
@@ -21,7 +22,7 @@ _NIBBLES[np.frombuffer(b"ABCDEF", np.uint8)] = np.arange(10, 16)
 
 
 def decode_hex(digits: Octets, arrow_type: pa.DataType) -> Octets:
-    """Bytes from their digits, an even number of them."""
+    """Bytes from an even number of hexadecimal digits."""
     nibbles = _NIBBLES[digits]
     if (nibbles == _NOT_HEX).any():
         raise not_a_value(arrow_type)
@@ -46,4 +47,49 @@ def _decode(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
     return DecodedColumn(pa.Array.from_buffers(arrow_type, len(values), [validity, pa.py_buffer(offsets), pa.py_buffer(decoded)]))
 
 
-TYPES = {"bytea": TextType(fixed(pa.binary()), _decode)}
+BINARY_TYPES = {"bytea": TextType(fixed(pa.binary()), _decode)}
+
+
+_GEOMETRY_EMPTY = pa.scalar("0101000000")
+_HEADER, _SRID = 5, 4
+_HAS_SRID = 0x20
+_LITTLE = 1
+
+
+def _decode_geometry(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
+    if len(values) == 0:
+        return DecodedColumn(pa.array([], arrow_type))
+    texts = Texts.of(values, _GEOMETRY_EMPTY)
+    sizes = texts.ends - texts.starts
+    if (sizes < 2 * _HEADER).any() or (sizes & 1).any():
+        raise not_a_value(arrow_type)
+    octets = decode_hex(texts.octets, arrow_type)
+    starts, ends = texts.starts // 2, texts.ends // 2
+    order = octets[starts]
+    if (order > _LITTLE).any():
+        raise not_a_value(arrow_type)
+    # The highest byte of the type: the last one in little-endian order, otherwise the first.
+    flags = starts + np.where(order == _LITTLE, 4, 1)
+    has_srid = octets[flags] & _HAS_SRID > 0
+    if (ends - starts < _HEADER + _SRID * has_srid).any():
+        raise not_a_value(arrow_type)
+    srids = np.zeros(len(values), np.int32)
+    srids[has_srid] = _numbers(octets, starts[has_srid] + _HEADER, order[has_srid] == _LITTLE)
+    octets[flags] &= 0xFF ^ _HAS_SRID
+    dropped = np.zeros(len(octets), np.bool_)
+    for at in range(_SRID):
+        dropped[starts[has_srid] + _HEADER + at] = True
+    shapes = strings_between(octets, starts, ends, dropped=dropped if has_srid.any() else None, arrow_type=pa.binary())
+    numbers = pa.Array.from_buffers(pa.int32(), len(srids), [None, pa.py_buffer(srids)])
+    mask = values.is_null() if values.null_count else None
+    return DecodedColumn(pa.StructArray.from_arrays([numbers, shapes], fields=list(arrow_type), mask=mask))
+
+
+def _numbers(octets: Octets, places: Ints, is_little: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Ints:
+    parts = [octets[places + at].astype(np.int64) for at in range(_SRID)]
+    little = sum(part << 8 * at for at, part in enumerate(parts))
+    big = sum(part << 8 * at for at, part in enumerate(reversed(parts)))
+    return np.where(is_little, little, big)
+
+
+GEOMETRY_TYPES = {name: TextType(fixed(GEOMETRY_TYPE), tolerant(_decode_geometry), WRITTEN_OTHERWISE) for name in ("geometry", "geography")}

@@ -1,27 +1,93 @@
-"""What decoding a column gives, and the ways of casting that every family is built from.
-
-A cast is tried on the whole column at once. Only when Arrow refuses it does a family look for the values that its type cannot hold, by
-masks over the whole column again. A text that is neither a value of the type nor one of the known exceptions is not Postgres output.
+"""Decode one column of Postgres text: the type policy, the result, and the casts that type families are built
+from. A cast is tried on the whole column at once. Only if Arrow rejects it does a family search for the
+values that its type cannot hold, again with masks over the whole column. A text that is neither a value of
+the type nor one of the known exceptions is not Postgres output.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ProtocolError
-from penstock.postgres.types.policy import TypePolicy
+from penstock.options import TEXT, Option
+
+MAX_DIGITS = 38
+_DECIMAL = re.compile(r"decimal\(\s*(\d{1,2})\s*,\s*(\d{1,2})\s*\)")
+
+
+@dataclass(frozen=True, slots=True)
+class TypePolicy:
+    """Type mapping of one capture. Its fields are options of the Spark source and of the connectors."""
+
+    numeric: Annotated[str, Option("Type of `numeric` without a precision or with more than 38 digits: `decimal(p,s)` or `string`.")] = (
+        "decimal(38,18)"
+    )
+    on_unrepresentable: Annotated[
+        str,
+        Option(
+            "For a value out of the range of its type: `null` writes NULL, and the exact text to `_exact`; `error` rejects the row.",
+            TEXT.named("choice"),
+        ),
+    ] = "null"
+    form: Annotated[str, Option("", is_internal=True)] = "typed"
+    """`typed`, or `text`: every value is the text that the source sends, which another Postgres reads unchanged."""
+
+    DEFAULT: ClassVar[TypePolicy]
+
+    def __post_init__(self) -> None:
+        _parse_numeric(self.numeric)
+        if self.on_unrepresentable not in ("null", "error"):
+            raise ValueError(f"on_unrepresentable is 'null' or 'error', not {self.on_unrepresentable!r}")
+        if self.form not in ("typed", "text"):
+            raise ValueError(f"form is 'typed' or 'text', not {self.form!r}")
+
+    @property
+    def numeric_type(self) -> pa.DataType:
+        return _parse_numeric(self.numeric)
+
+    @property
+    def is_text(self) -> bool:
+        return self.form == "text"
+
+    @property
+    def writes(self) -> str:
+        """What tells the spools of two policies apart."""
+        return self.form if self.is_text else self.numeric
+
+    @property
+    def rejects_inexact(self) -> bool:
+        return self.on_unrepresentable == "error"
+
+
+def _parse_numeric(text: str) -> pa.DataType:
+    if text == "string":
+        return pa.string()
+    match = _DECIMAL.fullmatch(text)
+    if match is not None:
+        precision, scale = int(match[1]), int(match[2])
+        if 1 <= precision <= MAX_DIGITS and scale <= precision:
+            return pa.decimal128(precision, scale)
+    raise ValueError(f"numeric is 'string' or decimal(p,s) with at most {MAX_DIGITS} digits, not {text!r}")
+
+
+TypePolicy.DEFAULT = TypePolicy()
+
 
 NULL_TEXT = pa.scalar(None, pa.string())
-WRITTEN_OTHERWISE = "what is not written so"
+WRITTEN_OTHERWISE = "values in another text form"
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedColumn:
-    """Typed values. `inexact` marks those that the type cannot hold: null here, to be kept as text; None if there are none."""
+    """Typed values. `inexact` marks those that the type cannot hold, which are null here and kept as text;
+    None if there are none.
+    """
 
     values: pa.Array
     inexact: pa.BooleanArray | None = None
@@ -32,17 +98,17 @@ Decode = Callable[[pa.StringArray, pa.DataType], DecodedColumn]
 
 @dataclass(frozen=True, slots=True)
 class TextType:
-    """How the text of one Postgres type is read."""
+    """How the text of one Postgres type is decoded."""
 
     arrow_type: Callable[[int, TypePolicy], pa.DataType]
-    """From the type modifier and what the operator chose."""
+    """Depends on the type modifier and the type policy."""
     decode: Decode
     beyond: str = ""
-    """For the reference: which values the Arrow type cannot hold."""
+    """For the reference page: which values the Arrow type cannot hold."""
 
 
 def fixed(arrow_type: pa.DataType) -> Callable[[int, TypePolicy], pa.DataType]:
-    """For types whose Arrow type depends on nothing."""
+    """For types with a constant Arrow type."""
     return lambda _modifier, _policy: arrow_type
 
 
@@ -50,7 +116,7 @@ def cast(values: pa.StringArray, arrow_type: pa.DataType) -> pa.Array:
     try:
         return values.cast(arrow_type)
     except pa.ArrowInvalid:
-        # Arrow's message holds the value, so it must not travel on.
+        # Arrow's message contains the value, so it must not be chained.
         raise not_a_value(arrow_type) from None
 
 
@@ -62,7 +128,9 @@ def cast_all(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
 def cast_except(
     values: pa.StringArray, arrow_type: pa.DataType, find_inexact: Callable[[pa.StringArray], pa.BooleanArray]
 ) -> DecodedColumn:
-    """For types with values that Arrow or Spark cannot hold; `find_inexact` is asked only when the plain cast fails."""
+    """For types with values that Arrow or Spark cannot hold; `find_inexact` is called only if the plain cast
+    fails.
+    """
     try:
         return DecodedColumn(values.cast(arrow_type))
     except pa.ArrowInvalid:
@@ -72,7 +140,9 @@ def cast_except(
 
 
 def tolerant(decode: Decode) -> Decode:
-    """For types that are known by their name alone: what is not written as expected is inexact, since the type may be somebody else's."""
+    """For types that are identified only by name: a text in another format is inexact, since the type may be
+    an unrelated one of that name.
+    """
 
     def decode_each(values: pa.StringArray, arrow_type: pa.DataType) -> DecodedColumn:
         try:
@@ -93,4 +163,4 @@ def _decode_one(decode: Decode, value: pa.StringArray, arrow_type: pa.DataType) 
 
 
 def not_a_value(arrow_type: pa.DataType) -> ProtocolError:
-    return ProtocolError(f"a text that Postgres does not write for a column read as {arrow_type}")
+    return ProtocolError(f"a text that Postgres does not print for a column decoded as {arrow_type}")

@@ -1,7 +1,13 @@
-r"""Texts with structure, such as `{1,"a b",NULL}` and `"a"=>"b"`, cut into pieces for a whole column at once.
+"""Split structured text such as `{1,"a b",NULL}`, `"a"=>"b"` and `(1,"a ""b\"\"\",,)` into its parts, for a
+whole column at once.
 
-The bytes of all values lie in one numpy array. Quotes and what a backslash escapes are found by masks over it, and the pieces between two
-sets of places become one Arrow array; no Python object is made for any of them.
+The bytes of all values are in one numpy array. Quotes and escaped bytes are found with masks over it, and the
+pieces between two arrays of offsets become one Arrow array, without creating Python objects.
+
+In composite values, nothing between two commas is NULL, and a text that is empty or contains a comma,
+parenthesis, quote, backslash or white space is quoted, with quotes and backslashes doubled. So every field
+has an even number of quotes, and a byte is outside of quotes if an even number of them precede it, in all
+rows together.
 """
 
 from __future__ import annotations
@@ -14,7 +20,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.postgres.types.arrays import Bools, bitmap
+from penstock.arrow import Bools, as_arrow, bitmap
+from penstock.errors import ProtocolError
 
 Ints = npt.NDArray[np.int64]
 Octets = npt.NDArray[np.uint8]
@@ -25,7 +32,7 @@ _QUOTE, _BACKSLASH = ord('"'), ord("\\")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Texts:
-    """All values one after the other. `starts` and `ends` say where each one lies."""
+    """All values concatenated, with the start and end offset of each."""
 
     octets: Octets
     starts: Ints
@@ -33,7 +40,7 @@ class Texts:
 
     @classmethod
     def of(cls, values: pa.StringArray, filler: pa.StringScalar) -> Texts:
-        """Lay them out; `filler` stands for null, and is not empty if none of the values is."""
+        """Concatenate the values; `filler` replaces nulls, and must not be empty if no value is."""
         present = pc.fill_null(values, filler) if values.null_count else values
         _, offset_buffer, data_buffer = present.buffers()
         offsets = np.frombuffer(offset_buffer, np.int32)[present.offset : present.offset + len(present) + 1].astype(np.int64)
@@ -44,7 +51,7 @@ class Texts:
         return bool((self.octets == octet).any())
 
     def count(self, marks: Bools) -> Ints:
-        """How many marked bytes each value has."""
+        """The number of marked bytes in each value."""
         sums = np.zeros(len(marks) + 1, np.int64)
         np.cumsum(marks, out=sums[1:])
         return sums[self.ends] - sums[self.starts]
@@ -52,7 +59,9 @@ class Texts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quoting:
-    """Of each byte: whether it is a quote that opens or closes, whether it only escapes the next one, whether it lies outside of quotes."""
+    """For each byte: whether it is an opening or closing quote, whether it only escapes the next byte,
+    whether it is outside of quotes.
+    """
 
     quotes: Bools
     escapes: Bools
@@ -60,7 +69,7 @@ class Quoting:
 
     @classmethod
     def find(cls, texts: Texts) -> Quoting | None:
-        """None if nothing is quoted at all."""
+        """None if nothing is quoted."""
         if not texts.has(_QUOTE):
             return None
         octets = texts.octets
@@ -76,7 +85,7 @@ class Quoting:
 
 
 def _after_odd_run(marks: Bools) -> Bools:
-    """Which bytes follow a run of marked ones of odd length."""
+    """The bytes that follow an odd number of marked bytes."""
     places = np.arange(len(marks))
     last_unmarked = np.maximum.accumulate(np.where(marks, -1, places))
     odd = ((places - last_unmarked) & 1).astype(np.bool_)
@@ -88,7 +97,7 @@ def _after_odd_run(marks: Bools) -> Bools:
 def strings_between(
     octets: Octets, begins: Ints, ends: Ints, *, dropped: Bools | None = None, nulls: Bools | None = None, arrow_type: pa.DataType = _STRING
 ) -> pa.Array:
-    """The pieces from `begins` up to `ends`, which follow one another without overlap, but for the `dropped` bytes in them."""
+    """The pieces from `begins` to `ends`, in order and without overlap, without the `dropped` bytes in them."""
     if nulls is not None:
         ends = np.where(nulls, begins, ends)
     steps = np.zeros(len(octets) + 1, np.int8)
@@ -114,3 +123,66 @@ def ragged(arrow_type: pa.DataType, sizes: npt.NDArray[Any], present: Bools | No
     np.cumsum(sizes, out=offsets[1:])
     validity = bitmap(present) if present is not None else None
     return pa.Array.from_buffers(arrow_type, len(sizes), [validity, pa.py_buffer(offsets)], children=[children])
+
+
+_OPEN, _CLOSE, _COMMA, _RECORDS_QUOTE, _RECORDS_BACKSLASH = (ord(each) for each in '(),"\\')
+_NOT_A_ROW = "a text that Postgres does not write for a row"
+
+
+def split_records(records: pa.StringArray, fields: int) -> list[pa.StringArray]:
+    """One array for each field, null where the field is. No record may be null, and all must have this number
+    of fields.
+    """
+    if not fields or not len(records):
+        return [pa.array([], pa.string()) for _ in range(fields)]
+    texts = Texts.of(records, pa.scalar("()"))
+    octets = texts.octets
+    _check(np.all(texts.ends - texts.starts >= 2))
+    _check(np.all(octets[texts.starts] == _OPEN) and np.all(octets[texts.ends - 1] == _CLOSE))
+    commas = octets == _COMMA
+    dropped: Bools | None = None
+    quotes = octets == _RECORDS_QUOTE
+    if quotes.any():
+        commas &= ~np.bitwise_xor.accumulate(quotes)
+    _check(np.all(texts.count(commas) == fields - 1))
+    begins, ends = _bounds(texts, np.flatnonzero(commas), fields)
+    if quotes.any():
+        dropped = _dropped(octets, quotes, begins)
+    pieces = strings_between(octets, begins, ends, dropped=dropped, nulls=begins == ends)
+    return [pieces.take(as_arrow(np.arange(at, len(pieces), fields), pa.int64())) for at in range(fields)]
+
+
+def _bounds(texts: Texts, commas: Ints, fields: int) -> tuple[Ints, Ints]:
+    """Start and end of each field, row by row: between the parentheses, split at the commas."""
+    inner = commas.reshape(len(texts.starts), fields - 1)
+    begins = np.concatenate([texts.starts[:, np.newaxis] + 1, inner + 1], axis=1)
+    ends = np.concatenate([inner, texts.ends[:, np.newaxis] - 1], axis=1)
+    return begins.ravel(), ends.ravel()
+
+
+def _dropped(octets: Octets, quotes: Bools, begins: Ints) -> Bools:
+    """Bytes that are not part of the values: enclosing quotes, and the first of each doubled quote or
+    backslash.
+    """
+    # Counted from 0 in all rows together: an opening quote has an even number, and so has the second of each doubled one.
+    is_even = np.bitwise_xor.accumulate(quotes)
+    opens = np.zeros(len(octets), np.bool_)
+    opens[begins] = True
+    dropped: Bools = quotes & (opens | ~is_even)
+    backslashes = octets == _RECORDS_BACKSLASH
+    if backslashes.any():
+        dropped |= _first_of_two(backslashes)
+    return dropped
+
+
+def _first_of_two(marks: Bools) -> Bools:
+    """Every second byte, from the first, of runs of marked bytes of even length."""
+    places = np.arange(len(marks))
+    last_unmarked = np.maximum.accumulate(np.where(marks, -1, places))
+    result: Bools = marks & (((places - last_unmarked) & 1) == 1)
+    return result
+
+
+def _check(is_right: bool | np.bool_) -> None:
+    if not is_right:
+        raise ProtocolError(_NOT_A_ROW)

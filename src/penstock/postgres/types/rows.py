@@ -1,4 +1,6 @@
-"""A table's columns from text, with `_exact`: the step that snapshot and stream share, so that a value is the same by both roads."""
+"""Decode a table's columns from text, with `_exact`. Snapshot and stream share this step, so that a value is
+the same in both.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrow import Ragged, as_arrow
 from penstock.change import EXACT_TYPE, REPLACED
 from penstock.errors import ProtocolError, UnreadableTextError
-from penstock.postgres.types.arrays import Ragged, as_arrow
 from penstock.postgres.types.column import NULL_TEXT, DecodedColumn
 from penstock.postgres.types.registry import decode_column
 from penstock.schema import Column, TableSchema
@@ -21,26 +23,27 @@ from penstock.schema import Column, TableSchema
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodedRows:
-    """The typed columns of some rows, and their `_exact`."""
+    """The typed columns of some rows, and their `_exact` column."""
 
     columns: list[pa.Array]
     exact: pa.MapArray
     inexact_columns: tuple[str, ...] = ()
     """The columns that `_exact` names."""
     unreadable: Mapping[str, int] = field(default_factory=dict)
-    """How many texts of each column cannot be read: null in their column, and marked with `REPLACED` in `_exact`."""
+    """The number of unreadable texts in each column: null in their column, and marked with `REPLACED` in
+    `_exact`.
+    """
 
     @property
     def inexact(self) -> int:
-        """How many rows have something in `_exact`."""
+        """The number of rows with an entry in `_exact`."""
         return len(self.exact) - int(self.exact.null_count)
 
 
 def decode_rows(texts: Sequence[pa.StringArray], table: TableSchema, row_count: int | None = None) -> DecodedRows:
-    """Type `texts`, one array for each column of `table`, and give the `_exact` column of the same rows.
-
-    A text that cannot be read never raises: it is counted in `unreadable`, and its table fails when the row is applied. Other tables share
-    the stream. `row_count` is needed only for a table without columns.
+    """Decode `texts`, one array for each column of `table`, and build the `_exact` column. An unreadable text
+    never raises, since other tables share the stream: it is counted in `unreadable`, and its table fails when
+    the row is applied. `row_count` is needed only for a table without columns.
     """
     if row_count is None:
         row_count = len(texts[0]) if texts else 0
@@ -63,7 +66,7 @@ def join_columns(
     row_count: int,
     unreadable: Mapping[str, int] = MappingProxyType({}),
 ) -> DecodedRows:
-    """The columns of a table that have been typed, with the `_exact` column that their texts make."""
+    """Decoded columns of a table, with the `_exact` column built from their texts."""
     typed = [column.values for column in decoded]
     inexact = {
         at: _true_rows(column.inexact) for at, column in enumerate(decoded) if column.inexact is not None and column.inexact.true_count
@@ -75,10 +78,9 @@ def join_columns(
 
 
 def decode_readable(values: pa.StringArray, column: Column) -> tuple[DecodedColumn, pa.StringArray, int]:
-    """The values that can be read, the texts to show in `_exact`, and how many values cannot be read.
-
-    A text that cannot be read is not UTF-8, or is not written as its type is. The table's owner can cause both: a type that is gone from
-    the catalog is read by its name alone.
+    """The readable values, the texts for `_exact`, and the number of unreadable values. A text is unreadable
+    if it is not UTF-8, or not in its type's format. The table's owner can cause both: a type that was dropped
+    from the catalog is identified only by its name.
     """
     try:
         return decode_column(values, column), values, 0
@@ -103,7 +105,7 @@ def _decode_each(values: pa.StringArray, column: Column) -> tuple[DecodedColumn,
 
 
 def _decode_one_by_one(values: pa.StringArray, column: Column) -> tuple[DecodedColumn, pa.BooleanArray]:
-    """Null for each value that its reader refuses, and which those are."""
+    """Null for each value that its reader rejects, with a mask of those."""
     parts: list[pa.Array] = []
     inexact: list[bool] = []
     refused: list[bool] = []

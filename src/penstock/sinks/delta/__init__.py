@@ -1,1 +1,3 @@
-"""Delta tables: commits to their log, rows taken away by deletion vectors, merges where these do not do."""
+"""Delta tables: commits to their log, deletion vectors for deleted rows, and MERGE by Spark for unsupported
+tables.
+"""

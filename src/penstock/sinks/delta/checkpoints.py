@@ -1,8 +1,10 @@
-"""Checkpoints of Delta tables: what a log comes to, in one Parquet file, so that nobody has to read it from the beginning.
+"""Write Delta checkpoints: the state of the log in one Parquet file, so that readers need not read it from
+the beginning.
 
-They are written from what we know of the table anyway, which takes milliseconds, where Delta runs several jobs of Spark's for seconds; only
-what asks for more than we know is left to Delta. A checkpoint also says which files are gone, for the sake of VACUUM, which leaves alone
-what older versions need: that is taken over from the checkpoint before it and from the commits since. Nothing else depends on checkpoints.
+We write them from the loaded state within milliseconds, where Delta runs several Spark jobs for seconds.
+Tables that we do not fully support are left to Delta. A checkpoint also lists removed files for VACUUM, which
+keeps files of older versions. That list comes from the previous checkpoint and the commits since. Nothing
+else depends on checkpoints.
 """
 
 from __future__ import annotations
@@ -18,10 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from penstock.sinks.delta.commit import link
-from penstock.sinks.delta.protocol import check_writable
-from penstock.sinks.delta.state import DeltaState, Unsupported, checkpoint_parts, commit_file
-from penstock.spool import storage
+from penstock import storage
+from penstock.sinks.delta.state import DeltaState, Unsupported, check_writable, checkpoint_parts, commit_file
 
 _TEXTS = pa.map_(pa.string(), pa.string())
 _VECTOR = pa.struct(
@@ -86,23 +86,24 @@ _STATS_AS_JSON = "delta.checkpoint.writeStatsAsJson"
 _STATS_AS_STRUCT = "delta.checkpoint.writeStatsAsStruct"
 _HINT = "_last_checkpoint"
 _MARK = b"penstock.stamped_ms"
-"""In a checkpoint of ours. What went later than this is stamped with the time of the commit that took it away; what went before may bear
-the time at which whoever made that commit began, as Delta has it."""
+"""Marks a checkpoint as ours. Files removed after this time have the time of the removing commit; files
+removed earlier may have the time at which its writer began, as Delta records it.
+"""
 _BEGAN_MS = 3_600_000
-"""So long before its commit somebody may have begun."""
+"""Maximum time between the begin of a commit by another writer and the commit."""
 
 
 def write_checkpoint(path: Path, state: DeltaState, since_ms: int) -> None:
-    """Write the checkpoint of `state`, unless it is there. Of what is gone, it names what went since `since_ms`.
+    """Write the checkpoint of `state`, unless it exists. It lists files removed since `since_ms`.
 
-    `Unsupported`: that is Delta's to write.
+    Raises `Unsupported` if only Delta can write it.
     """
     check_writable(state)
     properties = state.metadata.properties
     if properties.get(_STATS_AS_JSON, "true").lower() != "true" or properties.get(_STATS_AS_STRUCT, "false").lower() != "false":
-        raise Unsupported("its checkpoints keep statistics in another form")
+        raise Unsupported("its checkpoints store statistics in an unsupported format")
     log, target = path / "_delta_log", checkpoint_file(path, state.version)
-    if target.exists():
+    if storage.exists(target):
         return
     gone, domains, stamped_ms = _load_past(path, state.version, since_ms)
     adds = _array("add", ({"partitionValues": {}, **file.action, "dataChange": False} for file in state.files.values()))
@@ -116,11 +117,11 @@ def write_checkpoint(path: Path, state: DeltaState, since_ms: int) -> None:
     }
     rows = pa.concat_tables([pa.table({kind: part}) for kind, part in parts.items()], promote_options="default").select(list(_KINDS))
     if _put(rows, target, stamped_ms):
-        _leave_hint(log, state.version, rows.num_rows, target.stat().st_size, len(adds))
+        _leave_hint(log, state.version, rows.num_rows, storage.size_bytes(target), len(adds))
 
 
 def is_ours(path: Path, version: int) -> bool:
-    """Whether we wrote that checkpoint, and it is there."""
+    """Whether that checkpoint exists and is ours."""
     try:
         return _stamped_ms(pq.read_metadata(checkpoint_file(path, version))) is not None
     except (OSError, pa.ArrowException):
@@ -132,29 +133,33 @@ def checkpoint_file(path: Path, version: int) -> Path:
 
 
 def _put(rows: pa.Table, target: Path, stamped_ms: int) -> bool:
-    """False: Delta has just written it. Its file stays, for the checksum that Hadoop keeps beside it is of that one."""
+    """Returns False if Delta has just written it. Delta's file stays, because Hadoop's checksum file belongs
+    to it.
+    """
     written = target.with_name(f".penstock-{uuid4().hex}.tmp")
     try:
         with pq.ParquetWriter(written, rows.schema, store_schema=False) as writer:
             writer.write_table(rows)
             writer.add_key_value_metadata({_MARK: str(stamped_ms)})
         storage.sync_file(written)
-        is_new = link(written, target)
+        is_new = storage.link(written, target)
+    except storage.LinksUnsupportedError as error:
+        raise Unsupported("its file system has no hard links") from error
     finally:
-        storage.remove_file(written)
+        storage.delete(written)
     storage.sync_directory(target.parent)
     return is_new
 
 
 def _stamped_ms(metadata: pq.FileMetaData) -> int | None:
-    """None if the checkpoint is somebody else's."""
+    """None if the checkpoint is not ours."""
     found = (metadata.metadata or {}).get(_MARK)
     return None if found is None else int(found)
 
 
-def have_checkpoint_written(spark: SparkSession, path: Path) -> None:
-    """Have Delta write a checkpoint of the table as it is now. If it cannot, it keeps that to itself."""
-    jvm = spark._jvm  # noqa: SLF001 Delta has no other door to its log
+def write_checkpoint_by_delta(spark: SparkSession, path: Path) -> None:
+    """Let Delta write a checkpoint of the current version. Delta does not report a failure."""
+    jvm = spark._jvm  # noqa: SLF001 Delta has no other access to its log
     assert jvm is not None
     nothing = getattr(getattr(jvm.scala, "None$"), "MODULE$")
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path))  # noqa: SLF001
@@ -162,20 +167,24 @@ def have_checkpoint_written(spark: SparkSession, path: Path) -> None:
 
 
 def _leave_hint(log: Path, version: int, actions: int, size: int, files: int) -> None:
-    """Where readers need not look for the checkpoint. A checksum of what Delta wrote there before would be wrong now."""
-    found = storage.read_bytes(log / _HINT)
+    """Write `_last_checkpoint`, which tells readers where to start. Remove Delta's checksum of the former
+    file.
+    """
+    found = storage.read(log / _HINT)
     try:
         is_newer = found is not None and json.loads(found)["version"] >= version
     except (ValueError, KeyError, TypeError):
         is_newer = False
     if not is_newer:
         hint = {"version": version, "size": actions, "sizeInBytes": size, "numOfAddFiles": files}
-        storage.remove_file(log / f".{_HINT}.crc")
-        storage.replace_bytes(log / _HINT, json.dumps(hint).encode(), shared=True)
+        storage.delete(log / f".{_HINT}.crc")
+        storage.put(log / _HINT, json.dumps(hint).encode(), shared=True)
 
 
 def _load_past(path: Path, version: int, since_ms: int) -> tuple[pa.StructArray, list[Mapping[str, Any]], int]:
-    """What went from the table up to `version`, the newest last, each once; the domains that it has; from when on stamps are of commits."""
+    """Files removed up to `version`, the newest last, each once; the table's domains; and the time from which
+    removal times are commit times.
+    """
     log = path / "_delta_log"
     begun, names = checkpoint_parts(storage.list_files(log), version)
     found: dict[str, Mapping[str, Any]] = {}
@@ -192,7 +201,7 @@ def _load_past(path: Path, version: int, since_ms: int) -> tuple[pa.StructArray,
             else:
                 domains |= {each["domain"]: each for each in rows.to_pylist()}
     for number in range(begun + 1, version + 1):
-        data, committed_ms = storage.read_bytes(commit_file(path, number)), _written_ms(commit_file(path, number))
+        data, committed_ms = storage.read(commit_file(path, number)), _written_ms(commit_file(path, number))
         if data is None:
             raise Unsupported("commits are missing after its newest checkpoint")
         for action in _actions(data):
@@ -211,7 +220,7 @@ def _load_past(path: Path, version: int, since_ms: int) -> tuple[pa.StructArray,
 
 
 def _written_ms(file: Path) -> int:
-    mark = storage.mark(file)
+    mark = storage.file_version(file)
     return 0 if mark is None else mark.modified_ns // 1_000_000
 
 
@@ -220,7 +229,7 @@ def _actions(data: bytes) -> Iterator[Mapping[str, Any]]:
 
 
 def _keys(files: pa.StructArray) -> pa.Array:
-    """What tells one state of a file from the next: its path, and the vector that it had."""
+    """Identifies a state of a file: its path and its deletion vector."""
     parts = [pc.struct_field(files, ["deletionVector", name]).cast(pa.string()) for name in ("storageType", "pathOrInlineDv", "offset")]
     return pc.binary_join_element_wise(pc.struct_field(files, "path"), *(pc.fill_null(part, "") for part in parts), "\n")
 
@@ -230,7 +239,7 @@ def _array(kind: str, actions: Iterable[Mapping[str, Any]]) -> pa.StructArray:
 
 
 def _value(found: Any, wanted: pa.DataType) -> Any:
-    """As Arrow takes it: a struct without what it has no room for, a map as pairs."""
+    """A value in the form Arrow accepts: structs without unknown fields, maps as pairs."""
     if found is None:
         return None
     if pa.types.is_map(wanted):
@@ -241,7 +250,7 @@ def _value(found: Any, wanted: pa.DataType) -> Any:
 
 
 def _fitted(found: pa.StructArray, wanted: pa.DataType) -> pa.StructArray:
-    """With just the fields that are `wanted`, null where it has none."""
+    """A struct with exactly the `wanted` fields, null where missing."""
     names = {field.name for field in found.type}
     parts = []
     for field in wanted:

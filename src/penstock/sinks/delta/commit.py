@@ -1,73 +1,50 @@
-"""Commits to the log of a Delta table, written by ourselves: the next file of the log, put there whole or not at all.
+"""Commits to the log of a Delta table: create the next file of the log atomically.
 
-`commit` names the version that it makes. If somebody else made it meanwhile, nothing is written, and whoever asked looks at the table
-again: what was worked out for the version before may not hold any more.
+`commit` names the version that it creates. If another writer has created it, nothing is written, and the
+caller must load the table again and plan again, because the plan was made for an older version.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from penstock import storage
 from penstock.errors import SinkError
 from penstock.position import Position
 from penstock.sinks.base import SnapshotFile
+from penstock.sinks.delta.deletion_vectors import DeletionVector
 from penstock.sinks.delta.state import DataFile, Unsupported, commit_file
-from penstock.sinks.delta.vectors import DeletionVector
-from penstock.spool import storage
 
+ATTEMPTS = 5
+"""How often a commit is planned again after another writer committed first."""
 EPOCH = "PENSTOCK EPOCH"
-"""What the history of a table calls an epoch of ours."""
-_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+"""The operation name of an epoch in the table's history."""
 
 
 def commit(path: Path, version: int, actions: Sequence[Mapping[str, Any]]) -> bool:
-    """Make version `version` of the table at `path`, durably, of these actions. False: that version is there already.
+    """Create `version` of the table from these actions, durably. False: that version already exists.
 
-    The files that the actions speak of must be durable before; the directory of the table is made so here.
+    Files named in the actions must be durable before. This function syncs the directory of the table.
     """
-    target = commit_file(path, version)
-    # A name with a dot is nobody's: neither Delta nor its VACUUM looks at it.
-    written = target.with_name(f".penstock-{uuid4().hex}.tmp")
     lines = (json.dumps(action, separators=(",", ":")) for action in actions)
     try:
         storage.sync_directory(path)
-        storage.write_bytes(written, "\n".join(lines).encode() + b"\n", shared=True)
-        try:
-            is_ours = link(written, target)
-        finally:
-            with suppress(OSError):  # a file that nobody looks at must not make a commit look as if it had failed
-                written.unlink()
-        if is_ours:
-            storage.sync_directory(target.parent)
+        return storage.create(commit_file(path, version), "\n".join(lines).encode() + b"\n", shared=True)
+    except storage.LinksUnsupportedError as error:
+        raise Unsupported("its file system has no hard links") from error
     except OSError as error:
-        raise SinkError(f"nothing could be committed to {path}: {error.strerror}") from error
-    return is_ours
-
-
-def link(written: Path, target: Path) -> bool:
-    """Whether `target` is now what was written; False if it was there before, whoever made it."""
-    try:
-        os.link(written, target)
-    except FileExistsError:
-        # Over NFS a link that was made may be asked for again, by a client that lost the answer.
-        return target.samefile(written)
-    except OSError as error:
-        if error.errno in _NO_LINKS:
-            raise Unsupported("its disk has no links") from error
-        raise
-    return True
+        raise SinkError(f"cannot commit to {path}: {error.strerror}") from error
 
 
 def commit_info(operation: str, parameters: Mapping[str, str], *, adds_only: bool) -> dict[str, Any]:
-    """What the history of the table says about a commit. No writer that conflicts with it must take it for less than it is."""
+    """The entry in the table's history. `adds_only` must not be True for a commit that removes or depends on
+    rows.
+    """
     return {
         "commitInfo": {
             "timestamp": now_ms(),
@@ -85,7 +62,7 @@ def transaction(application: str, position: Position) -> dict[str, Any]:
 
 
 def added(files: Iterable[SnapshotFile]) -> list[dict[str, Any]]:
-    """Files that lie in the table's directory become part of it."""
+    """Actions that add files in the table's directory."""
     now = now_ms()
     return [
         {
@@ -104,7 +81,7 @@ def added(files: Iterable[SnapshotFile]) -> list[dict[str, Any]]:
 
 
 def removed(file: DataFile) -> dict[str, Any]:
-    """The file goes, with the vector that it had."""
+    """Remove a file, with its deletion vector."""
     action: dict[str, Any] = {
         "path": file.path,
         "deletionTimestamp": now_ms(),
@@ -119,13 +96,15 @@ def removed(file: DataFile) -> dict[str, Any]:
 
 
 def marked(file: DataFile, vector: DeletionVector, rows: int) -> list[dict[str, Any]]:
-    """The file, of so many rows, stays, with another vector than it had."""
+    """Give a file of `rows` rows another deletion vector."""
     again = {**file.action, "dataChange": True, "stats": wide_stats(file.stats, rows), "deletionVector": vector.document()}
     return [removed(file), {"add": again}]
 
 
 def wide_stats(stats: str | None, rows: int) -> str:
-    """The file's statistics, as bounds that its rows need not reach any more. Their text stays as it is, to the last digit."""
+    """Statistics whose bounds are not tight any more. The text of the bounds stays unchanged to the last
+    digit.
+    """
     found = json.loads(stats) if stats else {}
     if found.get("numRecords") == rows and stats is not None:
         bounds = stats.strip()

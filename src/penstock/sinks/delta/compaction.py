@@ -1,11 +1,12 @@
-"""Files of a Delta table that cost whoever reads it more than they are worth, written anew as one, beside the epochs.
+"""Compact files of a Delta table into one file, while epochs continue.
 
-Every epoch leaves a small file, and whoever looks for keys or reads the table opens them all; and rows that are gone are read all the same
-until their file is written anew. A file that has lost more than half of its rows is paid for by what was deleted from it; small ones wait
-until there are many. The rows are taken a row group at a time.
+Every epoch leaves a small file, which lookups and readers have to open; and deleted rows are read until their
+file is rewritten. A file that lost more than half of its rows is rewritten at once; small files are compacted
+when there are many. Rows are read one row group at a time.
 
-The commit says that no row changed and holds no position. Epochs go on while the files are written: rows that were deleted from them in the
-meantime are found again by their place in the new file, which begins with a deletion vector then.
+The commit says that no row changed, and has no position. Epochs continue while the file is written. Rows that
+they delete in the meantime are located by their position in the new file, which then starts with a deletion
+vector.
 """
 
 from __future__ import annotations
@@ -20,17 +21,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock import storage
 from penstock.sinks.base import SnapshotFile, SnapshotPlace
 from penstock.sinks.delta.commit import EPOCH, added, commit, commit_info, removed, wide_stats
-from penstock.sinks.delta.protocol import can_delete, check_writable
-from penstock.sinks.delta.roaring import Positions
-from penstock.sinks.delta.rows import ScanFile, TableFiles, read_groups
-from penstock.sinks.delta.schema import file_schema, table_schema
-from penstock.sinks.delta.state import DataFile, DeltaState, Unsupported, commit_file
-from penstock.sinks.delta.vectors import DeletionVector, load_vector, vector_file, write_vectors
+from penstock.sinks.delta.deletion_vectors import DeletionVector, Positions, load_vector, vector_file, write_vectors
+from penstock.sinks.delta.lookup import ScanFile, TableFiles, read_groups
+from penstock.sinks.delta.state import DataFile, DeltaState, Unsupported, can_delete, check_writable, commit_file, file_schema, table_schema
 from penstock.sinks.executors import Executors
 from penstock.sinks.row_files import write_batches
-from penstock.spool import storage
 
 _SMALL_BYTES = 4 << 20
 _AT_ONCE_BYTES = 64 << 20
@@ -39,7 +37,7 @@ _NONE = np.empty(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class CompactTask:
-    """Travels to an executor."""
+    """Sent to an executor."""
 
     table: TableFiles
     place: SnapshotPlace
@@ -47,19 +45,19 @@ class CompactTask:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """What an executor wrote: one file, with so many rows of each of the others, in their order."""
+    """The file that an executor wrote, and how many of its rows come from each source file, in order."""
 
     file: SnapshotFile
     counts: tuple[int, ...]
 
 
-def costly_files(state: DeltaState, many: int) -> list[DataFile]:
-    """Those that are to be made one now: some that have lost most of their rows, or small ones if there are `many`."""
-    worn = [file for file in state.files.values() if file.bytes >= _SMALL_BYTES and _is_worn(file)]
+def files_to_compact(state: DeltaState, many: int) -> list[DataFile]:
+    """Files to compact now: those that lost most of their rows, and small ones if there are `many`."""
+    sparse = [file for file in state.files.values() if file.bytes >= _SMALL_BYTES and _has_many_deleted(file)]
     small = [file for file in state.files.values() if file.bytes < _SMALL_BYTES]
     chosen: list[DataFile] = []
     total = 0
-    for file in worn or (small if len(small) >= many else []):
+    for file in sparse or (small if len(small) >= many else []):
         total += file.bytes
         if chosen and total > _AT_ONCE_BYTES:
             break
@@ -67,7 +65,7 @@ def costly_files(state: DeltaState, many: int) -> list[DataFile]:
     return chosen
 
 
-def _is_worn(file: DataFile) -> bool:
+def _has_many_deleted(file: DataFile) -> bool:
     if file.vector is None or not file.stats:
         return False
     rows = json.loads(file.stats).get("numRecords")
@@ -76,17 +74,18 @@ def _is_worn(file: DataFile) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SharedTable:
-    """A table that epochs go on changing. In its `turn`, in which none of them commits, `look` gives it as it is then."""
+    """A table that epochs change at the same time. No epoch commits while `commit_lock` is held."""
 
     path: Path
-    turn: AbstractContextManager[object]
-    look: Callable[[], DeltaState | None]
+    commit_lock: AbstractContextManager[object]
+    load: Callable[[], DeltaState | None]
 
 
 def compact(shared: SharedTable, state: DeltaState, files: Sequence[DataFile], executors: Executors) -> bool:
-    """Make `files`, of the table as it was in `state`, one.
+    """Compact `files` of the table, as it was in `state`, into one.
 
-    False: it does not fit the table any more, or somebody else committed; then nothing is left behind.
+    False: the table has changed in a conflicting way, or another writer committed first; then the new file is
+    removed.
     """
     path = shared.path
     check_writable(state)
@@ -98,9 +97,9 @@ def compact(shared: SharedTable, state: DeltaState, files: Sequence[DataFile], e
     vector: DeletionVector | None = None
     may_be_there = False
     try:
-        with shared.turn:
-            now = shared.look()
-            gone = None if now is None or not _is_alike(state, now) else _gone_since(path, state, now, files, found.counts)
+        with shared.commit_lock:
+            now = shared.load()
+            gone = None if now is None or not _is_still_valid(state, now) else _deleted_since(path, state, now, files, found.counts)
             if now is None or gone is None or (gone.size and (gone.size == found.file.rows or not can_delete(now))):
                 return False
             vector = write_vectors(path, [(found.file.name, gone)])[found.file.name] if gone.size else None
@@ -113,13 +112,13 @@ def compact(shared: SharedTable, state: DeltaState, files: Sequence[DataFile], e
         raise
     finally:
         if not may_be_there:
-            (path / found.file.name).unlink(missing_ok=True)
+            storage.delete(path / found.file.name)
             if vector is not None:
-                vector_file(path, vector).unlink(missing_ok=True)
+                storage.delete(vector_file(path, vector))
 
 
 def run_compaction(task: CompactTask) -> Compacted:
-    """What an executor does."""
+    """Read the files and write one."""
     counts = [0] * len(task.table.files)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -132,13 +131,15 @@ def run_compaction(task: CompactTask) -> Compacted:
     return Compacted(written, tuple(counts))
 
 
-def _is_alike(before: DeltaState, now: DeltaState) -> bool:
-    """Whether files that were right then are right now."""
+def _is_still_valid(before: DeltaState, now: DeltaState) -> bool:
+    """Whether files that were valid in the first state are valid in the second."""
     return before.metadata.action == now.metadata.action and before.protocol == now.protocol
 
 
-def _gone_since(path: Path, before: DeltaState, now: DeltaState, files: Sequence[DataFile], counts: Sequence[int]) -> Positions | None:
-    """Where in the new file the rows are that are gone by now; None if that cannot be told, or if rows are there again that were gone."""
+def _deleted_since(path: Path, before: DeltaState, now: DeltaState, files: Sequence[DataFile], counts: Sequence[int]) -> Positions | None:
+    """Positions in the new file of rows that were deleted since; None if unknown, or if deleted rows came
+    back.
+    """
     found, start = [_NONE], 0
     for file, count in zip(files, counts, strict=True):
         later = now.files.get(file.path)
@@ -157,9 +158,11 @@ def _gone_since(path: Path, before: DeltaState, now: DeltaState, files: Sequence
 
 
 def _only_epochs(path: Path, after: int, upto: int) -> bool:
-    """Whether all commits are of epochs: what they take away as a whole has no rows left, and is nowhere else."""
+    """Whether all commits are epochs. A file that an epoch removes has no rows left, and they are not in
+    another file.
+    """
     for version in range(after + 1, upto + 1):
-        actions = [json.loads(line) for line in (storage.read_bytes(commit_file(path, version)) or b"").splitlines()]
+        actions = [json.loads(line) for line in (storage.read(commit_file(path, version)) or b"").splitlines()]
         if not any(action.get("commitInfo", {}).get("operation") == EPOCH for action in actions):
             return False
     return True

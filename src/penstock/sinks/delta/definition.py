@@ -1,33 +1,51 @@
-"""How a Delta table of ours is made: its columns, its properties, and what a snapshot's files look like."""
+"""Definition of Delta tables: CREATE TABLE, properties, the place for snapshot files, and changes of columns.
+
+A change of columns is committed together with the rows that need it. With column mapping, files have physical
+names that never change, so a rename changes only the log. An added column is null in existing files. If it
+has another default, or a column gets a wider type, the existing files are rewritten.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 
 from penstock.errors import TargetForeignError
 from penstock.position import Position
 from penstock.sinks.base import SnapshotPlace
-from penstock.sinks.delta.log import KEY, MODE, ORIGIN, OWNER, SOURCE_OID, open_log
-from penstock.sinks.delta.schema import file_schema, table_schema
-from penstock.sinks.delta.state import Metadata
+from penstock.sinks.dataframes import quoted, sql_type, text_literal
+from penstock.sinks.delta.log import KEY, MODE, ORIGIN, OWNER, SOURCE_OID, load_summary
+from penstock.sinks.delta.state import (
+    FIELD_ID,
+    PHYSICAL_NAME,
+    DeltaState,
+    Metadata,
+    Unsupported,
+    file_schema,
+    table_schema,
+    type_document,
+)
+from penstock.sinks.evolution import Evolution
 from penstock.sinks.layout import Layout
-from penstock.sinks.names import quoted, sql_type, text_literal
-from penstock.sinks.origin import Origin
+from penstock.sinks.lineage import Origin
+from penstock.sinks.modes import Mode
 
 
 def definition(path: Path, layout: Layout, properties: Mapping[str, str]) -> str:
-    """What stands behind CREATE TABLE."""
+    """The rest of a statement after CREATE TABLE."""
     columns = [f"{quoted(field.name)} {sql_type(field.type)}" for field in layout.schema]
     return f"delta.{quoted(str(path))} ({', '.join(columns)}) USING delta TBLPROPERTIES ({listed(properties)})"
 
 
 def table_properties(pipeline: str, layout: Layout, source_oid: int, origin: Origin | None) -> dict[str, str]:
-    """Columns are mapped, so that a rename is one of the log alone."""
+    """Properties of a new table. Columns are mapped, so that a rename changes only the log."""
     return {
         OWNER: pipeline,
         KEY: json.dumps(list(layout.key)),
@@ -40,28 +58,32 @@ def table_properties(pipeline: str, layout: Layout, source_oid: int, origin: Ori
 
 
 def ownership(pipeline: str, layout: Layout, source_oid: int) -> dict[str, str]:
-    """What makes a table that is there the pipeline's. What it is able to do stays as it is."""
+    """The properties that make the pipeline the owner of an existing table. Features of the table stay as
+    they are.
+    """
     properties = table_properties(pipeline, layout, source_oid, None)
     return {name: properties[name] for name in (OWNER, KEY, SOURCE_OID, MODE, ORIGIN)}
 
 
 def check_adoptable(path: Path, layout: Layout) -> None:
-    """Whatever the table has, a copy of the source must have too: nobody who reads it is to miss a column, or find another type."""
-    log = open_log(path)
-    found = pa.schema([]) if log is None else table_schema(Metadata({"schemaString": log.schema().to_json()}))
+    """Raise unless a copy of the source would have all columns of the table, with the same types. Readers
+    must not lose a column.
+    """
+    summary = load_summary(path)
+    found = pa.schema([]) if summary is None else table_schema(summary.metadata)
     wanted = {field.name: field.type for field in layout.schema}
     for field in found:
         if wanted.get(field.name) != field.type:
             known = wanted.get(field.name)
-            why = "is none of the source's" if known is None else f"is {field.type}, and would become {known}"
+            why = "is not a column of the source" if known is None else f"is {field.type}, and would become {known}"
             raise TargetForeignError(
                 f"{path} cannot be adopted: its column {field.name!r} {why}",
                 hint="alter the column there, or set existing: replace",
             )
 
 
-def is_as_begun(metadata: Metadata, layout: Layout, source_oid: int) -> bool:
-    """Whether the table is still made from the same source, and has all its columns. It may have more."""
+def is_unchanged(metadata: Metadata, layout: Layout, source_oid: int) -> bool:
+    """Whether the table still has the same source and all its columns. It may have more columns."""
     known = {name: metadata.properties.get(name) for name in (KEY, SOURCE_OID, MODE)}
     expected = {KEY: json.dumps(list(layout.key)), SOURCE_OID: str(source_oid), MODE: known[MODE] and layout.mode.value}
     found = {field.name: field.type for field in table_schema(metadata)}
@@ -73,15 +95,16 @@ def listed(properties: Mapping[str, str]) -> str:
 
 
 def snapshot_place(path: Path, layout: Layout, fence: Position) -> SnapshotPlace | None:
-    """Where and how a snapshot that is exact at `fence` is written; None if there is no table that has all columns."""
-    log = open_log(path)
-    metadata = None if log is None else Metadata({"schemaString": log.schema().to_json()})
-    names = [] if metadata is None else table_schema(metadata).names
-    if metadata is None or not set(layout.schema.names) <= set(names):
+    """Where and how to write a snapshot that is exact at `fence`; None if there is no table with all
+    columns.
+    """
+    summary = load_summary(path)
+    names = [] if summary is None else table_schema(summary.metadata).names
+    if summary is None or not set(layout.schema.names) <= set(names):
         return None
-    found = file_schema(metadata)
+    found = file_schema(summary.metadata)
     fields = {name: found.field(names.index(name)) for name in layout.schema.names}
-    values = layout.snapshot_values(fence, datetime.now(UTC))
+    values = layout.mode.snapshot_values(fence, datetime.now(UTC))
     constants = tuple((fields[name].name, _plain(value)) for name, value in values.items())
     return SnapshotPlace(str(path), pa.schema(list(fields.values())), f"snapshot-{fence.value:016X}", constants)
 
@@ -91,3 +114,94 @@ def _plain(value: object) -> str | int | bool | None:
         return value
     assert isinstance(value, datetime)
     return value.isoformat()
+
+
+_MODE = "delta.columnMapping.mode"
+_MAX_ID = "delta.columnMapping.maxColumnId"
+_LOCAL_TIMES = "timestampNtz"
+
+
+@dataclass(frozen=True)
+class EvolvedState:
+    """A state with changed columns that is not committed yet."""
+
+    state: DeltaState
+    actions: tuple[dict[str, Any], ...]
+    fills: Mapping[str, pa.Scalar]
+    """The default values of added columns for existing rows, where not NULL."""
+    is_rewritten: bool
+    """Whether the existing files have to be rewritten."""
+
+
+def evolve_state(state: DeltaState, evolution: Evolution, mode: Mode, properties: Mapping[str, str]) -> EvolvedState:
+    """Change the columns of a state. `properties` are set as well. Raises `Unsupported` if the log alone
+    cannot express it.
+    """
+    is_mapped = state.metadata.properties.get(_MODE, "none") == "name"
+    if evolution.renamed and not is_mapped:
+        raise Unsupported("its columns are not mapped, so they cannot be renamed")
+    numbers = _Numbers(int(state.metadata.properties.get(_MAX_ID, "0"))) if is_mapped else None
+    metadata = _evolved(state.metadata, evolution, mode, dict(properties), numbers)
+    actions: list[dict[str, Any]] = []
+    protocol = state.protocol
+    if any(_holds_local_times(added.arrow_type) for added in evolution.added) and _LOCAL_TIMES not in (
+        protocol.get("writerFeatures") or ()
+    ):
+        protocol = _with_feature(protocol, _LOCAL_TIMES)
+        actions.append({"protocol": protocol})
+    actions.append({"metaData": metadata.action})
+    fills = {added.name: added.fill for added in evolution.added if added.fill.is_valid}
+    evolved = replace(state, metadata=metadata, protocol=protocol)
+    return EvolvedState(evolved, tuple(actions), fills, bool(fills or evolution.widened))
+
+
+class _Numbers:
+    """Column ids of column mapping, nested columns included."""
+
+    def __init__(self, last: int) -> None:
+        self.last = last
+
+    def document(self) -> dict[str, object]:
+        self.last += 1
+        return {FIELD_ID: self.last, PHYSICAL_NAME: f"col-{uuid4()}"}
+
+
+def _evolved(metadata: Metadata, evolution: Evolution, mode: Mode, properties: dict[str, str], numbers: _Numbers | None) -> Metadata:
+    fields = []
+    for found in metadata.fields:
+        name = evolution.renamed.get(found["name"], found["name"])
+        wider = evolution.widened.get(name)
+        fields.append({**found, "name": name, **({} if wider is None else {"type": type_document(wider)})})
+    own = [at for at, found in enumerate(metadata.fields) if found["name"] not in mode.added_names]
+    document = numbers.document if numbers is not None else dict
+    new = [
+        {"name": added.name, "type": type_document(added.arrow_type, document), "nullable": True, "metadata": document()}
+        for added in evolution.added
+    ]
+    place = own[-1] + 1 if own else 0
+    if numbers is not None:
+        properties[_MAX_ID] = str(numbers.last)
+    return Metadata(
+        {
+            **metadata.action,
+            "schemaString": json.dumps({"type": "struct", "fields": [*fields[:place], *new, *fields[place:]]}),
+            "configuration": {**metadata.properties, **properties},
+        }
+    )
+
+
+def _with_feature(protocol: Mapping[str, Any], feature: str) -> dict[str, Any]:
+    if protocol["minReaderVersion"] < 3 or protocol["minWriterVersion"] < 7:
+        raise Unsupported("its protocol has no feature list, and it needs another feature")
+    lists = ("readerFeatures", "writerFeatures")
+    return {**protocol, **{name: [*(protocol.get(name) or ()), feature] for name in lists}}
+
+
+def _holds_local_times(arrow_type: pa.DataType) -> bool:
+    return any(pa.types.is_timestamp(each) and each.tz is None for each in _inner(arrow_type))
+
+
+def _inner(arrow_type: pa.DataType) -> Iterator[pa.DataType]:
+    yield arrow_type
+    for at in range(arrow_type.num_fields):
+        yield from _inner(arrow_type.field(at).type)

@@ -1,8 +1,10 @@
-"""Positions of the rows that a commit deletes, on their way from the tasks that find them to deletion vectors.
+"""Positions of deleted rows, from the tasks that find them to deletion vectors, and data files rewritten with
+new column types.
 
-Few positions travel to the driver as they are, and the driver writes the vectors. More would exceed `spark.driver.maxResultSize`, and the
-driver's memory, with the size of a transaction: a task then writes them to a file in the table's directory and reports its name alone, and
-executors write the vectors. The files are no part of the table; the driver removes them when the vectors are written.
+A task sends few positions to the driver, which writes the vectors. Many positions would exceed
+`spark.driver.maxResultSize` and the driver's memory: a task then writes them to a file in the table's
+directory and sends its name, and executors write the vectors. The driver removes these files when the vectors
+are written.
 """
 
 from __future__ import annotations
@@ -17,17 +19,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock import storage
+from penstock.arrow import distinct
 from penstock.errors import SinkError
-from penstock.postgres.types.arrays import distinct
-from penstock.sinks.base import SnapshotPlace
-from penstock.sinks.delta.roaring import Positions, decode_positions, encode_positions
-from penstock.sinks.delta.rows import FoundRows, ScanFile
-from penstock.sinks.delta.vectors import DeletionVector, load_vector, write_vectors
+from penstock.sinks.base import SnapshotFile, SnapshotPlace
+from penstock.sinks.delta.deletion_vectors import DeletionVector, Positions, decode_positions, encode_positions, load_vector, write_vectors
+from penstock.sinks.delta.lookup import FoundRows, ScanFile, TableFiles, read_groups
 from penstock.sinks.executors import Executors
-from penstock.sinks.row_files import removed_on_failure
+from penstock.sinks.row_files import removed_on_failure, write_batches
 
 REPORTED_BYTES = 4 << 20
-"""Positions that all tasks of an epoch together report to the driver: well below any `spark.driver.maxResultSize`."""
+"""Maximum size of the positions that all tasks of an epoch send to the driver, well below any
+`spark.driver.maxResultSize`.
+"""
 
 _POSITION_BYTES = 8
 _ROWS_A_TASK = 5_000_000
@@ -37,26 +41,30 @@ _SCHEMA = pa.schema([("path", pa.string()), ("file_rows", pa.int64()), ("positio
 
 @dataclass(frozen=True, slots=True)
 class Deletions:
-    """The rows that one task found. Travels to the driver, and from there to the tasks that write vectors."""
+    """The deleted rows that one task found. Sent to the driver, and from there to the tasks that write
+    vectors.
+    """
 
     found: tuple[FoundRows, ...] = ()
     count: int = 0
     file: str | None = None
-    """The file in the table's directory that has the positions instead of `found`."""
+    """The file in the table's directory with the positions, instead of `found`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkTask:
-    """Write the deletion vectors of `files`, which are sorted by path. Travels to an executor."""
+    """Write the deletion vectors of `files`, which are sorted by path. Sent to an executor."""
 
     root: str
     files: tuple[ScanFile, ...]
     deletions: tuple[Deletions, ...]
+    attempt: str | None = None
+    """Part of the names of the vector files."""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkedFile:
-    """A data file that loses rows; without a vector it loses all of them."""
+    """A data file that loses rows; without a vector it loses all rows."""
 
     path: str
     file_rows: int
@@ -64,7 +72,7 @@ class MarkedFile:
 
 
 def report(found: Sequence[FoundRows], place: SnapshotPlace, index: int, limit: int) -> Deletions:
-    """Give the driver what task `index` found. More than `limit` bytes are written to a file."""
+    """Report the rows that task `index` found. More than `limit` bytes are written to a file."""
     count = sum(each.positions.size for each in found)
     if count * _POSITION_BYTES <= limit:
         return Deletions(tuple(found), count)
@@ -77,16 +85,18 @@ def report(found: Sequence[FoundRows], place: SnapshotPlace, index: int, limit: 
     return Deletions((), count, name)
 
 
-def mark_files(root: Path, files: Iterable[ScanFile], deletions: Sequence[Deletions], executors: Executors) -> list[MarkedFile]:
-    """Write the vectors of all `files` that lose rows; those of one task are in one file."""
-    task = MarkTask(str(root), tuple(sorted(files, key=lambda file: file.path)), tuple(deletions))
+def mark_files(
+    root: Path, files: Iterable[ScanFile], deletions: Sequence[Deletions], executors: Executors, attempt: str
+) -> list[MarkedFile]:
+    """Write the vectors of all `files` that lose rows, one file per task."""
+    task = MarkTask(str(root), tuple(sorted(files, key=lambda file: file.path)), tuple(deletions), attempt)
     if all(each.file is None for each in deletions):
-        return list(run_mark(task))  # a job of Spark's would take longer
+        return list(run_mark(task))  # a Spark job would take longer
     return [marked for found in executors.run(run_mark, _shares(task)) for marked in found]
 
 
 def run_mark(task: MarkTask) -> tuple[MarkedFile, ...]:
-    """Run on an executor, or in the driver where all positions are there."""
+    """Runs on an executor, or in the driver if it has all positions."""
     root, marked = Path(task.root), []
     before = {file.path: file.vector for file in task.files}
 
@@ -99,19 +109,19 @@ def run_mark(task: MarkTask) -> tuple[MarkedFile, ...]:
                 yield path, gone
 
     try:
-        vectors = write_vectors(root, partly())
+        vectors = write_vectors(root, partly(), task.attempt)
     except OSError as error:
-        raise SinkError(f"nothing could be written to {root}: {error.strerror}") from error
+        raise SinkError(f"cannot write to {root}: {error.strerror}") from error
     return tuple(MarkedFile(each.path, each.file_rows, vectors.get(each.path)) for each in marked)
 
 
 def of_file(path: str, deletions: Sequence[Deletions]) -> tuple[Deletions, ...]:
-    """What a task needs that looks at one data file."""
+    """The reports that concern one data file."""
     return _of_files({path}, deletions)
 
 
 def positions_in(root: str, path: str, deletions: Sequence[Deletions]) -> Positions:
-    """The rows of one data file that are deleted."""
+    """The deleted rows of one data file."""
     found = dict(_by_file(MarkTask(root, (ScanFile(path, (), None),), tuple(deletions))))
     return found[path][1] if path in found else np.empty(0, np.int64)
 
@@ -119,17 +129,17 @@ def positions_in(root: str, path: str, deletions: Sequence[Deletions]) -> Positi
 def remove_reports(root: Path, deletions: Iterable[Deletions]) -> None:
     for each in deletions:
         if each.file is not None:
-            (root / each.file).unlink(missing_ok=True)
+            storage.delete(root / each.file)
 
 
 def _shares(task: MarkTask) -> list[MarkTask]:
-    """Runs of data files, with what was reported of them."""
+    """Runs of data files, with the reports that concern them."""
     count = max(1, min(len(task.files), -(-sum(each.count for each in task.deletions) // _ROWS_A_TASK)))
     bounds = [len(task.files) * at // count for at in range(count + 1)]
     shares = []
     for low, high in pairwise(bounds):
         files = task.files[low:high]
-        shares.append(MarkTask(task.root, files, _of_files({file.path for file in files}, task.deletions)))
+        shares.append(replace(task, files=files, deletions=_of_files({file.path for file in files}, task.deletions)))
     return shares
 
 
@@ -139,7 +149,9 @@ def _of_files(paths: Collection[str], deletions: Sequence[Deletions]) -> tuple[D
 
 
 def _by_file(task: MarkTask) -> Iterator[tuple[str, tuple[int, Positions]]]:
-    """For each data file that loses rows, how many it has and which go. Positions of one file are decoded at a time."""
+    """For each data file that loses rows: its row count and the deleted positions. Decodes one file at a
+    time.
+    """
     parts: dict[str, list[FoundRows | tuple[int, bytes]]] = {file.path: [] for file in task.files}
     for each in task.deletions:
         for found in each.found:
@@ -159,3 +171,26 @@ def _by_file(task: MarkTask) -> Iterator[tuple[str, tuple[int, Positions]]]:
 def _encoded(found: Sequence[FoundRows]) -> pa.Table:
     columns = [[each.path for each in found], [each.file_rows for each in found], [encode_positions(each.positions) for each in found]]
     return pa.table([pa.array(values, field.type) for values, field in zip(columns, _SCHEMA, strict=True)], schema=_SCHEMA)
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteTask:
+    """Sent to an executor."""
+
+    table: TableFiles
+    file: ScanFile
+    deletions: tuple[Deletions, ...]
+    """Deleted rows in addition to those in the deletion vector."""
+    place: SnapshotPlace
+    index: int
+
+
+def run_rewrite(task: RewriteTask) -> SnapshotFile:
+    """Rewrite one data file; an empty result has no file."""
+    return write_batches(_batches(task), task.place, task.index)
+
+
+def _batches(task: RewriteTask) -> Iterator[pa.RecordBatch]:
+    gone = positions_in(task.table.root, task.file.path, task.deletions)
+    for rows in read_groups(task.table, task.file, gone):
+        yield from rows.to_batches()

@@ -1,29 +1,129 @@
-"""The Delta log of one table: read and committed directly, without a Spark job.
+"""A Delta table as a target: its applied position, owner and columns, adoption of snapshot files, and
+leftover files.
 
-Applied position, key and origin are read from here, and files that executors have already written become part of the table here. The rows
-themselves are always read and merged by Spark.
+The log keeps the last version of a transaction id even if RESTORE brings back older rows. The position that a
+table holds is therefore the one in our last commit, or, if the table was restored since then, the one held at
+the version it was restored to. Before the beginning of the log, a checkpoint gives the position.
+
+After a resync people can still read older versions of a table: files that a commit names stay until VACUUM
+removes them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
+from typing_extensions import override
 
-from penstock.errors import SinkError, TargetForeignError
+from penstock import storage
+from penstock.errors import SinkError, TargetFileLostError, TargetForeignError, TargetRewoundError
 from penstock.foreign import describe
 from penstock.position import Position
 from penstock.schema import TableName
-from penstock.sinks.base import SnapshotFile, Target
-from penstock.sinks.delta.commits import committed_position, held_position
-from penstock.sinks.layout import Mode, added_names
-from penstock.sinks.origin import Origin
+from penstock.sinks.base import DirectoryTargets, SnapshotFile, Target
+from penstock.sinks.delta.deletion_vectors import DeletionVector
+from penstock.sinks.delta.state import (
+    DeltaState,
+    DeltaStates,
+    Metadata,
+    Unsupported,
+    is_restore,
+    load_checkpointed,
+    load_state,
+    load_without_files,
+    table_schema,
+)
+from penstock.sinks.lineage import Origin
+from penstock.sinks.modes import Mode
+
+
+def committed_position(path: Path, application: str, version: int) -> Position | None:
+    """The position in one commit; None if it has no position of this pipeline, or no longer exists as a file."""
+    return _position(_actions(path, version, "txn") or [], application)
+
+
+def has_moved(path: Path, application: str, version: int) -> bool:
+    """Whether this pipeline committed after `version`."""
+    while (actions := _actions(path, version := version + 1, "txn")) is not None:
+        if _position(actions, application) is not None:
+            return True
+    return False
+
+
+def held_position(path: Path, application: str, version: int) -> Position | None:
+    """The position that the table holds at `version`, according to its commits.
+
+    None if the commits do not reach back far enough. Then it was not restored since, and holds the last
+    recorded position.
+    """
+    was_restored = False
+    while version >= 0:
+        actions = _actions(path, version, "txn", "commitInfo")
+        if actions is None:
+            return _checkpointed_position(path, application, version + 1) if was_restored else None
+        position = _position(actions, application)
+        if position is not None:
+            return position
+        is_back = is_restore(actions)
+        was_restored = was_restored or is_back
+        version = _restored_version(path, version) if is_back else version - 1
+    return Position.ZERO
+
+
+def _checkpointed_position(path: Path, application: str, version: int) -> Position:
+    """The position that the table held at the beginning of its log."""
+    try:
+        return Position.of(load_checkpointed(path, version).transactions.get(application, Position.ZERO.value))
+    except (Unsupported, OSError, pa.ArrowException) as error:
+        raise _rewound(path) from error
+
+
+def _restored_version(path: Path, version: int) -> int:
+    """The newest version before `version` with the same files. Works for a RESTORE by time and by version."""
+    changed: Counter[tuple[str, str | None]] = Counter()
+    for number in range(version, -1, -1):
+        actions = _actions(path, number, "add", "remove")
+        if actions is None:
+            break
+        for action in actions:
+            came, file = ("add" in action, action.get("add") or action["remove"])
+            vector = file.get("deletionVector")
+            changed[file["path"], DeletionVector.parse(vector).identity if vector else None] += 1 if came else -1
+        if not any(changed.values()):
+            return number - 1
+    raise _rewound(path)
+
+
+def _rewound(path: Path) -> TargetRewoundError:
+    return TargetRewoundError(
+        f"{path} was restored, and its log does not reach back to the restored version",
+        hint=f"penstock tables resync, or remove {path} and restart the pipeline to copy the table again",
+    )
+
+
+def _position(actions: list[Mapping[str, Any]], application: str) -> Position | None:
+    found = (action["txn"] for action in actions if "txn" in action)
+    return next((Position.of(each["version"]) for each in found if each["appId"] == application), None)
+
+
+def _actions(path: Path, version: int, *kinds: str) -> list[Mapping[str, Any]] | None:
+    """The actions of these kinds in a commit; None if it does not exist."""
+    data = storage.read(path / "_delta_log" / f"{version:020d}.json")
+    begins = tuple(f'{{"{kind}"'.encode() for kind in kinds)
+    return None if data is None else [json.loads(line) for line in data.splitlines() if line.startswith(begins)]
+
 
 OWNER = "penstock.pipeline"
 KEY = "penstock.key"
@@ -34,26 +134,62 @@ COPY = "penstock.copy"
 
 
 def application_id(pipeline: str, table: TableName) -> str:
-    """Under this name the table's transaction log keeps the applied position."""
+    """The transaction id whose version is the applied position."""
     return f"penstock/{pipeline}/{table}"
 
 
+@dataclass(frozen=True)
+class TableSummary:
+    """The newest version of a table: columns and properties, recorded positions, files."""
+
+    version: int
+    metadata: Metadata
+    position_of: Callable[[str], int | None]
+    """The version of a transaction id, as last written; `RESTORE` does not change it."""
+    files: Callable[[], set[str]]
+    """The paths of the data files, as the log writes them."""
+
+
+def load_summary(path: Path) -> TableSummary | None:
+    """The table as it is now; None if there is none. Where our own reader does not support the log, deltalake reads it."""
+    try:
+        state = load_without_files(path)
+    except Unsupported:
+        log = open_log(path)
+        return None if log is None else _summary_of(log)
+    if state is None:
+        return None
+    return TableSummary(state.version, state.metadata, state.transactions.get, lambda: _files(path))
+
+
+def _files(path: Path) -> set[str]:
+    state = load_state(path)
+    return set() if state is None else set(state.files)
+
+
+def _summary_of(log: DeltaTable) -> TableSummary:
+    metadata = Metadata({"schemaString": log.schema().to_json(), "configuration": log.metadata().configuration})
+    return TableSummary(log.version(), metadata, log.transaction_version, lambda: set(log.file_uris()))
+
+
 def open_log(path: Path) -> DeltaTable | None:
-    """The log as it is now."""
+    """The log as it is now, read by deltalake, which also writes commits without rows."""
     try:
         return DeltaTable(path)
     except TableNotFoundError:
         return None
     except DeltaError as error:
-        raise SinkError(f"the Delta table at {path} cannot be opened: {describe(error)}") from error
+        with suppress(Unsupported):
+            load_state(path)  # raises `SinkError` if a file cannot be read, which may pass
+        raise TargetFileLostError(f"the log of the Delta table at {path} is damaged: {describe(error)}") from error
 
 
 def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
-    """How the table stands, or None if there is none. What this pipeline did not write is refused."""
-    log = open_log(path)
-    if log is None:
+    """Load the state of a target. None if there is no table. Raises `TargetForeignError` if this pipeline did not write it."""
+    summary = load_summary(path)
+    if summary is None:
         return None
-    properties = log.metadata().configuration
+    properties = summary.metadata.properties
     owner = properties.get(OWNER)
     if owner != pipeline:
         written_by = f"pipeline {owner!r}" if owner else "something that is not Penstock"
@@ -61,14 +197,14 @@ def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
             f"the Delta table at {path} was written by {written_by}",
             hint="choose another path under sink.delta, or remove that table",
         )
-    mode = Mode(properties.get(MODE, Mode.MIRROR.value))
-    columns = _own_columns(log, mode)
+    mode = Mode.parse(properties.get(MODE))
+    columns = _source_columns(path, summary.metadata, mode)
     return Target(
         table=table,
         source_oid=int(properties[SOURCE_OID]),
         key=tuple(json.loads(properties[KEY])),
         schema=columns,
-        applied=_applied(log, path, application_id(pipeline, table)),
+        applied=_applied(summary, path, application_id(pipeline, table)),
         mode=mode,
         origin=_origin(properties.get(ORIGIN), columns),
         copy=properties.get(COPY) or None,
@@ -76,7 +212,9 @@ def load_target(path: Path, pipeline: str, table: TableName) -> Target | None:
 
 
 def _origin(text: str | None, columns: pa.Schema) -> Origin | None:
-    """None also if it is of other columns: those that a copy was to bring which never came."""
+    """None also if it names columns the table does not have: it was written for a copy that did not
+    finish.
+    """
     origin = Origin.parse(text) if text else None
     is_there = origin is not None and all(column.target is None or column.target in columns.names for column in origin.columns.values())
     return origin if is_there else None
@@ -84,24 +222,37 @@ def _origin(text: str | None, columns: pa.Schema) -> Origin | None:
 
 def load_applied(path: Path, application: str) -> Position | None:
     """The position that the table holds. None also if there is no table."""
-    log = open_log(path)
-    return None if log is None else _applied(log, path, application)
+    summary = load_summary(path)
+    return None if summary is None else _applied(summary, path, application)
+
+
+def load_with_position(states: DeltaStates, path: Path, application: str) -> tuple[DeltaState | None, Position | None]:
+    """The table as it is now, and its applied position. No state: there is no table, or our own reader does not support its log."""
+    try:
+        state = states.load(path)
+    except Unsupported:
+        return None, load_applied(path, application)
+    if state is not None and application in state.restored:
+        return state, load_applied(path, application)
+    applied = 0 if state is None else state.transactions.get(application, 0)
+    return state, Position.of(applied) if applied else None
 
 
 def version_at(path: Path, application: str, position: Position) -> int | None:
-    """The newest version of the table that holds nothing of ours beyond `position`. None if there is none, or no table.
+    """The newest version with no changes of the pipeline after `position`. None if there is none, or no
+    table.
 
-    What others committed after our commit up to there belongs to it: compaction, or a change behind our back.
+    Later commits of others, such as compaction or foreign changes, belong to the version.
     """
-    log = open_log(path)
-    if log is None:
+    summary = load_summary(path)
+    if summary is None:
         return None
-    applied = _applied(log, path, application)
-    version: int = log.version()
+    applied = _applied(summary, path, application)
+    version = summary.version
     if applied is not None and applied <= position:
         return version
     for number in range(version, -1, -1):
-        if not (path / "_delta_log" / f"{number:020d}.json").exists():
+        if not storage.exists(path / "_delta_log" / f"{number:020d}.json"):
             return None  # the log begins after it
         committed = committed_position(path, application, number)
         if committed is not None and Position.ZERO < committed <= position:
@@ -111,63 +262,70 @@ def version_at(path: Path, application: str, position: Position) -> int | None:
     return None
 
 
-def _applied(log: DeltaTable, path: Path, application: str) -> Position | None:
-    """None also for a table that was begun and never filled."""
-    recorded = log.transaction_version(application)
+def _applied(summary: TableSummary, path: Path, application: str) -> Position | None:
+    """None also for a table whose first snapshot did not finish."""
+    recorded = summary.position_of(application)
     if recorded is None or recorded == Position.ZERO.value:
         return None
-    held = held_position(path, application, log.version())
+    held = held_position(path, application, summary.version)
     position = Position.of(recorded) if held is None else held
     return None if position == Position.ZERO else position
 
 
 def settle_restored(path: Path, application: str) -> None:
-    """Have a table that somebody restored say by itself how far it is, to everybody who asks its log."""
-    log = open_log(path)
-    applied = None if log is None else _applied(log, path, application)
-    if log is not None and log.transaction_version(application) not in (None, (applied or Position.ZERO).value):
+    """After a RESTORE, commit the position that the table now holds, so that every reader of its log finds it."""
+    summary = load_summary(path)
+    applied = None if summary is None else _applied(summary, path, application)
+    if summary is not None and summary.position_of(application) not in (None, (applied or Position.ZERO).value):
         record_position(path, application, applied or Position.ZERO)
 
 
 def active_files(path: Path) -> set[Path]:
-    """The files that the table consists of, as far as they lie right in its directory."""
-    log = open_log(path)
-    return set() if log is None else {path / uri.rpartition("/")[2] for uri in log.file_uris()}
+    """The files of the table that are directly in its directory."""
+    summary = load_summary(path)
+    return set() if summary is None else {path / file.rpartition("/")[2] for file in summary.files()}
 
 
 def adopt_files(path: Path, application: str, files: Sequence[SnapshotFile], position: Position) -> None:
-    """Make files that lie in the table's directory part of it, with the position, in one commit. `Position.ZERO` stands for none."""
+    """Add files in the table's directory and set the position, in one commit. `Position.ZERO` means none."""
     now = int(time.time() * 1000)
     actions: list[AddAction | RemoveAction] = [AddAction(file.name, file.bytes, {}, now, True, file.stats) for file in files if file.rows]
     _commit(path, application, actions, position, now)
 
 
 def record_position(path: Path, application: str, position: Position) -> None:
-    """Commit the position alone. `Position.ZERO` stands for none: what the table holds no longer counts as a copy."""
+    """Commit only the position. `Position.ZERO` means none: the table is no longer a copy of the source."""
     _commit(path, application, [], position, int(time.time() * 1000))
 
 
 def _commit(path: Path, application: str, actions: list[AddAction | RemoveAction], position: Position, now: int) -> None:
     log = open_log(path)
     if log is None:
-        raise SinkError(f"there is no Delta table at {path} any more")
+        raise SinkError(f"the Delta table at {path} no longer exists")
     properties = CommitProperties(app_transactions=[Transaction(application, position.value, now)])
-    # Checkpoints are left to Spark, the one that also writes the deletion vectors that they would have to hold.
+    # Checkpoints of deltalake would lack deletion vectors.
     hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
     try:
         log.create_write_transaction(actions, "append", log.schema(), [], commit_properties=properties, post_commithook_properties=hooks)
     except DeltaError as error:
-        raise SinkError(f"nothing could be committed to {path}: {describe(error)}") from error
+        raise SinkError(f"cannot commit to {path}: {describe(error)}") from error
 
 
-def _own_columns(log: DeltaTable, mode: Mode) -> pa.Schema:
+def _source_columns(path: Path, metadata: Metadata, mode: Mode) -> pa.Schema:
     """The source's columns as the target has them, without those that the mode adds."""
-    schema = pa.schema(log.schema().to_arrow())
-    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema if field.name not in added_names(mode)])
+    try:
+        schema = table_schema(metadata)
+    except Unsupported:  # a type that our own reader does not have
+        log = open_log(path)
+        assert log is not None
+        schema = pa.schema(log.schema().to_arrow())
+    return pa.schema([pa.field(field.name, _plain(field.type)) for field in schema if field.name not in mode.added_names])
 
 
 def _plain(arrow_type: pa.DataType) -> pa.DataType:
-    """delta-rs may answer with the large or view form of a type, and names entries its own way; our own schemas have the plain form."""
+    """The plain form of a type. deltalake may return large or view types, and names list entries
+    differently.
+    """
     if pa.types.is_large_string(arrow_type) or pa.types.is_string_view(arrow_type):
         return pa.string()
     if pa.types.is_large_binary(arrow_type) or pa.types.is_binary_view(arrow_type):
@@ -179,3 +337,59 @@ def _plain(arrow_type: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(arrow_type):
         return pa.struct([(field.name, _plain(field.type)) for field in arrow_type])
     return arrow_type
+
+
+_FILES = "snapshot-*.parquet"
+_STAGED = "_staged_commits"
+_NAMED = re.compile(rb'["/](snapshot-[0-9A-Za-z-]+\.parquet)"')
+
+
+def unfinished_files(path: Path) -> set[Path]:
+    """Files of unfinished snapshots, which were never part of the table at `path`.
+
+    A file of any version is either in the table now or named in a commit. If that commit is no longer in the
+    log, neither is the version.
+    """
+    found = set(storage.list_paths(path, _FILES)) - active_files(path)
+    return found - {path / name for name in _named_files(path)} if found else set()
+
+
+def remove_attempts(path: Path, files: Iterable[SnapshotFile]) -> None:
+    """Remove other attempts at the chunks of a snapshot that is now part of the table as `files`."""
+    prefixes = {file.name.rsplit("-", 2)[0] for file in files}
+    found = {attempt for prefix in prefixes for attempt in storage.list_paths(path, f"{prefix}-*.parquet")}
+    for attempt in found - active_files(path):
+        storage.delete(attempt)
+
+
+def remove_half_made(path: Path) -> None:
+    """Remove a log directory without a first commit, left by a CREATE TABLE that failed: Delta could not read
+    such a table.
+
+    All other files are kept.
+    """
+    log = path / "_delta_log"
+    if not storage.is_directory(log):
+        return
+    found = storage.list_paths(log)
+    staged = [entry for entry in found if entry.name == _STAGED and not any(storage.list_paths(entry))]
+    unfinished = [log / name for name in storage.list_files(log) if name.startswith(".")]
+    if len(found) == len(staged) + len(unfinished):
+        for entry in unfinished:
+            storage.delete(entry)
+        for directory in (*staged, log):
+            storage.delete_empty_directory(directory)
+
+
+def _named_files(path: Path) -> set[str]:
+    """All snapshot files that the commits of the log name."""
+    names: set[str] = set()
+    for commit in storage.list_paths(path / "_delta_log", "*.json"):
+        names.update(name.decode() for name in _NAMED.findall(storage.read(commit) or b""))
+    return names
+
+
+class DeltaTargets(DirectoryTargets):
+    @override
+    def load_target(self, table: TableName) -> Target | None:
+        return load_target(self.path(table), self._pipeline, table)

@@ -1,8 +1,9 @@
-"""A resynced Delta table takes the place of the old one by a single commit, which reads and writes no rows.
+"""Replace a Delta table by its resynced copy (the shadow) with one commit, without reading or writing rows.
 
-The shadow's files are linked into the table's directory, under their own names, before the epoch that swaps; that epoch links only what the
-shadow has got since. The commit removes every file of the table, adds those of the shadow with their deletion vectors, and has the shadow's
-columns, the properties of both, and the position. Until it is made, nothing refers to the links.
+Before the epoch that swaps, the shadow's files are hard-linked into the table's directory; that epoch links
+only newer files. The commit removes every file of the table, adds those of the shadow with their deletion
+vectors, and sets the shadow's columns, the properties of both, and the position. Nothing refers to the links
+before that commit.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -20,27 +20,33 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from penstock import storage
 from penstock.errors import SinkError
 from penstock.position import Position
 from penstock.schema import TableName
 from penstock.sinks.base import Target
-from penstock.sinks.delta.commit import commit, commit_info, link, removed, transaction
+from penstock.sinks.dataframes import quoted
+from penstock.sinks.delta.commit import ATTEMPTS, commit, commit_info, removed, transaction
 from penstock.sinks.delta.definition import listed
+from penstock.sinks.delta.deletion_vectors import table_file, vector_file
 from penstock.sinks.delta.log import COPY, KEY, MODE, ORIGIN, OWNER, SOURCE_OID, load_applied, record_position
-from penstock.sinks.delta.paths import table_file
-from penstock.sinks.delta.protocol import check_writable, joined_protocol
-from penstock.sinks.delta.schema import FIELD_ID, PHYSICAL_NAME
-from penstock.sinks.delta.sessions import failing
-from penstock.sinks.delta.state import DataFile, DeltaState, Metadata, Unsupported, load_state
-from penstock.sinks.delta.vectors import vector_file
-from penstock.sinks.delta.writer import ATTEMPTS
-from penstock.sinks.names import quoted
-from penstock.spool import storage
+from penstock.sinks.delta.spark_merge import translated_errors
+from penstock.sinks.delta.state import (
+    FIELD_ID,
+    PHYSICAL_NAME,
+    DataFile,
+    DeltaState,
+    Metadata,
+    Unsupported,
+    check_writable,
+    joined_protocol,
+    load_state,
+)
 
 _log = logging.getLogger(__name__)
 
 RESYNC = "PENSTOCK RESYNC"
-"""What the history of a table calls such a commit."""
+"""The operation name of such a commit in the table's history."""
 _MAPPING, _MAX_ID = "delta.columnMapping.mode", "delta.columnMapping.maxColumnId"
 _DESCRIBED = (OWNER, KEY, SOURCE_OID, MODE, ORIGIN, "delta.enableDeletionVectors", _MAPPING)
 _OURS = (OWNER, KEY, SOURCE_OID, MODE, ORIGIN, COPY, _MAPPING)
@@ -48,7 +54,9 @@ _OURS = (OWNER, KEY, SOURCE_OID, MODE, ORIGIN, COPY, _MAPPING)
 
 @dataclass(frozen=True)
 class DeltaSwap:
-    """The table at `path`, which is `mine`, and the shadow at `place`, which is `other` and takes its place."""
+    """The swap of the table at `path`, whose state is `mine`, for the shadow at `place`, whose state is
+    `other`.
+    """
 
     path: Path
     place: Path
@@ -57,34 +65,35 @@ class DeltaSwap:
     other: Target
 
     def make(self, session_at: Callable[[TableName, Position], SparkSession], position: Position) -> None:
-        """`session_at` gives the session of a table, set to write a position."""
+        """`session_at` returns the session of a table that writes a position with its next commit."""
         try:
             self._swap(position)
         except Unsupported as reason:
-            _log.info("resynced table is rewritten by Delta", extra={"table": str(self.mine.table), "reason": str(reason)})
+            _log.info("resynced table rewritten by Delta", extra={"table": str(self.mine.table), "reason": str(reason)})
             self._rewrite(session_at, position)
 
     def _swap(self, position: Position) -> None:
         for _ in range(ATTEMPTS):
             state, shadow = load_state(self.path), load_state(self.place)
             if state is None or shadow is None:
-                raise Unsupported("its log is of a kind that is not known")
+                raise Unsupported("its log has an unsupported format")
             link_files(self.path, self.place)
             if commit(self.path, state.version + 1, plan_swap(self.application, state, shadow, position)):
                 return
-        raise SinkError(f"others commit to {self.path} faster than a copy can be put in its place")
+        raise SinkError(f"other writers commit to {self.path} faster than it can be replaced by the resynced copy")
 
     def _rewrite(self, session_at: Callable[[TableName, Position], SparkSession], position: Position) -> None:
-        """Have Delta write all rows again, into a table that we do not know how to write to."""
+        """Let Delta write all rows again, into a table that our own commits do not support."""
         mine, session = self.mine, session_at(self.mine.table, position)
         if mine.applied is not None and mine.applied >= position:
-            # Delta leaves out what it takes for a repetition; and a crash right here only means that the table is copied once more.
+            # Delta skips a commit whose transaction id and version it has. A crash after this line only
+            # causes another resync.
             record_position(self.path, self.application, Position.ZERO)
         try:
-            with failing(self.path, "replacing"):
+            with translated_errors(self.path, "replacing"):
                 self._overwrite(session)
         except Exception:
-            self._put_back(session, position)
+            self._restore_position(session, position)
             raise
 
     def _overwrite(self, session: SparkSession) -> None:
@@ -97,8 +106,10 @@ class DeltaSwap:
         set_properties(self.path, session, {**properties, COPY: other.copy or ""})
         rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(str(self.path))
 
-    def _put_back(self, session: SparkSession, position: Position) -> None:
-        """Whose it is comes first: a table that has the shadow's copy and is at the position counts as replaced."""
+    def _restore_position(self, session: SparkSession, position: Position) -> None:
+        """Restore the copy id before the position: a table with the shadow's copy id at the position counts
+        as replaced.
+        """
         now = load_applied(self.path, self.application)
         if now != position:
             set_properties(self.path, session, {COPY: self.mine.copy or ""})
@@ -107,50 +118,56 @@ class DeltaSwap:
 
 
 def set_properties(path: Path, session: SparkSession, properties: Mapping[str, str]) -> None:
-    with failing(path, "describing"):
+    with translated_errors(path, "describing"):
         session.sql(f"ALTER TABLE delta.{quoted(str(path))} SET TBLPROPERTIES ({listed(properties)})")
 
 
 def link_files(path: Path, place: Path) -> None:
-    """Link the files of the shadow at `place` into the directory of the table at `path`; those that are there already cost a look."""
+    """Link the files of the shadow at `place` into the directory of the table at `path`. Existing links are
+    only checked.
+    """
     shadow = load_state(place)
     if shadow is None:
         return
     try:
         for file in sorted(_files(place, shadow.files.values())):
-            # A VACUUM that began before the swap takes away files that the table does not refer to, if they are old.
-            os.utime(file)
-            if file.parent != place or not link(file, path / file.name):
-                raise Unsupported("its shadow has a file that cannot be linked into its directory")
+            # A VACUUM that began before the swap removes old files that the table does not refer to, so make
+            # them new.
+            storage.touch(file)
+            if file.parent != place or not storage.link(file, path / file.name):
+                raise Unsupported("the resynced copy has a file that cannot be linked into its directory")
+    except storage.LinksUnsupportedError as error:
+        raise Unsupported("its file system has no hard links") from error
     except OSError as error:
         if error.errno == errno.EXDEV:
-            raise Unsupported("its shadow is on another disk") from error
-        raise SinkError(f"the files of a copy cannot be linked into {path}: {error.strerror}") from error
+            raise Unsupported("the resynced copy is on another file system") from error
+        raise SinkError(f"cannot link the files of the resynced copy into {path}: {error.strerror}") from error
 
 
 def remove_links(path: Path, place: Path) -> None:
     """Remove links to files of the shadow at `place` that no version of the table at `path` refers to.
 
-    Deletion vectors go only with all data files, where the swap was never made: the log does not name their files in plain text.
+    Deletion vector files are removed only if no data file is used, so that the swap cannot have happened: the
+    log encodes their names.
     """
-    linked = [path / name for name in storage.list_files(place) if _is_link(path / name, place / name)]
+    linked = [path / name for name in storage.list_files(place) if storage.is_link_of(path / name, place / name)]
     data = {file for file in linked if file.suffix == ".parquet"}
     if not linked:
         return
     try:
         state = load_state(path)
-    except Unsupported:  # then there was no swap
+    except Unsupported:  # then no swap happened
         state = None
     spare = data if state is None else data - set(_files(path, state.files.values()))
     named = _log_text(path) if spare else b""
     spare = {file for file in spare if file.name.encode() not in named}
     for file in linked if spare == data else spare:
-        with suppress(OSError):  # VACUUM takes away what stays
-            file.unlink()
+        with suppress(OSError):  # VACUUM removes it later
+            storage.delete(file)
 
 
 def plan_swap(application: str, state: DeltaState, shadow: DeltaState, position: Position) -> list[Mapping[str, Any]]:
-    """What the commit says that comes after `state`. Raises `Unsupported` where Delta itself has to make it."""
+    """The actions of the commit after `state`. Raises `Unsupported` if only Delta can make it."""
     check_writable(state)
     check_writable(shadow)
     protocol = joined_protocol(state.protocol, shadow.protocol)
@@ -167,21 +184,24 @@ def plan_swap(application: str, state: DeltaState, shadow: DeltaState, position:
 
 
 def align_columns(place: Path, path: Path) -> None:
-    """Give the columns of the shadow at `place`, which has no files yet, the names in files that the table at `path` has for the same ones.
+    """Give the columns of the empty shadow at `place` the physical names of the same columns of the table at
+    `path`.
 
-    So the columns of the table stay what they are to those who follow its log.
+    Readers that follow the table's log then see the same columns after the swap.
     """
     try:
         shadow, table = load_state(place), load_state(path)
-    except Unsupported:  # then Delta puts the shadow in place, and gives names itself
+    except Unsupported:  # then Delta rewrites the rows and assigns names itself
         return
     aligned = None if shadow is None or table is None else aligned_metadata(shadow.metadata, table.metadata)
     if shadow is not None and aligned is not None and not commit(place, shadow.version + 1, [{"metaData": aligned}]):
-        raise SinkError(f"something else writes to {place}")
+        raise SinkError(f"another process writes to {place}")
 
 
 def aligned_metadata(shadow: Metadata, table: Metadata) -> dict[str, Any] | None:
-    """The shadow's columns, under the physical names and numbers that the table has for the same ones; None if they are not mapped."""
+    """The shadow's columns with the physical names and ids of the same columns of the table; None if they are
+    not mapped.
+    """
     if any(each.properties.get(_MAPPING) != "name" for each in (shadow, table)):
         return None
     known = {field["name"]: field for field in table.fields}
@@ -198,7 +218,9 @@ def aligned_metadata(shadow: Metadata, table: Metadata) -> dict[str, Any] | None
 
 
 def _joined_metadata(table: Metadata, shadow: Metadata) -> dict[str, Any]:
-    """The shadow's columns, with comments that the table has on columns of the same name, and the properties of both."""
+    """The shadow's columns, with the table's comments on columns of the same name, and the properties of
+    both.
+    """
     comments = {field["name"]: field["metadata"]["comment"] for field in table.fields if "comment" in field.get("metadata", {})}
     fields = [
         {**field, "metadata": {"comment": comments[field["name"]], **field["metadata"]}} if field["name"] in comments else field
@@ -213,7 +235,7 @@ def _joined_metadata(table: Metadata, shadow: Metadata) -> dict[str, Any]:
 
 
 def _files(root: Path, files: Iterable[DataFile]) -> list[Path]:
-    """Where the data files, and the files with their deletion vectors, are."""
+    """The paths of data files and of files with their deletion vectors."""
     found = []
     for file in files:
         found.append(table_file(root, file.path))
@@ -222,14 +244,10 @@ def _files(root: Path, files: Iterable[DataFile]) -> list[Path]:
     return list(dict.fromkeys(found))
 
 
-def _is_link(file: Path, original: Path) -> bool:
-    return file.is_file() and file.samefile(original)
-
-
 def _log_text(path: Path) -> bytes:
-    """All commits that are there."""
+    """The text of all commits in the log."""
     log = path / "_delta_log"
-    return b"\n".join(storage.read_bytes(log / name) or b"" for name in storage.list_files(log) if name.endswith(".json"))
+    return b"\n".join(storage.read(log / name) or b"" for name in storage.list_files(log) if name.endswith(".json"))
 
 
 def _mapping(field: Mapping[str, Any]) -> dict[str, Any]:
@@ -237,7 +255,7 @@ def _mapping(field: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _renumbered(document: Any, numbers: Iterator[int]) -> Any:
-    """A column, and those inside of it, with numbers that no other column has."""
+    """A column and its nested columns with new, unused ids."""
     if isinstance(document, list):
         return [_renumbered(each, numbers) for each in document]
     if not isinstance(document, Mapping):
@@ -247,7 +265,7 @@ def _renumbered(document: Any, numbers: Iterator[int]) -> Any:
 
 
 def _plain_type(document: Any) -> Any:
-    """A type without the metadata of columns inside of it."""
+    """A type without the metadata of nested columns."""
     if isinstance(document, Mapping):
         return {name: _plain_type(value) for name, value in document.items() if name != "metadata"}
     if isinstance(document, list):

@@ -1,9 +1,18 @@
-"""Iceberg's own Java API, as far as the sink needs it: tables of a catalog loaded, and changed by one commit.
+"""The parts of Iceberg's Java API that the sink uses: load tables, commit changes, evolve columns in the same
+transaction.
 
-A commit is made against the very metadata that was loaded, and fails if the table has changed since by anybody's hand (in a REST catalog:
-if its rows have, see decision 23). What Iceberg's own `commit()` does instead, applying the change to whatever the table has become, is
-right for rows; but the position that was read decides which rows these are. So a transaction of Iceberg's is only used to work out the
-metadata, columns and rows and properties at once, which then takes the place of what was loaded, or does not.
+A commit is made against exactly the metadata that was loaded, and fails if anything changed since (in a REST
+catalog: if rows changed, see decision 23). Iceberg's own `commit()` would apply the change to the current
+table instead. That is right for rows, but which rows an epoch adds depends on the position that was read. So
+Iceberg's transaction only computes the new metadata, with columns, rows and properties, which then replaces
+the loaded metadata atomically.
+
+Columns have ids that never change, so renaming and widening change only metadata. An added column is null in
+existing files, or has the default in the table's metadata, if its format supports that. If neither is the
+column's default value, the same commit rewrites those files.
+
+Some Spark calls use the active session of the thread, which may be any session of the application, or none;
+see `active`.
 """
 
 from __future__ import annotations
@@ -11,7 +20,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,12 +32,28 @@ from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError, SinkError, SinkRefusedError
 from penstock.position import Position
-from penstock.sinks.executors import error_of_ours
-from penstock.sinks.iceberg.active import active
-from penstock.sinks.iceberg.names import own_names
-from penstock.sinks.iceberg.schema import field_ids, parse_columns, type_document
+from penstock.sinks.evolution import Evolution
+from penstock.sinks.executors import penstock_error
+from penstock.sinks.iceberg.schema import field_ids, own_names, parse_columns, stored_name, type_document
 from penstock.sinks.iceberg.state import MODE, POSITION, PROPERTIES, SnapshotMark, position_properties
-from penstock.sinks.layout import Mode
+from penstock.sinks.modes import Mode
+
+
+@contextmanager
+def active(spark: SparkSession) -> Iterator[None]:
+    """Make this the active session of the thread inside the block."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - pyspark's access to the JVM
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)  # noqa: SLF001
+    try:
+        yield
+    finally:
+        if before.isDefined():
+            sessions.setActiveSession(before.get())
+        else:
+            sessions.clearActiveSession()
+
 
 _CATALOG = "org.apache.iceberg.spark.SparkCatalog"
 _GONE = ("org.apache.iceberg.exceptions.NoSuchTableException", "org.apache.iceberg.exceptions.NoSuchNamespaceException")
@@ -36,12 +61,12 @@ _STALE = ("org.apache.iceberg.exceptions.CommitFailedException",)
 
 
 class TableMovedError(Exception):
-    """The table is no longer what was loaded, and nothing has been committed."""
+    """The table changed after it was loaded; nothing was committed."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """A file in the table's data directory that is to become part of it."""
+    """A file in the table's data directory that a commit adds."""
 
     name: str
     rows: int
@@ -50,16 +75,18 @@ class NewFile:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """What one commit does: `is_whole`, all rows go; then the rows that `deletes` name by `columns` go, and `files` come."""
+    """The changes of one commit: `is_whole` deletes all rows; else rows matching `deletes` by `columns`; then
+    `files` are added.
+    """
 
     files: Sequence[NewFile] = ()
     deletes: Sequence[NewFile] = ()
     columns: Sequence[str] = ()
     is_whole: bool = False
     rewritten: Sequence[NewFile] | None = None
-    """Before that, these take the place of all files that are there; they hold the same rows."""
+    """Applied first: these replace all existing files and have the same rows."""
     properties: Mapping[str, str] = field(default_factory=dict)
-    """Of the table, from then on."""
+    """Table properties to set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +97,18 @@ class LoadedTable:
     base: Any
     location: str
     schema: pa.Schema
-    """Of its files."""
+    """The schema of its files."""
     properties: Mapping[str, str]
-    """Those of ours."""
+    """The properties of Penstock."""
     delete_files: int | None = None
-    """How many the current snapshot has; None if there is no snapshot."""
+    """The number in the current snapshot; None if there is no snapshot."""
     data_files: int = 0
     transaction: Any = None
-    """With what is to be changed about the columns, if anything; `schema` reckons with that."""
+    """A transaction that changes the columns, if any; `schema` already has the result."""
     problem: SinkRefusedError | None = None
-    """Why it cannot be written to as it is, whoever it belongs to; then `schema` may lack columns."""
+    """The reason why the table cannot be written to, regardless of its owner; then `schema` may lack
+    columns.
+    """
 
     @property
     def format_version(self) -> int:
@@ -87,11 +116,11 @@ class LoadedTable:
 
     @property
     def directory(self) -> Path:
-        """Where its data files lie."""
+        """The directory of its data files."""
         return local_path(self.location) / "data"
 
     def ancestors(self) -> Iterator[SnapshotMark]:
-        """The current snapshot and those before it, newest first."""
+        """The current snapshot and its ancestors, newest first."""
         snapshot = self.base.currentSnapshot()
         while snapshot is not None:
             text, parent = snapshot.summary().get(POSITION), snapshot.parentId()
@@ -105,33 +134,33 @@ def local_path(location: str) -> Path:
         return Path("/" + location.removeprefix("file:").lstrip("/"))
     if not location.startswith("/"):
         raise SinkRefusedError(
-            f"the catalog puts the table at {location}, and files are written only to mounted file systems",
-            hint="choose a catalog whose warehouse is a directory that all executors reach",
+            f"the catalog places the table at {location}, but Penstock writes files only to mounted file systems",
+            hint="choose a catalog whose warehouse is a directory that all executors can access",
         )
     return Path(location)
 
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """Files as Java has them: the deletes reach the rows of all groups before this one."""
+    """Files as Java objects. The deletes apply to the rows of all earlier groups."""
 
     rows: Sequence[Any]
     deletes: Sequence[Any] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class ShadowContent:
-    """What a table is to hold in the place of all that it does."""
+class SwapContent:
+    """The content that replaces everything in a table."""
 
     groups: Sequence[FileGroup]
     schema: Any = None
-    """Its columns from then on, as Java has them; None: they stay."""
+    """Its columns as a Java object; None: unchanged."""
     last_column: int = 0
-    """The greatest number that was given to one of them."""
+    """The greatest column id in use."""
 
 
 class IcebergCatalog:
-    """One catalog of one Spark session. Safe to use from several threads, each with tables of its own."""
+    """One catalog of one Spark session. Usable by several threads, each with its own tables."""
 
     def __init__(self, spark: SparkSession, name: str, warehouse: Path) -> None:
         self._spark = spark
@@ -140,8 +169,8 @@ class IcebergCatalog:
 
     @cached_property
     def _iceberg(self) -> Any:
-        """Iceberg's own package: each name on the way to it is a question to the JVM."""
-        jvm: Any = self._spark._jvm  # noqa: SLF001 - pyspark's own door to the JVM
+        """Iceberg's Java package, cached because each name on the path is a call to the JVM."""
+        jvm: Any = self._spark._jvm  # noqa: SLF001 - pyspark's access to the JVM
         return jvm.org.apache.iceberg
 
     def load(self, identifier: Sequence[str]) -> LoadedTable | None:
@@ -152,13 +181,13 @@ class IcebergCatalog:
         except (Py4JJavaError, PySparkException) as error:
             if java_class(error) in _GONE:
                 return None
-            raise error_of_ours(error, SinkError, f"the Iceberg table {'.'.join(identifier)} cannot be loaded") from error
+            raise penstock_error(error, SinkError, f"the Iceberg table {'.'.join(identifier)} cannot be loaded") from error
         base = table.operations().current()
         snapshot = base.currentSnapshot()
-        # Each value by itself: to walk through a map of Java's takes several calls an entry.
+        # Read single values: iterating over a Java map takes several calls per entry.
         found = base.properties()
         properties = {name: str(value) for name in PROPERTIES if (value := found.get(name)) is not None}
-        schema, problem = self._columns(base, Mode(properties.get(MODE, Mode.MIRROR.value)), ".".join(identifier))
+        schema, problem = self._columns(base, Mode.parse(properties.get(MODE)), ".".join(identifier))
         if snapshot is None:
             return LoadedTable(table, base, base.location(), schema, properties, problem=problem)
         deletes = _count(snapshot, "total-delete-files", lambda: snapshot.deleteManifests(table.io()))
@@ -166,29 +195,29 @@ class IcebergCatalog:
         return LoadedTable(table, base, base.location(), schema, properties, deletes, files, problem=problem)
 
     def _columns(self, base: Any, mode: Mode, name: str) -> tuple[pa.Schema, SinkRefusedError | None]:
-        """Those of its files, and what is wrong with the table."""
+        """The schema of its files, and the reason why the table cannot be written to."""
         try:
             schema = self.columns(base.schema(), mode)
         except ValueError as error:
             return pa.schema([]), SinkRefusedError(f"the Iceberg table {name} was altered: {error}", hint="drop the table")
         if not base.spec().isPartitioned():
             return schema, None
-        # An equality delete reaches the files of its own partition alone: rows in all others would stay.
+        # An equality delete applies to its own partition only, so rows in other partitions would remain.
         return schema, SinkRefusedError(
-            f"the Iceberg table {name} has been given partitions, and would keep rows that are to go",
-            hint="ALTER TABLE … DROP PARTITION FIELD …, or drop the table to have it copied anew",
+            f"the Iceberg table {name} has a partition field, so deletes would miss rows",
+            hint="ALTER TABLE … DROP PARTITION FIELD …, or drop the table to have it copied again",
         )
 
     def drop(self, identifier: Sequence[str]) -> None:
-        with failing(f"dropping {'.'.join(identifier)}"):
+        with translated_errors(f"dropping {'.'.join(identifier)}"):
             self._java.dropTable(self._name(identifier), True)
 
     def columns(self, java_schema: Any, mode: Mode) -> pa.Schema:
-        """`ValueError` for what none of our tables has."""
+        """`ValueError` for types that Penstock's tables do not have."""
         return own_names(parse_columns(json.loads(self._iceberg.SchemaParser.toJson(java_schema))), mode)
 
     def comments(self, loaded: LoadedTable) -> dict[str, str]:
-        """What is said of its columns, by their names in the table."""
+        """The comments of its columns, by column name."""
         document = json.loads(self._iceberg.SchemaParser.toJson(loaded.base.schema()))
         return {each["name"]: each["doc"] for each in document["fields"] if each.get("doc")}
 
@@ -200,29 +229,32 @@ class IcebergCatalog:
         return self._iceberg.expressions.Expressions.lit(value)
 
     def begin(self, loaded: LoadedTable) -> Any:
-        """A transaction on the very table that was loaded; `TableMovedError` if there is another by now."""
+        """A transaction on exactly the loaded table; `TableMovedError` if it has changed."""
         transaction = loaded.java.newTransaction()
         if not transaction.startMetadata().equals(loaded.base):
             raise TableMovedError
         return transaction
 
     def commit(self, loaded: LoadedTable, change: TableChange, position: Position) -> None:
-        """Change the table and its position at once; `TableMovedError` if it is not what was loaded. `Position.ZERO` stands for none."""
-        with failing(f"committing to {loaded.location}"):
+        """Commit rows and position together; `TableMovedError` if the table has changed. `Position.ZERO`
+        means none.
+        """
+        with translated_errors(f"committing to {loaded.location}"):
             transaction = loaded.transaction or self.begin(loaded)
             if change.rewritten is not None:
-                # It says no position: it is the same rows. Nobody sees it without what follows.
+                # This snapshot has the same rows and no position. It becomes visible only together with the
+                # next one.
                 self._overwrite(transaction, loaded, change.rewritten).commit()
             self._set_position(self._update(transaction, loaded, change), position)
             self._finish(loaded, transaction, change.properties, position)
 
-    def swap(self, loaded: LoadedTable, shadow: ShadowContent, properties: Mapping[str, str], position: Position) -> None:
-        """Let files that are linked into the table's directory take the place of all that are there. `TableMovedError` as with `commit`.
+    def swap(self, loaded: LoadedTable, shadow: SwapContent, properties: Mapping[str, str], position: Position) -> None:
+        """Replace all files by files linked into the table's directory. `TableMovedError` as with `commit`.
 
-        Deletes reach only rows of earlier snapshots, so it takes as many snapshots as there are groups, in one commit of metadata. All of
-        them have the position: nobody is to take one of them for what the table was before.
+        Deletes apply only to rows of earlier snapshots, so this takes one snapshot per group, in one metadata
+        commit. All of them have the position, so that none looks like an earlier state of the table.
         """
-        with failing(f"committing to {loaded.location}"):
+        with translated_errors(f"committing to {loaded.location}"):
             transaction = self.begin(loaded) if shadow.schema is None else self._begin_as(loaded, shadow)
             for at, group in enumerate(shadow.groups):
                 update = transaction.newRowDelta() if at else self._overwrite(transaction, loaded, ())
@@ -233,15 +265,15 @@ class IcebergCatalog:
                 self._set_position(update, position)
             self._finish(loaded, transaction, properties, position)
 
-    def _begin_as(self, loaded: LoadedTable, shadow: ShadowContent) -> Any:
-        """A transaction on the table that was loaded, with other columns."""
+    def _begin_as(self, loaded: LoadedTable, shadow: SwapContent) -> Any:
+        """A transaction on the loaded table that also changes its columns."""
         last = max(int(loaded.base.lastColumnId()), shadow.last_column)
         start = self._iceberg.TableMetadata.buildFrom(loaded.base).setCurrentSchema(shadow.schema, last).build()
         return self._iceberg.Transactions.replaceTableTransaction(loaded.location, loaded.java.operations(), start)
 
     def set_columns(self, loaded: LoadedTable, schema: Any, last_column: int) -> None:
-        """Give a table without rows other columns, with the numbers that they have in `schema`."""
-        with failing(f"committing to {loaded.location}"):
+        """Give a table without rows other columns, with the ids that they have in `schema`."""
+        with translated_errors(f"committing to {loaded.location}"):
             made = self._iceberg.TableMetadata.buildFrom(loaded.base).setCurrentSchema(schema, last_column).build()
             loaded.java.operations().commit(loaded.base, made)
 
@@ -253,18 +285,18 @@ class IcebergCatalog:
         return self._iceberg.SchemaParser.fromJson(json.dumps({"type": "struct", "fields": list(fields)}))
 
     def moved_file(self, loaded: LoadedTable, file: Any) -> Any:
-        """A file of another table as one that is linked into the directory of this one, with the same statistics."""
+        """A file of another table, linked into this one's directory, with the same statistics."""
         spec, name = loaded.java.spec(), str(file.location()).rpartition("/")[2]
         builder = self._iceberg.DataFiles.builder(spec).copy(file) if str(file.content()) == "DATA" else self._copied_deletes(spec, file)
         return builder.withPath(f"{loaded.location}/data/{name}").build()
 
     def _copied_deletes(self, spec: Any, file: Any) -> Any:
-        """Iceberg's own copy of deletes leaves out by which columns they name rows."""
+        """Copy a delete file. Iceberg's own copy drops the ids of the equality columns."""
         columns = self._int_array([int(number) for number in file.equalityFieldIds()])
         return self._iceberg.FileMetadata.deleteFileBuilder(spec).copy(file).ofEqualityDeletes(columns)
 
     def _set_position(self, update: Any, position: Position) -> None:
-        update.scanManifestsWith(self._at_once)
+        update.scanManifestsWith(self._inline_executor)
         update.set(POSITION, str(position))
         update.commit()
 
@@ -277,10 +309,10 @@ class IcebergCatalog:
         self._put(loaded, transaction.currentMetadata(), snapshot)
 
     def _put(self, loaded: LoadedTable, metadata: Any, snapshot: int) -> None:
-        """Let `metadata`, with that snapshot, take the place of what was loaded.
+        """Replace the loaded metadata by `metadata`, whose last snapshot is `snapshot`.
 
-        A catalog that is reached by HTTP may do so and answer that it has no time; Iceberg's client then asks again by itself, and is told
-        that the table is another by now. So it is: it has our snapshot, and the files are not to be discarded.
+        A REST catalog may commit and then answer that it timed out. Iceberg's client retries and learns that
+        the table has changed. It has: it contains our snapshot, so the files must not be discarded.
         """
         operations = loaded.java.operations()
         try:
@@ -290,13 +322,15 @@ class IcebergCatalog:
                 raise
 
     @cached_property
-    def _at_once(self) -> Any:
-        """Iceberg looks every 10 ms whether its threads are done, five times in a commit; what is done on the thread that asks is done."""
+    def _inline_executor(self) -> Any:
+        """An executor that runs in the calling thread. Iceberg's own polls its threads every 10 ms, five
+        times per commit.
+        """
         return self._iceberg.relocated.com.google.common.util.concurrent.MoreExecutors.newDirectExecutorService()
 
     def save_position(self, loaded: LoadedTable, position: Position) -> None:
-        """Write down what the current snapshot says, for when that has expired."""
-        with failing(f"committing to {loaded.location}"):
+        """Store the position of the current snapshot as a property, for the time after it expires."""
+        with translated_errors(f"committing to {loaded.location}"):
             properties = loaded.java.updateProperties()
             for name, value in position_properties(position, loaded.base.currentSnapshot().snapshotId()).items():
                 properties.set(name, value)
@@ -324,7 +358,7 @@ class IcebergCatalog:
         return update
 
     def data_file(self, loaded: LoadedTable, file: NewFile) -> Any:
-        """A file of rows as Java has it; it is no part of the table yet."""
+        """A data file as a Java object, not yet part of the table."""
         return self._built(loaded, self._iceberg.DataFiles.builder(loaded.java.spec()), file)
 
     def _built(self, loaded: LoadedTable, builder: Any, file: NewFile) -> Any:
@@ -347,7 +381,7 @@ class IcebergCatalog:
 
     @cached_property
     def _java(self) -> Any:
-        """A session keeps its catalogs, so that to ask once is enough."""
+        """The catalog's Java object. A session keeps its catalogs, so it is looked up once."""
         with active(self._spark):
             return self._iceberg.spark.Spark3Util.loadIcebergCatalog(self._spark._jsparkSession, self.name)  # noqa: SLF001
 
@@ -361,20 +395,15 @@ class IcebergCatalog:
 
 
 def _count(snapshot: Any, name: str, manifests: Callable[[], Any]) -> int:
-    """By the snapshot's summary; whoever committed it need not have said so there."""
-    told = snapshot.summary().get(name)
-    if told is not None:
-        return int(told)
+    """The count in the snapshot's summary, or, if the writer left it out, the number of manifests."""
+    count = snapshot.summary().get(name)
+    if count is not None:
+        return int(count)
     return sum(int(each.addedFilesCount() or 0) + int(each.existingFilesCount() or 0) for each in manifests())
 
 
-def is_hadoop(conf: Mapping[str, str], catalog: str) -> bool:
-    """Whether the catalog is one of ours: a directory, which no setting of the user's describes as something else."""
-    return f"spark.sql.catalog.{catalog}" not in conf
-
-
 def ensure_catalog(spark: SparkSession, name: str, warehouse: Path) -> None:
-    """A catalog that nobody has described to this session is a Hadoop catalog in `warehouse`."""
+    """Configure a Hadoop catalog in `warehouse`, unless the session has a catalog of this name."""
     prefix = f"spark.sql.catalog.{name}"
     ours = {prefix: _CATALOG, f"{prefix}.type": "hadoop", f"{prefix}.warehouse": str(warehouse), f"{prefix}.cache-enabled": "false"}
     if spark.conf.get(prefix, None) is None:
@@ -382,12 +411,12 @@ def ensure_catalog(spark: SparkSession, name: str, warehouse: Path) -> None:
             spark.conf.set(key, value)
     elif spark.conf.get(f"{prefix}.type", None) == "hadoop" and spark.conf.get(f"{prefix}.warehouse", None) != str(warehouse):
         raise ConfigError(
-            f"the catalog {name} of this Spark session lies elsewhere than in {warehouse}", hint="choose another sink.iceberg.catalog"
+            f"the catalog {name} of this Spark session has another location than {warehouse}", hint="choose another sink.iceberg.catalog"
         )
 
 
 def with_catalog(spark: SparkSession, name: str) -> SparkSession:
-    """A session of its own that has the catalog as this one knows it, by whichever settings: a new one has only those of the start."""
+    """A new session with the current settings of the catalog. A new session has only those of the start."""
     session, prefix = spark.newSession(), f"spark.sql.catalog.{name}"
     for key, value in spark.conf.getAll.items():
         if key == prefix or key.startswith(f"{prefix}."):
@@ -396,7 +425,7 @@ def with_catalog(spark: SparkSession, name: str) -> SparkSession:
 
 
 def java_class(error: BaseException) -> str:
-    """The class of the Java exception behind an error of py4j's or pyspark's; empty if there is none."""
+    """The Java class of the error behind a py4j or pyspark error; empty if there is none."""
     java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     return "" if java is None else str(java.getClass().getName())
 
@@ -407,11 +436,63 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def failing(doing: str) -> Iterator[None]:
-    """Turn what Iceberg says into an error of ours."""
+def translated_errors(doing: str) -> Iterator[None]:
+    """Convert Iceberg's errors to Penstock errors."""
     try:
         yield
     except (Py4JError, PySparkException) as error:
         if java_class(error) in _STALE:
             raise TableMovedError from error
-        raise error_of_ours(error, SinkError, doing) from error
+        raise penstock_error(error, SinkError, doing) from error
+
+
+_SAYS_DEFAULTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class FormerColumns:
+    """How to read existing rows with changed columns."""
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The former name of renamed columns, by their new name."""
+    added: frozenset[str] = frozenset()
+    fills: Mapping[str, pa.Scalar] = field(default_factory=dict)
+    """The default values of added columns, where not NULL."""
+    is_rewritten: bool = False
+    """Whether existing files have to be rewritten to show that."""
+
+
+def former_columns(evolution: Evolution, format_version: int) -> FormerColumns:
+    fills = {each.name: each.fill for each in evolution.added if each.fill.is_valid}
+    names, added = {new: old for old, new in evolution.renamed.items()}, frozenset(each.name for each in evolution.added)
+    return FormerColumns(names, added, fills, not all(_can_store_default(fill, format_version) for fill in fills.values()))
+
+
+def _can_store_default(fill: pa.Scalar, format_version: int) -> bool:
+    """Whether a table of this format can store the default of a column, unambiguously for all readers."""
+    kind = fill.type
+    is_plain = pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_boolean(kind)
+    return bool(is_plain and fill.is_valid and format_version >= _SAYS_DEFAULTS)
+
+
+def evolve_table(catalog: IcebergCatalog, loaded: LoadedTable, evolution: Evolution, mode: Mode) -> LoadedTable:
+    """The table with changed columns, uncommitted. `SinkError` or `ValueError` if it cannot have them."""
+    with translated_errors(f"altering {loaded.location}"):
+        transaction = catalog.begin(loaded)
+        former = {new: old for old, new in evolution.renamed.items()}
+        update = transaction.updateSchema()
+        for name, arrow_type in evolution.widened.items():
+            update.updateColumn(former.get(name, name), catalog.java_type(arrow_type))
+        for old, new in evolution.renamed.items():
+            update.renameColumn(old, new)
+        update.commit()
+        # A separate step, because a reused name is free only afterwards.
+        update = transaction.updateSchema()
+        following = next((each for each in loaded.schema.names if each in mode.added_names), None)
+        for added in evolution.added:
+            literal = catalog.literal(added.fill.as_py()) if _can_store_default(added.fill, loaded.format_version) else None
+            update.addColumn(None, added.name, catalog.java_type(added.arrow_type), None, literal)
+            if following is not None:
+                update.moveBefore(added.name, stored_name(following, mode))
+        update.commit()
+        return replace(loaded, transaction=transaction, schema=catalog.columns(transaction.table().schema(), mode))

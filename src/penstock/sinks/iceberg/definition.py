@@ -1,4 +1,4 @@
-"""How an Iceberg table of ours is made: its columns, its properties, and what a snapshot's files look like."""
+"""Create Iceberg tables, with their columns and properties, and check that an existing table accepts the changes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from penstock.errors import SchemaChangedError, TargetForeignError
 from penstock.position import Position
 from penstock.schema import TableSchema
 from penstock.sinks.base import SnapshotPlace, Target
+from penstock.sinks.dataframes import quoted, sql_type, text_literal
 from penstock.sinks.iceberg.catalog import LoadedTable
 from penstock.sinks.iceberg.maintenance import KEPT_SNAPSHOTS, Maintenance
-from penstock.sinks.iceberg.names import stored_name
-from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.names import quoted, sql_type, text_literal
+from penstock.sinks.iceberg.schema import stored_name, stored_type
+from penstock.sinks.layout import Layout
+from penstock.sinks.modes import Mode
 
 _METADATA_VERSIONS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class IcebergPlace:
-    """Which catalog the tables are in, under which namespaces, and where it keeps them."""
+    """The catalog, namespace and warehouse of a pipeline's tables."""
 
     catalog: str
     warehouse: Path
@@ -41,25 +43,25 @@ def target_layout(target: Target) -> Layout:
 
 
 def definition(layout: Layout, properties: Mapping[str, str]) -> str:
-    """What stands behind the table's name in CREATE TABLE."""
+    """The rest of a CREATE TABLE statement after the name."""
     columns = [f"{quoted(stored_name(field.name, layout.mode))} {sql_type(field.type)}" for field in layout.schema]
     listed = [f"{text_literal(name)} = {text_literal(value)}" for name, value in properties.items()]
     return f"({', '.join(columns)}) USING iceberg TBLPROPERTIES ({', '.join(listed)})"
 
 
 def table_properties(place: IcebergPlace, former: LoadedTable | None, identity: Mapping[str, str]) -> dict[str, str]:
-    """`former`: the table whose place it takes, which may be of a later format, and never goes back."""
+    """`former`: the table that is replaced. Its format version may be higher, and is never lowered."""
     version = place.format_version if former is None else max(place.format_version, former.format_version)
     return {
         **identity,
         "format-version": str(version),
         "write.metadata.delete-after-commit.enabled": "true",
         "write.metadata.previous-versions-max": str(_METADATA_VERSIONS),
-        # A rewrite that meets epochs commits between two of them.
+        # A rewrite that conflicts with epochs must be able to commit between two of them.
         "commit.retry.num-retries": "20",
         "commit.retry.min-wait-ms": "20",
         "commit.retry.max-wait-ms": "500",
-        # Whoever expires snapshots leaves those by which the position is known.
+        # Expiry by others must keep the snapshots that have the position.
         "history.expire.min-snapshots-to-keep": str(KEPT_SNAPSHOTS),
     }
 
@@ -69,8 +71,8 @@ def files_place(loaded: LoadedTable, prefix: str) -> SnapshotPlace:
 
 
 def snapshot_place(loaded: LoadedTable, layout: Layout, fence: Position) -> SnapshotPlace:
-    """Where and how a snapshot that is exact at `fence` is written."""
-    values = layout.snapshot_values(fence, datetime.now(UTC))
+    """Where and how to write a snapshot that is exact at `fence`."""
+    values = layout.mode.snapshot_values(fence, datetime.now(UTC))
     constants = tuple((name, _plain(value)) for name, value in values.items())
     return SnapshotPlace(str(loaded.directory), loaded.schema, f"snapshot-{fence.value:016X}", constants)
 
@@ -80,3 +82,41 @@ def _plain(value: object) -> str | int | bool | None:
         return value
     assert isinstance(value, datetime)
     return value.isoformat()
+
+
+def check_unchanged(target: Target, found: Target, place: str) -> None:
+    """Raise if another run has followed a schema change that this run does not know."""
+    if (target.schema, target.key, target.source_oid, target.mode) != (found.schema, found.key, found.source_oid, found.mode):
+        raise SchemaChangedError(
+            f"{place} has other columns, or another source table, than {target.table} had when the run began",
+            hint=f"penstock tables resync {target.table}, or drop {place} and restart the pipeline to copy the table again",
+        )
+
+
+def check_columns(target: Target, loaded: LoadedTable, place: str) -> None:
+    """Raise if the table lacks a recorded column. The values of a column that someone renamed would be
+    lost.
+    """
+    lacking = [name for name in target_layout(target).schema.names if name not in loaded.schema.names]
+    if lacking:
+        raise SchemaChangedError(
+            f"{place} no longer has the column {lacking[0]}",
+            hint=f"restore the name of the column, or drop {place} and restart the pipeline to copy the table again",
+        )
+
+
+def check_adoptable(loaded: LoadedTable, layout: Layout, place: str) -> None:
+    """Raise unless a copy of the source would have all columns of the table, with the same types. Readers
+    must not lose a column.
+    """
+    if loaded.problem is not None:
+        raise TargetForeignError(f"{place} cannot be adopted: {loaded.problem.message}", hint="set existing: replace")
+    wanted = {name: stored_type(field.type) for field in layout.schema for name in (field.name, stored_name(field.name, layout.mode))}
+    for present in loaded.schema:
+        if wanted.get(present.name) != present.type:
+            known = wanted.get(present.name)
+            why = "is not a column of the source" if known is None else f"is {present.type}, and would become {known}"
+            raise TargetForeignError(
+                f"{place} cannot be adopted: its column {present.name!r} {why}",
+                hint="alter the column there, or set existing: replace",
+            )

@@ -1,68 +1,84 @@
-"""The driver's part in an epoch of an Iceberg table: tasks for the executors, and the rows of the target that they turn out to need."""
+"""The driver's part of an epoch of an Iceberg table: plan tasks, look up the rows of the target that they
+need, collect their files.
+
+A task that needs rows of the target returns a request and runs again with these rows. Unlike Delta, where a
+task reads the files by itself (`delta/epoch.py`), Iceberg's scan has to be planned in the driver with the
+requested keys, and Spark reads files that we cannot.
+"""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
+from penstock import storage
 from penstock.errors import SinkRefusedError
 from penstock.sinks.base import ChangedRows, SnapshotPlace, TableChanges
 from penstock.sinks.executors import Executors, are_light
+from penstock.sinks.fold import source_column
 from penstock.sinks.iceberg.catalog import LoadedTable, NewFile, TableChange, local_path
-from penstock.sinks.iceberg.files import EpochFiles, EpochTask, RepairTask, Wanted, WrittenFile, named_columns, write_epoch, write_repair
-from penstock.sinks.iceberg.merging import MERGED, MergeTask, merge_files
-from penstock.sinks.iceberg.reader import EpochTarget, LakeReader
+from penstock.sinks.iceberg.files import (
+    MERGED,
+    EpochFiles,
+    EpochTask,
+    MergeTask,
+    RepairTask,
+    RowRequest,
+    WrittenFile,
+    merge_files,
+    named_columns,
+    write_epoch,
+    write_repair,
+)
+from penstock.sinks.iceberg.reader import EpochTarget, TableReader
 from penstock.sinks.iceberg.schema import delete_columns
-from penstock.sinks.layout import Mode
-from penstock.sinks.shares import adds_only, plan_parts, share_files
-from penstock.sinks.slice_reader import Part
-from penstock.sinks.source_truncates import source_column
-from penstock.spool import storage
+from penstock.sinks.slice_reader import Part, plan_parts, share_files
 
 Run = Callable[[Sequence[EpochTask]], list[EpochFiles]]
 
 
 class EpochWriter:
-    """Has files written for one epoch. They are nobody's until they are committed."""
+    """Writes the files of one epoch. They are not part of the table until they are committed."""
 
-    def __init__(self, reader: LakeReader, executors: Executors, scratch: Path) -> None:
+    def __init__(self, reader: TableReader, executors: Executors, scratch: Path) -> None:
         self._reader = reader
         self._executors = executors
         self._scratch = scratch
 
     def write(self, target: EpochTarget, changes: TableChanges) -> TableChange:
-        """The files for `changes`, and what they do to the table."""
+        """Write the files for `changes`, and return what to commit."""
         task = EpochTask(tuple(changes.slices), target.layout, target.place, "", named_columns(target.layout), views=changes.views)
-        if adds_only(target.layout.mode, changes.counts):
+        if target.layout.mode.adds_only(changes.counts):
             shares = share_files(task.slices, changes.counts, self._executors.parallelism)
             tasks = [replace(task, slices=share, adds_only=True) for share in shares]
             return _change(self._executors.run(write_epoch, tasks, light=are_light(task.slices)), ())
-        looks_up = target.layout.mode is not Mode.MIRROR or source_column(changes.views.values()) is not None
-        return self._settled(target, task, plan_parts(task.slices, changes.counts, looks_up=looks_up), self._write)
+        looks_up = target.layout.mode.keeps_past_rows or source_column(changes.views.values()) is not None
+        return self._run_tasks(target, task, plan_parts(task.slices, changes.counts, looks_up=looks_up, at_once=True), self._write)
 
     def _write(self, tasks: Sequence[EpochTask]) -> list[EpochFiles]:
-        # Rows of the target that it was found to need may be many.
+        # The number of looked-up rows has no limit.
         light = all(are_light(task.slices) and not task.old and task.alike is None for task in tasks)
         return self._executors.run(write_epoch, tasks, light=light)
 
     def repair(self, target: EpochTarget, changed: ChangedRows) -> TableChange:
-        """The same for rows that are to be replaced, whatever else the mode has to tell them by."""
+        """Write the files for a snapshot repair, which replaces rows by key in every mode."""
         task = EpochTask((), target.layout, target.place, "", target.layout.key)
-        return self._settled(
+        return self._run_tasks(
             target, task, [None], lambda tasks: self._executors.run(write_repair, [RepairTask(changed, each) for each in tasks])
         )
 
     def rewrite(self, target: EpochTarget) -> list[NewFile]:
-        """All rows that are there, as they are from then on."""
-        storage.make_directory(self._scratch)
+        """Rewrite all existing rows with the new columns."""
+        storage.ensure_directory(self._scratch)
         return self._reader.rewrite(target, self._executors, self._scratch)
 
     def merge(self, loaded: LoadedTable, locations: Sequence[str]) -> NewFile | None:
-        """One file with the rows of these; None if they do not have the columns that the table has now, or lie elsewhere."""
+        """Merge these files into one; None if their columns differ from the table's, or they are outside of
+        its directory.
+        """
         place = SnapshotPlace(str(loaded.directory), loaded.schema, MERGED)
         try:
             files = tuple(str(local_path(each)) for each in locations)
@@ -71,8 +87,8 @@ class EpochWriter:
         (made,) = self._executors.run(merge_files, [MergeTask(files, place)])
         return None if made is None else NewFile(made.name, made.rows, made.bytes)
 
-    def _settled(self, target: EpochTarget, task: EpochTask, parts: list[Part | None], run: Run) -> TableChange:
-        storage.make_directory(self._scratch)
+    def _run_tasks(self, target: EpochTarget, task: EpochTask, parts: list[Part | None], run: Run) -> TableChange:
+        storage.ensure_directory(self._scratch)
         scratch = self._scratch / uuid4().hex
         try:
             task = replace(task, scratch=str(scratch))
@@ -83,21 +99,22 @@ class EpochWriter:
                 done += [each for each in found if each.wanted is None]
                 lacking = [(each, files.wanted) for each, files in zip(tasks, found, strict=True) if files.wanted is not None]
                 if len(parts) > 1 and not all(wanted.is_old for _, wanted in lacking):
-                    # Rows that a delete takes without need may be meant by another part's: then one task does it all.
+                    # A delete may also match rows that another part deletes. One task then does the whole
+                    # epoch.
                     discard(target.place, _change(done, ()))
                     tasks, done, parts = [task], [], [None]
                 else:
-                    tasks = self._supplied(target, lacking, scratch)
+                    tasks = self._look_up(target, lacking, scratch)
             return _change(done, delete_columns(target.place.schema, task.names))
         finally:
-            shutil.rmtree(scratch, ignore_errors=True)
+            storage.discard_tree(scratch)
 
-    def _supplied(self, target: EpochTarget, lacking: Sequence[tuple[EpochTask, Wanted]], scratch: Path) -> list[EpochTask]:
-        """The tasks, each with the rows that it was found to lack: no task has to hold those of another."""
+    def _look_up(self, target: EpochTarget, lacking: Sequence[tuple[EpochTask, RowRequest]], scratch: Path) -> list[EpochTask]:
+        """The tasks, each with the rows that it requested and no others."""
         if not lacking:
             return []
 
-        def supply(task: EpochTask, wanted: Wanted) -> EpochTask:
+        def supply(task: EpochTask, wanted: RowRequest) -> EpochTask:
             stored = self._reader.fetch(target, [wanted], scratch / uuid4().hex)
             return replace(task, old=(*task.old, stored)) if wanted.is_old else replace(task, alike=stored)
 
@@ -116,6 +133,6 @@ def _new(file: WrittenFile) -> NewFile:
 
 
 def discard(place: SnapshotPlace, change: TableChange) -> None:
-    """Remove files that are not to be committed."""
+    """Remove files that will not be committed."""
     for file in (*change.files, *change.deletes, *(change.rewritten or ())):
-        (Path(place.directory) / file.name).unlink(missing_ok=True)
+        storage.delete(Path(place.directory) / file.name)

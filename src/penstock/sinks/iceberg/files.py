@@ -1,16 +1,16 @@
-"""What an executor does for an epoch of an Iceberg table: fold the changes, write a file of rows and one of equality deletes.
+"""Executor tasks of an Iceberg table: reduce an epoch's changes to data and equality delete files, and merge
+small files.
 
-An equality delete names rows by columns of their identity, and Iceberg takes away every older row that has these values. That is the whole
-answer where these columns tell rows apart. They do not where a key holds numbers that are not exact, or nested values, which a delete may
-not name; nor where a key is beyond its column's type, so that the column is null and only `_exact` tells; nor in a table without key. A
-delete then takes more than it should, and the rows that were to stay come back with the rows of the epoch: in the same commit, so nobody
-sees the difference. For that, and for values that only the target has, the rows that the target holds are needed; a task that lacks them
-says which, and is done again.
+An equality delete names rows by columns of their identity, and Iceberg deletes every older row with these
+values. That is exact if these columns identify rows. It is not exact for floats and nested values in a key,
+which a delete cannot name; for a key value beyond its column's type, where the column is null and only
+`_exact` differs; and for a table without key. A delete then matches too many rows, and those that should stay
+are added again by the same commit, so no reader sees the difference. This, and values that only the target
+has, need rows of the target: a task without them returns a request for them, and runs again.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,34 +23,70 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from penstock import storage
 from penstock.change import EXACT, EXACT_TYPE
 from penstock.schema import TableSchema
 from penstock.sinks.base import ChangedRows, SnapshotFile, SnapshotPlace
-from penstock.sinks.collapse import match_column, match_text_column
-from penstock.sinks.compression import writer_options
-from penstock.sinks.fold import COUNT, Outcome, fold
-from penstock.sinks.gathering import NewRows, RowGroup, Sizes, StoredRows
+from penstock.sinks.fold import COUNT, Outcome, expand_source_truncates, fold, source_column
 from penstock.sinks.iceberg.schema import delete_columns, filled, fitted
 from penstock.sinks.keys import key_codes
 from penstock.sinks.layout import Layout, known_columns
-from penstock.sinks.row_files import removed_on_failure, write_batches
+from penstock.sinks.repair_files import match_column, match_text_column
+from penstock.sinks.row_chains import NewRows, RowGroup, Sizes, StoredRows
+from penstock.sinks.row_files import as_written, removed_on_failure, write_batches, writer_options
+from penstock.sinks.row_values import View
 from penstock.sinks.slice_reader import Part, read_groups, read_slices
-from penstock.sinks.source_truncates import source_column, spelled_by_source
-from penstock.sinks.views import View
-from penstock.spool import storage
-from penstock.spool.range import FileSlice
+from penstock.spool.reader import FileSlice
+
+MERGED = "merged"
+"""The prefix of the names of such files."""
+_BATCH_ROWS = 8192
+"""Small, because a file that is small on disk may be large in memory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """Rows that the target holds, in Parquet files whose columns are called `v_<i>`, for each column of the layout's schema."""
+class MergeTask:
+    files: tuple[str, ...]
+    place: SnapshotPlace
+
+
+def merge_files(task: MergeTask) -> SnapshotFile | None:
+    """Merge files on an executor. None: a file has other columns than the table has now, or no file has
+    rows.
+    """
+    wanted = as_written(task.place.schema).schema_arrow  # fields inside a map have other names in files
+    if not all(_is_of(pq.read_schema(file), wanted) for file in task.files):
+        return None
+    made = write_batches(_batches(task), task.place, 0)
+    storage.sync_directory(Path(task.place.directory))
+    return made if made.rows else None
+
+
+def _batches(task: MergeTask) -> Iterator[pa.RecordBatch]:
+    for each in task.files:
+        with pq.ParquetFile(each) as file:
+            yield from file.iter_batches(_BATCH_ROWS)
+
+
+def _is_of(found: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether names, types and field ids are the same, at any depth."""
+    return len(found) == len(wanted) and all(map(_is_same, found, wanted))
+
+
+def _is_same(found: pa.Field, wanted: pa.Field) -> bool:
+    return bool(found.equals(wanted, check_metadata=True))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFiles:
+    """Rows of the target in Parquet files, with a column `v_<i>` for each column of the layout's schema."""
 
     files: tuple[str, ...]
     fills: Mapping[str, pa.Scalar] = field(default_factory=dict)
-    """What they have in columns that are only now added."""
+    """Their values in columns that this epoch adds."""
 
     def load(self, layout: Layout, asked: Sequence[str] = ()) -> StoredRows:
-        """All of them; of many only the columns that tell them apart, and those of a lookup, until they are needed."""
+        """Load all rows; of many, first only the columns that identify them and those of a lookup."""
         groups = []
         for path in self.files:
             with pq.ParquetFile(path) as file:
@@ -69,25 +105,29 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class EpochTask:
-    """A part of an epoch. `old`: rows that were looked up, one time after the other; `alike`: those that deletes may take without need."""
+    """A part of an epoch. `old`: rows that were looked up so far; `alike`: rows that inexact deletes
+    match.
+    """
 
     slices: tuple[FileSlice, ...]
     layout: Layout
     place: SnapshotPlace
     scratch: str
     names: tuple[str, ...]
-    """The columns by which rows that go are told from others."""
+    """The columns that identify rows to delete."""
     part: Part | None = None
     views: Mapping[TableSchema, View] = field(default_factory=dict)
     adds_only: bool = False
-    """The changes are rows as they are; there is nothing to be folded."""
-    old: tuple[Stored, ...] = ()
-    alike: Stored | None = None
+    """The changes only add rows and need no reduction."""
+    old: tuple[StoredFiles, ...] = ()
+    alike: StoredFiles | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which rows of the target are needed: those that have the values in the file `keys` in `columns`, or all."""
+class RowRequest:
+    """A request for rows of the target: those with the values in the file `keys` in `columns`, or all
+    rows.
+    """
 
     columns: tuple[str, ...]
     keys: str | None
@@ -103,68 +143,68 @@ class WrittenFile:
 
 @dataclass(frozen=True, slots=True)
 class EpochFiles:
-    """What became of a task: its files; or, with `wanted`, what it needs to be done again."""
+    """The result of a task: its files; or, in `wanted`, the rows it needs to run again."""
 
     emptied: bool = False
     rows: WrittenFile | None = None
     deletes: WrittenFile | None = None
-    wanted: Wanted | None = None
+    wanted: RowRequest | None = None
 
 
 def named_columns(layout: Layout) -> tuple[str, ...]:
-    """What tells one row of the target from others; without a key, all that it has."""
+    """The columns that identify a row of the target; without a key, all columns."""
     return layout.identity or tuple(layout.columns.names)
 
 
 def write_epoch(task: EpochTask) -> EpochFiles:
-    """The function that travels to the executors."""
+    """Reduce one part of an epoch and write its files, on an executor."""
     names = task.layout.schema.names
     if task.adds_only:
         return EpochFiles(rows=_write((rows.select(names) for rows in read_groups(task.slices, task.layout, task.views)), task, "rows"))
     lookup = _Lookup(task)
     try:
         changes = read_slices(task.slices, task.layout, task.part, task.views)
-        spelled = spelled_by_source(changes, task.layout, source_column(task.views.values()), lookup)
+        spelled = expand_source_truncates(changes, task.layout, source_column(task.views.values()), lookup)
         outcome = fold(spelled, task.layout, lookup)
-    except _RowsWantedError as wanted:
-        return EpochFiles(wanted=_wanted(wanted.keys, task, _asked(wanted.keys, task.layout), is_old=True))
+    except _RowsNeededError as wanted:
+        return EpochFiles(wanted=_request_rows(wanted.keys, task, _asked(wanted.keys, task.layout), is_old=True))
     return write_outcome(outcome, task)
 
 
 def write_outcome(outcome: Outcome, task: EpochTask) -> EpochFiles:
     names = task.names
     columns = delete_columns(task.place.schema, names)
-    gone, rows, emptied = outcome.gone, outcome.new, outcome.emptied
-    if emptied or not gone.num_rows:
-        gone = gone.slice(0, 0)
-    elif columns != names or COUNT in gone.column_names or _has_nulls(gone, columns):
+    deleted, rows, emptied = outcome.deleted, outcome.new, outcome.emptied
+    if emptied or not deleted.num_rows:
+        deleted = deleted.slice(0, 0)
+    elif columns != names or COUNT in deleted.column_names or _has_nulls(deleted, columns):
         if task.alike is None:
-            return EpochFiles(wanted=_wanted(gone, task, names, is_old=False))
-        stays = staying(gone, task.alike.load(task.layout), names, columns)
+            return EpochFiles(wanted=_request_rows(deleted, task, names, is_old=False))
+        stays = rows_to_keep(deleted, task.alike.load(task.layout), names, columns)
         rows += NewRows(rows.schema, ((stays.sizes, stays.take),) if len(stays.sizes) else ())
         emptied = not columns
-    deletes = gone.select(columns) if gone.num_rows and columns else None
+    deletes = deleted.select(columns) if deleted.num_rows and columns else None
     return EpochFiles(
         emptied, _write(rows.slices(), task, "rows"), None if deletes is None else _write([_distinct(deletes)], task, "deletes")
     )
 
 
-def staying(gone: pa.Table, stored: StoredRows, names: Sequence[str], columns: Sequence[str]) -> StoredRows:
-    """The rows of `stored` that deletes by `columns` would take, and that are not `gone` by `names`."""
-    bare, found = key_codes([gone.select(columns), stored.known.select(columns)], columns)
+def rows_to_keep(deleted: pa.Table, stored: StoredRows, names: Sequence[str], columns: Sequence[str]) -> StoredRows:
+    """The rows of `stored` that deletes by `columns` would match, except those in `deleted` by `names`."""
+    bare, found = key_codes([deleted.select(columns), stored.known.select(columns)], columns)
     touched = np.isin(found, bare) if columns else np.ones(stored.known.num_rows, np.bool_)
-    whole, found = key_codes([gone, stored.known], names)
-    if COUNT in gone.column_names:
+    whole, found = key_codes([deleted, stored.known], names)
+    if COUNT in deleted.column_names:
         limit = np.zeros(max(int(whole.max(initial=-1)), int(found.max(initial=-1))) + 1, np.int64)
-        limit[whole] = gone.column(COUNT).to_numpy()
-        going = _turns(found) < limit[found]
+        limit[whole] = deleted.column(COUNT).to_numpy()
+        deleted_rows = _occurrences(found) < limit[found]
     else:
-        going = np.isin(found, whole)
-    return stored.only(touched & ~going)
+        deleted_rows = np.isin(found, whole)
+    return stored.only(touched & ~deleted_rows)
 
 
-def _turns(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """For each row, how many equal ones stand before it."""
+def _occurrences(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """For each row, the number of equal rows before it."""
     order = np.argsort(codes, kind="stable")
     ordered = codes[order]
     starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]]) if len(codes) else np.zeros(0, np.int64)
@@ -174,14 +214,16 @@ def _turns(codes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return turns
 
 
-class _RowsWantedError(Exception):
+class _RowsNeededError(Exception):
     def __init__(self, keys: pa.Table | None) -> None:
         super().__init__()
         self.keys = keys
 
 
 class _Lookup:
-    """What is asked for, always the same and in the same order. The rows are those that have been fetched for it, or none have been."""
+    """The `Lookup` of a task, and of each attempt in the same order. Returns fetched rows, or raises a
+    request for them.
+    """
 
     def __init__(self, task: EpochTask) -> None:
         self._task = task
@@ -190,7 +232,7 @@ class _Lookup:
     def __call__(self, keys: pa.Table | None) -> StoredRows:
         fetched = next(self._fetched, None)
         if fetched is None:
-            raise _RowsWantedError(keys)
+            raise _RowsNeededError(keys)
         names = _asked(keys, self._task.layout)
         stored = fetched.load(self._task.layout, names)
         if keys is None:
@@ -203,18 +245,18 @@ def _asked(keys: pa.Table | None, layout: Layout) -> tuple[str, ...]:
     return () if keys is None else tuple(name for name in layout.columns.names if name in keys.column_names)
 
 
-def _wanted(keys: pa.Table | None, task: EpochTask, names: Sequence[str], *, is_old: bool) -> Wanted:
+def _request_rows(keys: pa.Table | None, task: EpochTask, names: Sequence[str], *, is_old: bool) -> RowRequest:
     columns = delete_columns(task.place.schema, names)
     if keys is None or not columns:
-        return Wanted((), None, is_old)
+        return RowRequest((), None, is_old)
     if not is_old and columns == tuple(names) and COUNT not in keys.column_names:
         keys = keys.filter(_any_null(keys, columns))
-    storage.make_directory(Path(task.scratch))
+    storage.ensure_directory(Path(task.scratch))
     path = Path(task.scratch) / f"keys-{secrets.token_hex(8)}.parquet"
     values = fitted(_distinct(keys.select(columns)), pa.schema([task.place.schema.field(name) for name in columns]))
-    with storage.create_file(path) as file:
+    with storage.open_new(path) as file:
         pq.write_table(values.rename_columns([f"k_{at}" for at in range(len(columns))]), file)
-    return Wanted(columns, str(path), is_old)
+    return RowRequest(columns, str(path), is_old)
 
 
 def _has_nulls(table: pa.Table, columns: Sequence[str]) -> bool:
@@ -233,7 +275,9 @@ def _distinct(table: pa.Table) -> pa.Table:
 
 
 def _write(tables: Iterable[pa.Table], task: EpochTask, kind: str) -> WrittenFile | None:
-    """No rows leave no file. The name is new each time: another attempt must not touch what may already be part of the table."""
+    """No file is written for no rows. Each attempt uses a new name, since the former file may be part of the
+    table.
+    """
     rows, some = 0, (table for table in tables if table.num_rows)
     name = f"{task.place.prefix}-{secrets.token_hex(8)}-{kind}.parquet"
     path = Path(task.place.directory) / name
@@ -247,43 +291,42 @@ def _write(tables: Iterable[pa.Table], task: EpochTask, kind: str) -> WrittenFil
                 writer.write_table(_fitted(table, task))
                 rows += table.num_rows
                 table = next(some, None)
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+        storage.sync_file(path)
         storage.sync_directory(path.parent)
-        return WrittenFile(name, rows, path.stat().st_size)
+        return WrittenFile(name, rows, storage.size_bytes(path))
 
 
 def _fitted(table: pa.Table, task: EpochTask) -> pa.Table:
     return fitted(table, pa.schema([field for field in task.place.schema if field.name in table.column_names]))
 
 
-# --- what changed while a table was being copied ---------------------------------------------------------------------------
+# --- snapshot repairs ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class RepairTask:
-    """Every row under the keys of `changed` is replaced; of `task`, all counts but the slices."""
+    """Replace every row with a key of `changed`. Of `task`, everything but the slices is used."""
 
     changed: ChangedRows
     task: EpochTask
 
 
 def write_repair(repair: RepairTask) -> EpochFiles:
-    """The function that travels to the executors."""
+    """Write the files of a snapshot repair, on an executor."""
     layout, changed = repair.task.layout, repair.changed
-    keys = _read(sorted(map(str, Path(changed.keys).glob("*.parquet"))))
-    gone = pa.table(
+    keys = _read(sorted(map(str, storage.list_paths(Path(changed.keys), "*.parquet"))))
+    deleted = pa.table(
         [
             *(keys.column(match_column(at)).cast(layout.columns.field(name).type) for at, name in enumerate(layout.key)),
             _exact_keys([keys.column(match_text_column(at)) for at in range(len(layout.key))], layout.key),
         ],
         names=[*layout.key, EXACT],
     )
-    return write_outcome(Outcome(False, gone, NewRows(layout.schema, tuple(_repaired(repair)))), repair.task)
+    return write_outcome(Outcome(False, deleted, NewRows(layout.schema, tuple(_repaired(repair)))), repair.task)
 
 
 def _repaired(repair: RepairTask) -> Iterator[tuple[Sizes, Callable[[npt.NDArray[np.int64]], pa.Table]]]:
-    """The rows that were read again, a row group at a time."""
+    """The rows that were read again, one row group at a time."""
     layout = repair.task.layout
 
     def load(path: str, number: int, at: npt.NDArray[np.int64]) -> pa.Table:
@@ -312,21 +355,21 @@ def _exact_keys(texts: Sequence[pa.ChunkedArray], names: Sequence[str]) -> pa.Ar
     return pa.array(found, EXACT_TYPE)
 
 
-# --- tables that are written anew ------------------------------------------------------------------------------------------
+# --- rewriting existing files ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class AnewTask:
-    """A file of rows with all columns of the table, which are called `v_<i>`."""
+class RewriteTask:
+    """A file of rows with all columns of the table, which are named `v_<i>`."""
 
     file: str
     place: SnapshotPlace
     fills: Mapping[str, pa.Scalar]
-    """What they have in columns that are only now added."""
+    """The values of columns that this epoch adds."""
 
 
-def write_anew(task: AnewTask) -> SnapshotFile:
-    """The function that travels to the executors."""
+def rewrite_file(task: RewriteTask) -> SnapshotFile:
+    """Rewrite one file, on an executor."""
     place = replace(task.place, prefix=f"{task.place.prefix}-anew")
     with pq.ParquetFile(task.file, coerce_int96_timestamp_unit="us") as file:
         tables = (pa.Table.from_batches([batch]).rename_columns(place.schema.names) for batch in file.iter_batches())

@@ -1,8 +1,8 @@
-"""Rows that an Iceberg table holds, found by key, by whoever runs on an executor.
+"""Find rows of an Iceberg table by key, on executors.
 
-Only the columns by which rows are looked for are read, of files that may have such rows, and the others where there is one, a row group at
-a time. What a later equality delete names is not there. Columns are known by their numbers, whatever they were called when a file was
-written.
+Only the lookup columns are read, from files that may contain such rows; other columns are read per row group
+where a row is found. Rows that a later equality delete matches are left out. Columns are identified by field
+id, whatever their name was when the file was written.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.postgres.types.arrays import as_arrow
-from penstock.sinks.data_files import data_file_bytes, open_data_file
-from penstock.sinks.gathering import take
+from penstock import storage
+from penstock.arrow import as_arrow
 from penstock.sinks.iceberg.schema import by_number, field_ids, numbers_of
 from penstock.sinks.keys import key_codes
-from penstock.sinks.layout import CURRENT
-from penstock.sinks.lives import bools_of
-from penstock.spool import storage
+from penstock.sinks.modes import CURRENT
+from penstock.sinks.row_chains import bools_of, take
+from penstock.sinks.row_files import data_file_bytes, open_data_file
 
 _AT_ONCE = 4
 _DELETES_AT_ONCE = 1_000_000
@@ -37,37 +36,39 @@ Numbers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class HeldFile:
-    """A file of the table, of rows or of deletes. What is of a later sequence came later."""
+class LakeFile:
+    """A data or delete file of the table. A higher sequence number means later."""
 
     path: str
     sequence: int
     columns: tuple[int, ...] = ()
-    """By which deletes name rows; numbers."""
+    """The field ids of the columns of an equality delete."""
 
 
 @dataclass(frozen=True, slots=True)
 class FindTask:
-    """Which rows of `files` have, in `columns`, the values that are in `keys`, files with columns `k_<i>`; but what `deletes` name."""
+    """Find rows of `files` that have in `columns` the values in `keys`, files with columns `k_<i>`, and that
+    `deletes` do not match.
+    """
 
-    files: tuple[HeldFile, ...]
-    deletes: tuple[HeldFile, ...]
+    files: tuple[LakeFile, ...]
+    deletes: tuple[LakeFile, ...]
     columns: tuple[str, ...]
     keys: tuple[str, ...]
     schema: pa.Schema
-    """Of the rows that are to be written, with numbers."""
+    """The schema of the rows to write, with field ids."""
     directory: str
     is_current: bool = False
-    """Only rows that are not history."""
+    """Only current versions of a history."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """Rows in a file whose columns are called `v_<i>`; None: there are none."""
+    """A file of found rows with columns `v_<i>`; None: there are none."""
 
     path: str | None
     is_known: bool = True
-    """Whether all files could be read: some give their columns no numbers."""
+    """Whether all files could be read: some files lack field ids."""
 
 
 class _NotNumberedError(Exception):
@@ -75,7 +76,7 @@ class _NotNumberedError(Exception):
 
 
 def find_rows(task: FindTask) -> FoundFile:
-    """The function that travels to the executors."""
+    """Find rows and write them to a file, on an executor."""
     keys = pa.concat_tables([pq.read_table(file) for file in task.keys]).rename_columns(list(task.columns))
     finder = _Finder(task, keys)
     try:
@@ -93,13 +94,13 @@ def find_rows(task: FindTask) -> FoundFile:
 
 
 def _write_found(groups: Sequence[_FoundGroup], there: npt.NDArray[np.bool_], task: FindTask) -> str:
-    """Write whole rows, a row group at a time: all of them may be many times larger than their keys."""
-    storage.make_directory(Path(task.directory))
+    """Write whole rows, one row group at a time, since they may be much larger than their keys."""
+    storage.ensure_directory(Path(task.directory))
     path = Path(task.directory) / f"found-{secrets.token_hex(8)}.parquet"
     names = [f"v_{at}" for at in range(len(task.schema))]
     start = 0
     schema = task.schema.empty_table().rename_columns(names).schema
-    with storage.create_file(path) as out, pq.ParquetWriter(out, schema) as writer:
+    with storage.open_new(path) as out, pq.ParquetWriter(out, schema) as writer:
         for group in groups:
             at = np.compress(there[start : start + group.at.size], group.at)
             start += group.at.size
@@ -112,16 +113,16 @@ def _write_found(groups: Sequence[_FoundGroup], there: npt.NDArray[np.bool_], ta
 
 @dataclass(frozen=True, slots=True)
 class _FoundGroup:
-    """Rows of a row group that have one of the keys: where they are, and the columns by which deletes may name them."""
+    """Rows of a row group with one of the keys: their positions, and the columns that deletes may name."""
 
-    file: HeldFile
+    file: LakeFile
     number: int
     at: Numbers
     rows: pa.Table
 
 
-def read_all(files: Sequence[HeldFile], deletes: Sequence[HeldFile], schema: pa.Schema, limit_bytes: int) -> pa.Table | None:
-    """Every row of `files` that no delete names. None: they take more memory than that, or a file gives its columns no numbers."""
+def read_all(files: Sequence[LakeFile], deletes: Sequence[LakeFile], schema: pa.Schema, limit_bytes: int) -> pa.Table | None:
+    """Every row of `files` that no delete matches. None: they exceed the limit, or a file lacks field ids."""
     if sum(data_file_bytes(held.path) for held in (*files, *deletes)) > limit_bytes:
         return None
     found, size = [schema.empty_table()], 0
@@ -139,7 +140,7 @@ def read_all(files: Sequence[HeldFile], deletes: Sequence[HeldFile], schema: pa.
 
 
 class _Finder:
-    """Keys, and how to meet them in a file."""
+    """Keys, and how to find them in a file."""
 
     def __init__(self, task: FindTask, keys: pa.Table) -> None:
         self._task = task
@@ -152,7 +153,7 @@ class _Finder:
         self.known = pa.schema([field for field in task.schema if field.name in wanted])
         self._sets = {name: keys.column(name).combine_chunks().unique() for name in task.columns}
 
-    def find(self, held: HeldFile) -> list[_FoundGroup]:
+    def find(self, held: LakeFile) -> list[_FoundGroup]:
         found: list[_FoundGroup] = []
         with open_data_file(held.path) as file:
             known = numbers_of(file.schema_arrow)
@@ -163,13 +164,13 @@ class _Finder:
                 if self._may_be_in(file.metadata.row_group(group), names):
                     read = [names[number] for number in field_ids(self.known, self.known.names) if number in names]
                     rows = by_number(file.read_row_group(group, read or None), self.known)
-                    at = self._meet(rows.select(self._task.columns))
+                    at = self._match(rows.select(self._task.columns))
                     if at.size:
                         found.append(_FoundGroup(held, group, at, take(rows, at)))
         return found
 
     def _may_be_in(self, group: pq.RowGroupMetaData, names: dict[int, str]) -> bool:
-        """By the file's own statistics, of whole numbers alone. A name with a dot may be that of a column inside of another."""
+        """By the file's own statistics of integers. A name with a dot may be that of a nested column."""
         numbers = field_ids(self._columns, self._task.columns)
         wanted = {names.get(number, "."): self._sets[name] for number, name in zip(numbers, self._task.columns, strict=True)}
         wanted = {name: values for name, values in wanted.items() if "." not in name and pa.types.is_integer(values.type)}
@@ -183,8 +184,8 @@ class _Finder:
                 return False
         return True
 
-    def _meet(self, rows: pa.Table) -> Numbers:
-        """Where `rows` have one of the keys. Most are ruled out by one column alone."""
+    def _match(self, rows: pa.Table) -> Numbers:
+        """Which rows have one of the keys. Most are excluded by a single column."""
         at = np.arange(rows.num_rows)
         for name, values in self._sets.items():
             column = rows.column(name)
@@ -196,8 +197,8 @@ class _Finder:
         return np.compress(np.isin(found, asked), at)
 
 
-def _is_there(rows: pa.Table, sequences: Numbers, deletes: Sequence[HeldFile]) -> npt.NDArray[np.bool_]:
-    """Which rows no later delete names."""
+def _is_there(rows: pa.Table, sequences: Numbers, deletes: Sequence[LakeFile]) -> npt.NDArray[np.bool_]:
+    """Which rows no later delete matches."""
     there = np.ones(rows.num_rows, np.bool_)
     if not rows.num_rows:
         return there
@@ -208,8 +209,8 @@ def _is_there(rows: pa.Table, sequences: Numbers, deletes: Sequence[HeldFile]) -
     return there
 
 
-def _last_deletes(rows: pa.Table, files: Sequence[HeldFile], columns: Sequence[int]) -> Numbers:
-    """For each row, of which sequence the last delete is that names it; -1: none does."""
+def _last_deletes(rows: pa.Table, files: Sequence[LakeFile], columns: Sequence[int]) -> Numbers:
+    """For each row, the sequence number of the last delete that matches it; -1: none."""
     names = [name for number in columns for name in rows.column_names if field_ids(rows.schema, [name]) == [number]]
     found = np.full(rows.num_rows, -1, np.int64)
     for deletes, sequences in _read_deletes(files, pa.schema([rows.schema.field(name) for name in names])):
@@ -220,8 +221,10 @@ def _last_deletes(rows: pa.Table, files: Sequence[HeldFile], columns: Sequence[i
     return found
 
 
-def _read_deletes(files: Sequence[HeldFile], schema: pa.Schema) -> Iterator[tuple[pa.Table, Numbers]]:
-    """Deletes and their sequences, some at a time: a table may have many more than an epoch has changes."""
+def _read_deletes(files: Sequence[LakeFile], schema: pa.Schema) -> Iterator[tuple[pa.Table, Numbers]]:
+    """Read deletes and their sequence numbers in batches: a table may have many more of them than an epoch
+    has changes.
+    """
     held: list[pa.Table] = []
     sequences: list[int] = []
     for each in files:

@@ -1,80 +1,284 @@
-"""What keeps Iceberg tables quick to read, and their metadata small, between epochs.
+"""Maintenance of Iceberg tables: rewrite small files, expire snapshots, remove leftover files.
 
-Every epoch with updates leaves a file of equality deletes, which whoever reads the table has to take in; so, after a number of them, the
-data files are rewritten without the rows that are gone. Files that cannot hold such a row, by their bounds, are left alone; the deletes
-would stay beside them for ever, so those that reach no file are taken out. Every epoch leaves a small file of rows too; after a number of
-those, they are made one. Every epoch leaves a snapshot, which every commit lists; so those that are old or too many are expired. Epochs
-that did not get to their end leave files, which are looked for once a day. A rewrite says no position: by the time that it is committed,
-the table may hold more than when it began.
+Every epoch leaves a small data file, and a snapshot, which every commit lists. An epoch with updates also
+leaves an equality delete file, which every reader applies. After a number of delete files, data files are
+rewritten without deleted rows, except those that cannot contain such rows by their bounds. Deletes that match
+no file are removed then. After a number of small files, they are merged. Old and surplus snapshots are
+expired. Files of failed epochs are searched for once a day. A rewrite stores no position, because the table
+may have moved on when it commits.
+
+Most rewritten files are small files of epochs, which an executor merges with pyarrow in a tenth of Spark's
+time. They are merged by size: a file is rewritten only when the smaller ones together are as large.
+
+Iceberg's own rewrite action plans, writes and commits in one call, and under steady load repeatedly loses the
+commit to epochs. So its parts are called separately: plan, read and write, and a commit of our own while no
+epoch commits. New files get the age of the table when they were read, so that later deletes apply to them.
+
+An attempt writes its files after loading the table, and its commit needs the snapshot that it loaded. So
+uncommitted files that are older than the current snapshot will never be committed. A rewrite may commit
+later, but the same thread makes rewrites and removes leftovers.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock
+from typing import Any
+from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
+from penstock import storage
 from penstock.errors import SinkError
 from penstock.foreign import describe
-from penstock.sinks.iceberg.catalog import LoadedTable, TableMovedError, failing
-from penstock.sinks.iceberg.leftovers import FoundFiles, find_files, owns_directory
-from penstock.sinks.iceberg.rewriting import Merge, rewrite_files
+from penstock.sinks.iceberg.catalog import LoadedTable, TableMovedError, active, translated_errors
+from penstock.sinks.iceberg.files import MERGED
+from penstock.sinks.iceberg.reader import delete_files, each
+
+_FILES = ("epoch-*.parquet", f"{MERGED}-*.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFiles:
+    """The files in the directory at one time, and the table's snapshot after that."""
+
+    files: Mapping[str, Path]
+    snapshot: int | None
+
+    def are_settled(self, table: LoadedTable) -> bool:
+        """Whether files that are not part of `table`, which was just refreshed, can no longer become part of
+        it.
+        """
+        return _snapshot(table) != self.snapshot
+
+    def remove_unnamed(self, spark: SparkSession, name: str) -> int:
+        """Remove all files that no snapshot of the table `name` refers to; returns their number."""
+        spark.sql(f"REFRESH TABLE {name}")
+        rows = spark.table(f"{name}.all_files").select("file_path").distinct().collect()
+        unnamed = self.files.keys() - {str(row["file_path"]).rpartition("/")[2] for row in rows}
+        for path in unnamed:
+            storage.delete(self.files[path])
+        return len(unnamed)
+
+
+def owns_directory(table: LoadedTable) -> bool:
+    """Whether the directory cannot contain another table's files. In most catalogs a renamed table keeps its
+    directory.
+    """
+    return str(table.java.operations().getClass().getSimpleName()) == "HadoopTableOperations"
+
+
+def find_files(table: LoadedTable, before: float) -> FoundFiles:
+    """Files of epochs in the table's own directory that were last modified before that time."""
+    found = {path.name: path for pattern in _FILES for path in storage.list_paths(table.directory, pattern) if _written(path) < before}
+    table.java.refresh()  # afterwards, so that newer files are not among those found
+    return FoundFiles(found, _snapshot(table))
+
+
+def _written(path: Path) -> float:
+    try:
+        return storage.modified_seconds(path)
+    except FileNotFoundError:  # removed by its own attempt
+        return math.inf
+
+
+def _snapshot(table: LoadedTable) -> int | None:
+    snapshot = table.java.currentSnapshot()
+    return None if snapshot is None else int(snapshot.snapshotId())
+
+
+_OPTIONS = {"delete-file-threshold": "1", "min-input-files": "1"}
+_FORMAT = "PARQUET"
+_TINY_BYTES = 1 << 20
+_MERGED_BYTES = 64 << 20
+_WITHOUT_ROW_NUMBERS = 2
+"""In later formats every row has an id, which Spark preserves."""
+
+Merge = Callable[[LoadedTable, Sequence[str]], "Any | None"]
+"""Merges these files of a table into one `DataFile` (Java); None if that is not possible."""
+
+
+def rewrite_files(spark: SparkSession, table: LoadedTable, small_bytes: int, commit_lock: Lock, merge: Merge) -> None:
+    """Rewrite files with deletes, and merge files below `small_bytes`. No epoch commits while `commit_lock`
+    is held.
+    """
+    jvm: Any = spark._jvm  # noqa: SLF001 - pyspark's access to the JVM
+    table.java.refresh()
+    snapshot = table.java.currentSnapshot()
+    if snapshot is None:
+        return
+    commits = jvm.org.apache.iceberg.actions.RewriteDataFilesCommitManager(table.java, snapshot.snapshotId(), True)
+    groups = jvm.java.util.HashSet()
+    try:
+        for group in _planned(jvm, table, snapshot.snapshotId(), small_bytes):
+            group.setOutputFiles(_merged(jvm, table, group, merge) or _rewritten(spark, table, group))
+            groups.add(group)
+    except Exception:
+        for group in each(groups.iterator()):
+            commits.abortFileGroup(group)
+        raise
+    if not groups.isEmpty():
+        with commit_lock:
+            commits.commitOrClean(groups)
+    _remove_unused_deletes(jvm, table, commit_lock)
+
+
+def _planned(jvm: Any, table: LoadedTable, snapshot: int, small_bytes: int) -> list[Any]:
+    def plan(below: int) -> list[Any]:
+        everything = jvm.org.apache.iceberg.expressions.Expressions.alwaysTrue()
+        planner = jvm.org.apache.iceberg.actions.BinPackRewriteFilePlanner(table.java, everything, snapshot, True)
+        planner.init({**_OPTIONS, "min-file-size-bytes": str(below)})
+        with closing(planner.plan().groups()) as groups:
+            return list(each(groups.iterator()))
+
+    planned = plan(small_bytes)
+    tasks = [task for group in planned for task in each(group.fileScanTasks().iterator())]
+    below = small_enough([int(task.file().fileSizeInBytes()) for task in tasks if task.deletes().isEmpty()], small_bytes)
+    return planned if below == small_bytes else plan(below)
+
+
+def small_enough(sizes: Sequence[int], limit: int) -> int:
+    """The size below which files are merged: leaves out the largest ones while each is larger than all
+    smaller files together.
+    """
+    kept, total = sorted(sizes), sum(sizes)
+    while kept and kept[-1] > total - kept[-1] + _TINY_BYTES:
+        limit = kept.pop()
+        total -= limit
+    return limit
+
+
+def _merged(jvm: Any, table: LoadedTable, group: Any, merge: Merge) -> Any:
+    """Merge Parquet files without deletes, if they make one file and fit into one task; else None."""
+    now = table.java.operations().current()  # may differ from the loaded table after an ALTER TABLE
+    if int(now.formatVersion()) > _WITHOUT_ROW_NUMBERS or now.spec().isPartitioned():
+        return None
+    if int(group.inputFilesSizeInBytes()) > min(_MERGED_BYTES, int(group.maxOutputFileSize())):
+        return None
+    tasks = list(each(group.fileScanTasks().iterator()))
+    if not all(task.deletes().isEmpty() and str(task.file().format()) == _FORMAT for task in tasks):
+        return None
+    made = merge(table, [str(task.file().location()) for task in tasks])
+    if made is None:
+        return None
+    files = jvm.java.util.HashSet()
+    files.add(made)
+    return files
+
+
+def _rewritten(spark: SparkSession, table: LoadedTable, group: Any) -> Any:
+    """The new files as Java objects, written by Spark and not yet part of the table."""
+    jvm: Any = spark._jvm  # noqa: SLF001
+    iceberg, name = jvm.org.apache.iceberg.spark, str(uuid4())
+    tasks, files = iceberg.ScanTaskSetManager.get(), iceberg.FileRewriteCoordinator.get()
+    tables = _table_cache(spark, tasks.getClass().getClassLoader())
+    session = spark.newSession()
+    # Otherwise it might write fewer and larger files than planned.
+    session.conf.set("spark.sql.adaptive.enabled", "false")
+    tables.add(name, table.java)
+    tasks.stageTasks(table.java, name, group.fileScanTasks())
+    try:
+        with active(session):
+            rows = session.read.format("iceberg").option("split-size", group.inputSplitSize()).option("file-open-cost", "0").load(name)
+            write = rows.write.format("iceberg").option("target-file-size-bytes", group.maxOutputFileSize())
+            write.option("distribution-mode", "none").option("output-spec-id", group.outputSpecId()).mode("append").save(name)
+        return files.fetchNewFiles(table.java, name)
+    finally:
+        tables.remove(name)
+        tasks.removeTasks(table.java, name)
+        files.clearRewrite(table.java, name)
+
+
+def _table_cache(spark: SparkSession, loader: Any) -> Any:
+    """The cache that resolves the name of a rewrite. Its class has two methods `get`, and py4j picks the
+    wrong one.
+    """
+    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001
+    lang = gateway.jvm.java.lang
+    get = loader.loadClass("org.apache.iceberg.spark.SparkTableCache").getMethod("get", gateway.new_array(lang.Class, 0))
+    return get.invoke(None, gateway.new_array(lang.Object, 0))
+
+
+def _remove_unused_deletes(jvm: Any, table: LoadedTable, commit_lock: Lock) -> None:
+    """Remove deletes that apply to no file of the table. Older deletes never apply to files added later."""
+    table.java.refresh()
+    with closing(table.java.newScan().planFiles()) as tasks:
+        used = {str(file.location()) for task in each(tasks.iterator()) for file in each(task.deletes().iterator())}
+    idle = [file for file in delete_files(jvm, table) if str(file.location()) not in used]
+    if idle:
+        update = table.java.newRewrite()
+        for file in idle:
+            update.deleteFile(file)
+        with commit_lock:
+            update.commit()
+
 
 _log = logging.getLogger(__name__)
 
 _REST = 10
-"""A rewrite that took a second is not followed by another for ten: however large the table, it takes no more than a tenth of the time."""
+"""Factor of the pause after a rewrite, so that rewrites take at most a tenth of the time, however large the
+table is.
+"""
 EXPIRE_EVERY = 100
 KEPT_SNAPSHOTS = 5
-"""So many stay however old: by these the position is known, whatever others put on top of ours."""
-_TIDY_SECONDS = 86_400.0
-"""To look for files that are no part of a table, all that it names are listed."""
+"""The number of snapshots to keep regardless of age. They keep the position known when others commit after
+us.
+"""
+_CLEANUP_SECONDS = 86_400.0
+"""Interval of the search for leftover files, which lists everything the table refers to."""
 
 _SMALL_BYTES = 16 * 1024 * 1024
-"""A file below that is made one with others. A larger one is rewritten only without rows that are gone."""
+"""Files below this size are merged. Larger ones are rewritten only to remove deleted rows."""
 _TARGET_BYTES = ("write.target-file-size-bytes", 512 * 1024 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
 class Maintenance:
-    """When a table is looked after."""
+    """When maintenance of a table is due."""
 
     delete_files: int = 64
-    """A table with so many files of deletes, or so many files of rows more than after the last time, is rewritten; 0: never."""
+    """Number of delete files, or of new data files, after which files are rewritten; 0: never."""
     keep_seconds: float = 3600.0
-    """Snapshots older than this expire."""
+    """Age from which snapshots expire."""
     expire_every: int = EXPIRE_EVERY
-    """With so many snapshots more than after the last time; 0: never."""
+    """Number of new snapshots after which old ones are expired; 0: never."""
     versions: int = 1000
-    """At most so many snapshots are kept, however young; but in any case those younger than `hold_seconds`."""
+    """Maximum number of snapshots to keep. Those younger than `hold_seconds` are kept in any case."""
     hold_seconds: float = 600.0
 
 
 class Maintainer:
-    """Looks after one table. Called by one thread, beside the one that writes to it, which holds `turn` meanwhile."""
+    """Maintains one table. Used by one thread; the thread that applies epochs holds `commit_lock` while it
+    commits.
+    """
 
-    def __init__(self, spark: SparkSession, name: str, maintenance: Maintenance, turn: Lock, merge: Merge) -> None:
-        """`name` is the table's in SQL."""
+    def __init__(self, spark: SparkSession, name: str, maintenance: Maintenance, commit_lock: Lock, merge: Merge) -> None:
+        """`name` is the table's SQL name."""
         self._spark = spark
         self._name = name
         self._maintenance = maintenance
-        self._turn = turn
+        self._commit_lock = commit_lock
         self._merge = merge
         self._rests_until = 0.0
         self._kept = 0
         self._data_files = 0
         self._found: FoundFiles | None = None
-        self._tidy_until = 0.0
+        self._next_cleanup = 0.0
 
     def is_due(self, table: LoadedTable) -> bool:
-        """Whether there is something to do for the table."""
+        """Whether maintenance of the table is due."""
         return self._is_slow(table) or self._is_long(table)
 
-    def keep(self, table: LoadedTable) -> None:
-        """Do what is due for the table as it is now. What fails is tried again after a later epoch: no row depends on it."""
+    def maintain(self, table: LoadedTable) -> None:
+        """Do the maintenance that is due. A failed step is retried after a later epoch; no row depends
+        on it.
+        """
         for is_due, work in ((self._is_long, self._expire), (self._is_slow, self._rewrite)):
             try:
                 if is_due(table):
@@ -89,16 +293,17 @@ class Maintainer:
     def _rewrite(self, table: LoadedTable) -> None:
         started = time.monotonic()
         try:
-            with failing(f"rewriting {table.location}"):
+            with translated_errors(f"rewriting {table.location}"):
                 self._rewrite_files(table)
         finally:
-            # Also after one that failed: what is given up when it takes too long would be begun again at once, for ever.
+            # Also after a failure: work that was stopped because it took too long would otherwise restart at
+            # once, forever.
             took = time.monotonic() - started
             self._rests_until = time.monotonic() + _REST * took
         _log.info("table rewritten", extra={"location": table.location, "seconds": round(took, 3)})
 
     def _rewrite_files(self, table: LoadedTable) -> None:
-        rewrite_files(self._spark, table, _small_bytes(table), self._turn, self._merge)
+        rewrite_files(self._spark, table, _small_bytes(table), self._commit_lock, self._merge)
         table.java.refresh()
         self._data_files = int(table.java.currentSnapshot().summary().get("total-data-files") or 0)
 
@@ -107,27 +312,27 @@ class Maintainer:
         return bool(every) and len(table.base.snapshots()) >= self._kept + every
 
     def _expire(self, table: LoadedTable) -> None:
-        with failing(f"expiring snapshots of {table.location}"):
+        with translated_errors(f"expiring snapshots of {table.location}"):
             table.java.refresh()
             before = int(self._oldest_kept(table) * 1000)
             table.java.expireSnapshots().expireOlderThan(before).retainLast(KEPT_SNAPSHOTS).cleanExpiredFiles(True).commit()
             table.java.refresh()
             self._kept = len(table.java.operations().current().snapshots())
-            self._tidy(table)
+            self._remove_leftovers(table)
 
-    def _tidy(self, table: LoadedTable) -> None:
-        """What is found one time and has become no part of the table by the next is removed."""
+    def _remove_leftovers(self, table: LoadedTable) -> None:
+        """Remove files that were found before and still are not part of the table."""
         if not owns_directory(table):
             return
-        if self._found is None and time.monotonic() >= self._tidy_until:
+        if self._found is None and time.monotonic() >= self._next_cleanup:
             self._found = find_files(table, time.time() - max(self._maintenance.keep_seconds, self._maintenance.hold_seconds))
         elif self._found is not None and self._found.are_settled(table):
             removed = self._found.remove_unnamed(self._spark, self._name)
-            self._found, self._tidy_until = None, time.monotonic() + _TIDY_SECONDS
+            self._found, self._next_cleanup = None, time.monotonic() + _CLEANUP_SECONDS
             _log.info("files of unfinished epochs removed", extra={"location": table.location, "files": removed})
 
     def _oldest_kept(self, table: LoadedTable) -> float:
-        """Snapshots from before this moment expire."""
+        """The time before which snapshots expire."""
         chosen, now = self._maintenance, time.time()
         found = table.java.operations().current().snapshots()
         beyond = len(found) - chosen.versions
@@ -136,6 +341,8 @@ class Maintainer:
 
 
 def _small_bytes(table: LoadedTable) -> int:
-    """Iceberg's own bound is three quarters of what it makes files to be, and would have nearly all of a table written each time."""
+    """Iceberg's default is three quarters of the target file size, and would rewrite most of a table each
+    time.
+    """
     name, default = _TARGET_BYTES
     return min(_SMALL_BYTES, int(table.base.properties().get(name) or default) * 3 // 4)

@@ -1,13 +1,14 @@
-"""Rows that an Iceberg table holds: those that an epoch needs to be worked out, or all, read by Spark to be written anew."""
+"""Read rows of an Iceberg table: plan the files that can contain them with Iceberg's scan, then look them up on executors."""
 
 from __future__ import annotations
 
-import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -18,26 +19,105 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from penstock import storage
 from penstock.errors import SinkError
 from penstock.sinks.base import SnapshotPlace
-from penstock.sinks.executors import Executors, error_of_ours
-from penstock.sinks.iceberg.catalog import LoadedTable, NewFile, with_catalog
-from penstock.sinks.iceberg.evolution import Past
-from penstock.sinks.iceberg.files import AnewTask, Stored, Wanted, write_anew
-from penstock.sinks.iceberg.lookup import FindTask, find_rows, read_all
-from penstock.sinks.iceberg.names import stored_name
-from penstock.sinks.iceberg.scan import plan_scan
-from penstock.sinks.iceberg.schema import field_ids
-from penstock.sinks.layout import CURRENT, Layout, Mode
-from penstock.sinks.names import quoted, sql_type
+from penstock.sinks.dataframes import quoted, sql_type
+from penstock.sinks.executors import Executors, penstock_error
+from penstock.sinks.iceberg.catalog import FormerColumns, LoadedTable, NewFile, local_path, translated_errors, with_catalog
+from penstock.sinks.iceberg.files import RewriteTask, RowRequest, StoredFiles, rewrite_file
+from penstock.sinks.iceberg.lookup import FindTask, LakeFile, find_rows, read_all
+from penstock.sinks.iceberg.schema import field_ids, stored_name
+from penstock.sinks.layout import Layout
+
+_FEW = 200
+"""Iceberg ignores longer IN lists when it filters files."""
+_FORMAT = 2
+_SUFFIX = ".parquet"
+_BY_VALUES = "EQUALITY_DELETES"
+
+
+def plan_scan(
+    jvm: Any, loaded: LoadedTable, keys: Mapping[str, pa.ChunkedArray], snapshot: int | None = None
+) -> tuple[list[LakeFile], list[LakeFile]] | None:
+    """Plan a scan: data files that may have one of `keys`, by column name, and all delete files; of the
+    newest snapshot by default.
+
+    None: some files are of a kind that we do not write.
+    """
+    if loaded.format_version != _FORMAT or loaded.problem is not None:
+        return None
+    if loaded.delete_files is None:
+        return [], []
+    with translated_errors(f"finding rows in {loaded.location}"):
+        scan = loaded.java.newScan() if snapshot is None else loaded.java.newScan().useSnapshot(snapshot)
+        scan = scan.filter(_within(jvm, keys)).ignoreResiduals()
+        with closing(scan.planFiles()) as tasks:
+            files = [_row_file(task.file()) for task in each(tasks.iterator())]
+        deletes = [_delete_file(file) for file in delete_files(jvm, loaded, snapshot)]
+    known = [file for file in (*files, *deletes) if file is not None]
+    if len(known) < len(files) + len(deletes):
+        return None
+    return known[: len(files)], known[len(files) :]
+
+
+def delete_files(jvm: Any, loaded: LoadedTable, snapshot: int | None = None) -> Iterator[Any]:
+    """The delete files of a snapshot, or of the current one, as Java objects."""
+    io, specs = loaded.java.io(), loaded.java.specs()
+    found = loaded.java.currentSnapshot() if snapshot is None else loaded.java.snapshot(snapshot)
+    for manifest in each(found.deleteManifests(io).iterator()):
+        with closing(jvm.org.apache.iceberg.ManifestFiles.readDeleteManifest(manifest, io, specs)) as reader:
+            yield from each(reader.iterator())
+
+
+def each(iterator: Any) -> Iterator[Any]:
+    while iterator.hasNext():
+        yield iterator.next()
+
+
+def _row_file(file: Any) -> LakeFile | None:
+    location, sequence = str(file.location()), file.dataSequenceNumber()
+    return LakeFile(str(local_path(location)), int(sequence)) if location.endswith(_SUFFIX) and sequence is not None else None
+
+
+def _delete_file(file: Any) -> LakeFile | None:
+    location, sequence = str(file.location()), file.dataSequenceNumber()
+    if not location.endswith(_SUFFIX) or sequence is None or str(file.content()) != _BY_VALUES:
+        return None
+    return LakeFile(str(local_path(location)), int(sequence), tuple(int(number) for number in file.equalityFieldIds()))
+
+
+def _within(jvm: Any, keys: Mapping[str, pa.ChunkedArray]) -> Any:
+    """The filter that excludes files by their bounds."""
+    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    found = expressions.alwaysTrue()
+    for name, values in keys.items():
+        kind = values.type
+        if values.null_count or not len(values) or not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
+            continue
+        within = _among(jvm, name, pc.unique(values))
+        found = getattr(expressions, "and")(found, within)
+    return found
+
+
+def _among(jvm: Any, name: str, values: pa.Array) -> Any:
+    expressions = jvm.org.apache.iceberg.expressions.Expressions
+    if len(values) <= _FEW:
+        listed = jvm.java.util.ArrayList()
+        for value in values.to_pylist():
+            listed.add(value)
+        return getattr(expressions, "in")(name, listed)
+    bounds = pc.min_max(values).as_py()
+    low, high = expressions.greaterThanOrEqual(name, bounds["min"]), expressions.lessThanOrEqual(name, bounds["max"])
+    return getattr(expressions, "and")(low, high)
+
 
 _ROWS_A_FILE = 1_000_000
 _FILES_A_TASK = 32
-_FEW = 200
-"""Iceberg looks into no longer list of values, to leave out files."""
+"""Data files per lookup task."""
 _SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    # Files that pyarrow reads: times of any year, and none of Spark's oldest form of them.
+    # Write files that pyarrow can read: times of any year, and no INT96.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
 }
@@ -45,18 +125,22 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class EpochTarget:
-    """The table that is written to: its name in SQL, its layout, the place for its files; and what it was until then."""
+    """The table that an epoch writes to: SQL name, layout, place for files, and how to read its existing
+    rows.
+    """
 
     name: str
     layout: Layout
     place: SnapshotPlace
-    past: Past = field(default_factory=Past)
+    past: FormerColumns = field(default_factory=FormerColumns)
     loaded: LoadedTable | None = None
-    """The table itself, as it was when it was looked at."""
+    """The table as loaded for the epoch."""
 
 
-class LakeReader:
-    """Used by several threads. It has one session of its own: each opens the catalog anew, with whatever connections that takes."""
+class TableReader:
+    """Reads rows of tables. Used by several threads. Has one session, because each session opens the catalog
+    with its own connections.
+    """
 
     def __init__(self, spark: SparkSession, catalog: str, executors: Executors) -> None:
         self._spark = spark
@@ -65,26 +149,29 @@ class LakeReader:
         self._lock = threading.Lock()
         self._session: SparkSession | None = None
 
-    def fetch(self, target: EpochTarget, wanted: Sequence[Wanted], directory: Path) -> Stored:
-        """Have the rows that are wanted written to files. If we cannot look for them ourselves, Spark does by a join with the keys."""
+    def fetch(self, target: EpochTarget, wanted: Sequence[RowRequest], directory: Path) -> StoredFiles:
+        """Write the requested rows to files. If we cannot read the table's files, Spark joins the table with
+        the keys.
+        """
         found = self._find(target, wanted, directory)
         if found is not None:
-            return Stored(tuple(found), target.past.fills)
+            return StoredFiles(tuple(found), target.past.fills)
         try:
             rows = self._rows(target)
-            if target.layout.mode is Mode.HISTORY and wanted[0].is_old:
-                rows = rows.where(F.col(CURRENT))
+            flag = target.layout.mode.current_flag if wanted[0].is_old else None
+            if flag is not None:
+                rows = rows.where(F.col(flag.column) == flag.value)
             files = [each.keys for each in wanted if each.keys is not None]
             if len(files) == len(wanted):
-                rows = self._met(rows, files, wanted[0].columns)
+                rows = self._matching_rows(rows, files, wanted[0].columns)
             names = target.layout.schema.names
             rows.select(*(F.col(quoted(name)).alias(f"v_{at}") for at, name in enumerate(names))).write.parquet(str(directory))
         except (PySparkException, Py4JJavaError) as error:
-            raise error_of_ours(error, SinkError) from error
-        return Stored(tuple(sorted(map(str, directory.glob("*.parquet")))), target.past.fills)
+            raise penstock_error(error, SinkError) from error
+        return StoredFiles(tuple(sorted(map(str, storage.list_paths(directory, "*.parquet")))), target.past.fills)
 
-    def _find(self, target: EpochTarget, wanted: Sequence[Wanted], directory: Path) -> list[str] | None:
-        """None: all rows are wanted, or there are files of a kind that we do not write."""
+    def _find(self, target: EpochTarget, wanted: Sequence[RowRequest], directory: Path) -> list[str] | None:
+        """None: all rows are requested, or some files are of a kind that we do not write."""
         files, columns = [each.keys for each in wanted if each.keys is not None], wanted[0].columns
         schema = pa.schema([target.place.schema.field(name) for name in target.layout.schema.names])
         if target.loaded is None or len(files) < len(wanted) or any(_has_inside(field.type) for field in schema):
@@ -98,7 +185,7 @@ class LakeReader:
         rows, deletes = plan
         if not {number for file in deletes for number in file.columns} <= set(field_ids(schema, schema.names)):
             return None
-        is_current = target.layout.mode is Mode.HISTORY and wanted[0].is_old
+        is_current = wanted[0].is_old and target.layout.mode.current_flag is not None
         task = FindTask((), tuple(deletes), columns, tuple(files), schema, str(directory), is_current)
         count = max(1, min(self._executors.parallelism, len(rows) // _FILES_A_TASK))
         tasks = [replace(task, files=tuple(rows[at::count])) for at in range(count)]
@@ -106,7 +193,9 @@ class LakeReader:
         return [each.path for each in found if each.path is not None] if all(each.is_known for each in found) else None
 
     def read_small(self, loaded: LoadedTable, snapshot: int | None, limit_bytes: int) -> pa.Table | None:
-        """All rows of one snapshot, or the newest, read by this process. None: they are too many, or only Spark can read them."""
+        """Read all rows of one snapshot, or the newest, in this process. None: they exceed the limit, or only
+        Spark can read them.
+        """
         made = loaded.base.currentSnapshot() if snapshot is None else loaded.base.snapshot(snapshot)
         is_of_now = made is not None and made.schemaId() == loaded.base.currentSchemaId()
         if not is_of_now or any(_has_inside(each.type) for each in loaded.schema):
@@ -121,31 +210,31 @@ class LakeReader:
         return read_all(rows, deletes, loaded.schema, limit_bytes)
 
     def rewrite(self, target: EpochTarget, executors: Executors, scratch: Path) -> list[NewFile]:
-        """Have all rows written to new files, as they are from then on. Spark's own do not number columns that are inside of others."""
+        """Rewrite all rows with the new columns. Spark's own files have no field ids for nested columns."""
         directory = scratch / uuid4().hex
         try:
             rows = self._rows(target).select(*(quoted(name) for name in target.place.schema.names))
             numbered = rows.toDF(*(f"v_{at}" for at in range(len(rows.columns))))
             numbered.write.option("maxRecordsPerFile", _ROWS_A_FILE).parquet(str(directory))
-            tasks = [AnewTask(str(file), target.place, target.past.fills) for file in sorted(directory.glob("*.parquet"))]
-            written = executors.run(write_anew, tasks) if tasks else []
+            tasks = [RewriteTask(str(file), target.place, target.past.fills) for file in storage.list_paths(directory, "*.parquet")]
+            written = executors.run(rewrite_file, tasks) if tasks else []
         except (PySparkException, Py4JJavaError) as error:
-            raise error_of_ours(error, SinkError) from error
+            raise penstock_error(error, SinkError) from error
         finally:
-            shutil.rmtree(directory, ignore_errors=True)
+            storage.discard_tree(directory)
         return [NewFile(file.name, file.rows, file.bytes) for file in written if file.rows]
 
-    def _met(self, rows: DataFrame, files: Sequence[str], names: Sequence[str]) -> DataFrame:
+    def _matching_rows(self, rows: DataFrame, files: Sequence[str], names: Sequence[str]) -> DataFrame:
         keys = rows.sparkSession.read.parquet(*files).distinct()
         found = pa.concat_tables([pq.read_table(file) for file in files])
         for at, name in enumerate(names):
-            within = _within(F.col(quoted(name)), found.column(f"k_{at}"))
+            within = _within_reader(F.col(quoted(name)), found.column(f"k_{at}"))
             rows = rows if within is None else rows.where(within)
         alike = [rows[quoted(name)].eqNullSafe(keys[f"k_{at}"]) for at, name in enumerate(names)]
         return rows.join(F.broadcast(keys), reduce(lambda one, other: one & other, alike), "left_semi")
 
     def _rows(self, target: EpochTarget) -> DataFrame:
-        """The table as it is now, under the names that its columns have from then on, without what fills new ones."""
+        """The table as it is now, with the new column names, and without added columns."""
         session, past = self._reading(), target.past
         session.sql(f"REFRESH TABLE {target.name}")
         rows = session.table(target.name)
@@ -168,15 +257,15 @@ class LakeReader:
 
 
 def _has_inside(kind: pa.DataType) -> bool:
-    """Whether there are names inside of a column, which files may spell in another way."""
+    """Whether a type has nested names, which files may write differently."""
     inner = [kind.field(at).type for at in range(kind.num_fields)]
     if pa.types.is_map(kind):
         return _has_inside(kind.key_type) or _has_inside(kind.item_type)
     return pa.types.is_struct(kind) or any(map(_has_inside, inner))
 
 
-def _within(column: Column, keys: pa.ChunkedArray) -> Column | None:
-    """What lets files be left out by their bounds: a join does not."""
+def _within_reader(column: Column, keys: pa.ChunkedArray) -> Column | None:
+    """A filter that lets Spark exclude files by their bounds, which a join does not do."""
     kind = keys.type
     if keys.null_count or not len(keys) or not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
         return None

@@ -1,17 +1,60 @@
-"""Columns of an Iceberg table as Arrow sees them: with the field ids by which Iceberg knows a column, whatever it is called.
+"""Columns of an Iceberg table as Arrow fields with field ids, and column names that Iceberg reserves.
 
-A file of the table carries these ids in its own schema, those of nested fields too. What Iceberg has no type for is written as the next
-larger one: a smallint is an int there.
+Iceberg reserves the name of a column that the mode `soft_delete` adds. That column has another name in the
+table; all other code uses the name of the layout.
+
+Files of the table have the field ids in their schema, nested fields included. Types that Iceberg lacks are
+stored as the next larger type: smallint as int.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 import pyarrow as pa
+
+from penstock.errors import SinkRefusedError
+from penstock.sinks.layout import Layout
+from penstock.sinks.modes import DELETED, Mode
+
+IS_DELETED = "_is_deleted"
+_RESERVED = frozenset({"_file", "_pos", DELETED, "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"})
+
+
+def renamed_columns(mode: Mode) -> dict[str, str]:
+    """Added columns of the mode that have another name in the table, by their name in the layout."""
+    return {DELETED: IS_DELETED} if DELETED in mode.added_names else {}
+
+
+def stored_name(name: str, mode: Mode) -> str:
+    """The name in the table of a column of the layout."""
+    return renamed_columns(mode).get(name, name)
+
+
+def own_names(columns: pa.Schema, mode: Mode) -> pa.Schema:
+    """Columns of the table under their names in the layout."""
+    own = {stored: name for name, stored in renamed_columns(mode).items()}
+    if not own:
+        return columns
+    return pa.schema([field.with_name(own.get(field.name, field.name)) for field in columns])
+
+
+def check_names(layout: Layout, place: str) -> None:
+    """Raise if a column of the source cannot have its name in the table."""
+    taken = _taken(layout.columns.names, _RESERVED | set(renamed_columns(layout.mode).values()))
+    if taken is not None:
+        raise SinkRefusedError(
+            f"{place} cannot have a column named {taken!r}: Iceberg, or the mode {layout.mode}, reserves that name",
+            hint="rename the column, exclude the table, or leave the column out by a transform",
+        )
+
+
+def _taken(names: Iterable[str], reserved: frozenset[str]) -> str | None:
+    return next((name for name in names if name.casefold() in reserved), None)
+
 
 FIELD_ID = b"PARQUET:field_id"
 
@@ -31,7 +74,9 @@ _DECIMAL = re.compile(r"decimal\((\d+),\s*(\d+)\)")
 
 
 def parse_columns(document: Mapping[str, Any]) -> pa.Schema:
-    """The Arrow schema of files, from a schema as Iceberg writes it in JSON. `ValueError` for what none of our tables has."""
+    """The Arrow schema of files, from Iceberg's JSON. `ValueError` for types that Penstock's tables do not
+    have.
+    """
     return pa.schema([_field(each["name"], each["type"], each["id"]) for each in document["fields"]])
 
 
@@ -44,7 +89,7 @@ def _type(found: str | Mapping[str, Any]) -> pa.DataType:
         if match := _DECIMAL.fullmatch(found):
             return pa.decimal128(int(match[1]), int(match[2]))
         if found not in _PRIMITIVES:
-            raise ValueError(f"no column of ours has the Iceberg type {found}")
+            raise ValueError(f"unsupported Iceberg type {found}")
         return _PRIMITIVES[found]
     if found["type"] == "list":
         return pa.list_(_field("element", found["element"], found["element-id"]))
@@ -55,12 +100,12 @@ def _type(found: str | Mapping[str, Any]) -> pa.DataType:
 
 
 def stored_type(arrow_type: pa.DataType) -> pa.DataType:
-    """What a column of this type has in a table, but for the numbers inside of it."""
+    """The type of a column in the table, without its nested field ids."""
     return _type(type_document(arrow_type))
 
 
 def type_document(arrow_type: pa.DataType, numbers: Iterator[int] | None = None) -> str | dict[str, Any]:
-    """A type as Iceberg writes it in JSON; the numbers inside of it are nobody's yet. `ValueError` for what has none."""
+    """A type in Iceberg's JSON. Its nested ids are placeholders. `ValueError` if Iceberg has no such type."""
     numbers = numbers or count(2)
     for name, each in _PRIMITIVES.items():
         if each == arrow_type:
@@ -91,12 +136,12 @@ def field_ids(columns: pa.Schema, names: Sequence[str]) -> list[int]:
 
 
 def numbers_of(columns: pa.Schema) -> dict[int, int]:
-    """Where the columns of a file stand, by their numbers."""
+    """The index of each column of a file, by field id."""
     return {int(field.metadata[FIELD_ID]): at for at, field in enumerate(columns) if FIELD_ID in (field.metadata or {})}
 
 
 def by_number(rows: pa.Table, columns: pa.Schema) -> pa.Table:
-    """Rows of a file under the names of today; null where it is older than a column."""
+    """Rows of a file with the table's current names; columns newer than the file are null."""
     found = numbers_of(rows.schema)
     arrays = [
         _cast(rows.column(found[number]), field.type) if number in found else pa.nulls(rows.num_rows, field.type)
@@ -106,19 +151,19 @@ def by_number(rows: pa.Table, columns: pa.Schema) -> pa.Table:
 
 
 def delete_columns(columns: pa.Schema, identity: Sequence[str]) -> tuple[str, ...]:
-    """Those of a row's identity that an equality delete may name: neither nested nor of a type that holds no exact numbers."""
+    """The columns of a row's identity that an equality delete may name: neither nested nor float."""
     types = {name: columns.field(name).type for name in identity}
     return tuple(name for name, each in types.items() if not pa.types.is_nested(each) and not pa.types.is_floating(each))
 
 
 def fitted(table: pa.Table, columns: pa.Schema) -> pa.Table:
-    """The columns of a table as a file has them, ids and all."""
+    """The columns of a table as a file has them, with field ids."""
     arrays = [_cast(table.column(field.name), field.type) for field in columns]
     return pa.table(arrays, schema=columns)
 
 
 def filled(rows: pa.Table, fills: Mapping[str, pa.Scalar]) -> pa.Table:
-    """Rows that have nothing yet in the columns of `fills`, with what was given to all of them."""
+    """Fill the columns of `fills`, which existing rows do not have, with their default value."""
     columns = [
         pa.repeat(fills[field.name].cast(field.type), rows.num_rows) if field.name in fills else rows.column(field.name)
         for field in rows.schema

@@ -1,16 +1,17 @@
-"""`IcebergSink`: tables in an Iceberg catalog of Spark's.
+"""`IcebergSink`: targets as tables in an Iceberg catalog of Spark.
 
-Data and position commit together: the position stands in the summary of the snapshot that brings the rows, and the commit is made only
-against the very table whose position was read (`iceberg/catalog.py`). A repeated or older epoch is found out before that. A snapshot of the
-source is one commit of files that executors wrote. An epoch is one commit of a file of rows and a file of equality deletes, whose cost is
-that of the changes, not of the table; an epoch of inserts is an append; one that empties the table is an overwrite. Reading such a table
-costs more with each delete, until it is rewritten (`iceberg/maintenance.py`).
+Each commit has the data and the position, which is in the summary of the snapshot. It is made only against
+the very table whose position was read (`iceberg/catalog.py`); repeated and older epochs are noticed before
+that. A snapshot of the source is one commit of files that executors wrote. An epoch is one commit of a data
+file and an equality delete file, so its cost depends on the changes and not on the table. An epoch of inserts
+is an append; one that empties the table is an overwrite. Each delete makes reading slower, until the table is
+rewritten (`iceberg/maintenance.py`).
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
@@ -22,19 +23,41 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from typing_extensions import override
 
+from penstock import storage
 from penstock.change import ChangeCounts
 from penstock.errors import PenstockError, SinkError, TableRewrittenError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import SHADOWS, ChangedRows, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound
-from penstock.sinks.directories import SCRATCH, tells_case_apart
+from penstock.sinks.base import (
+    SCRATCH,
+    SHADOWS,
+    ChangedRows,
+    Sink,
+    SnapshotFile,
+    SnapshotPlace,
+    TableChanges,
+    Target,
+    check_changes,
+    rewound_error,
+)
+from penstock.sinks.dataframes import quoted
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors, SparkExecutors
-from penstock.sinks.fitting import check_changes
-from penstock.sinks.iceberg.catalog import IcebergCatalog, LoadedTable, NewFile, TableChange, TableMovedError, first_line
-from penstock.sinks.iceberg.checks import check_adoptable, check_begun, check_columns
+from penstock.sinks.iceberg.catalog import (
+    IcebergCatalog,
+    LoadedTable,
+    NewFile,
+    TableChange,
+    TableMovedError,
+    evolve_table,
+    first_line,
+    former_columns,
+)
 from penstock.sinks.iceberg.definition import (
     IcebergPlace,
+    check_adoptable,
+    check_columns,
+    check_unchanged,
     definition,
     files_place,
     layout_of,
@@ -43,39 +66,33 @@ from penstock.sinks.iceberg.definition import (
     target_layout,
 )
 from penstock.sinks.iceberg.epoch import EpochWriter, discard
-from penstock.sinks.iceberg.evolution import evolve_table, past_of
 from penstock.sinks.iceberg.maintenance import Maintainer, Maintenance
-from penstock.sinks.iceberg.names import IS_DELETED, check_names
-from penstock.sinks.iceberg.reader import EpochTarget, LakeReader
-from penstock.sinks.iceberg.shadows import (
+from penstock.sinks.iceberg.reader import EpochTarget, TableReader
+from penstock.sinks.iceberg.schema import check_names, renamed_columns
+from penstock.sinks.iceberg.state import COPY, find_applied, find_version, identifier, identity_properties, owned_target
+from penstock.sinks.iceberg.swap import (
     align_columns,
-    by_spark,
-    commented,
-    drop_below,
+    drop_namespace,
     link_files,
+    overwrite_table,
     plan_swap,
-    put_in_place,
     remove_links,
+    spark_errors,
+    with_comments,
 )
-from penstock.sinks.iceberg.state import COPY, find_applied, find_version, identity_properties, owned_target
-from penstock.sinks.iceberg.targets import identifier
-from penstock.sinks.layout import DELETED, Layout, Mode
-from penstock.sinks.names import quoted
-from penstock.sinks.origin import Origin
-from penstock.sinks.slices import slices_after
+from penstock.sinks.layout import Layout
+from penstock.sinks.lineage import Origin
+from penstock.sinks.modes import Mode, ModeOf, mirrored
+from penstock.sinks.row_files import new_attempt, remove_attempt
+from penstock.sinks.slice_reader import slices_after
+from penstock.storage.temporary import is_case_sensitive
 
 _FILES = "snapshot-*.parquet"
 _FILL_ATTEMPTS = 5
 
-ModeOf = Callable[[TableName], Mode]
-
-
-def mirrored(_: TableName) -> Mode:
-    return Mode.MIRROR
-
 
 class IcebergSink(Sink):
-    """`mode_of`: how each table is to be kept; a table that is there and is kept in another way is refused."""
+    """Iceberg tables of one pipeline. A table whose mode differs from `mode_of` is rejected."""
 
     def __init__(
         self,
@@ -87,7 +104,7 @@ class IcebergSink(Sink):
         *,
         original: IcebergSink | None = None,
     ) -> None:
-        """`original`: the sink of the tables whose place those of this sink are to take, if it is for shadows."""
+        """`original`: for a sink of resync copies, the sink of the tables that they will replace."""
         self._original = original
         self._spark = spark
         self._place = place
@@ -95,12 +112,12 @@ class IcebergSink(Sink):
         self._mode_of = mode_of
         self._catalog = IcebergCatalog(spark, place.catalog, place.warehouse)
         self._executors = executors or SparkExecutors(spark)
-        self._reader = LakeReader(spark, place.catalog, self._executors)
+        self._reader = TableReader(spark, place.catalog, self._executors)
         self._writer = EpochWriter(self._reader, self._executors, place.warehouse / SCRATCH / pipeline)
         self._reached: dict[TableName, Position] = {}
         self._maintainers: dict[TableName, Maintainer] = {}
-        self._turns: dict[TableName, Lock] = {}
-        """Held by whoever is about to commit to a table, so that a rewrite and the epochs do not undo each other's work."""
+        self._commit_locks: dict[TableName, Lock] = {}
+        """Held during a commit to a table, so that rewrites and epochs do not conflict."""
 
     def identifier(self, table: TableName) -> tuple[str, ...]:
         return identifier(self._place.namespace, table)
@@ -108,15 +125,15 @@ class IcebergSink(Sink):
     def sql_name(self, table: TableName) -> str:
         return ".".join(quoted(part) for part in (self._place.catalog, *self.identifier(table)))
 
-    # --- how it stands ---------------------------------------------------------------------------------------------------
+    # --- state ----------------------------------------------------------------------------------------------
 
     @override
     def describe(self, table: TableName) -> str:
         return ".".join((self._place.catalog, *self.identifier(table)))
 
     @override
-    def tells_apart(self, one: TableName, other: TableName) -> bool:
-        return tells_case_apart(self._place.warehouse)
+    def are_distinct(self, one: TableName, other: TableName) -> bool:
+        return is_case_sensitive(self._place.warehouse)
 
     @override
     def load_target(self, table: TableName) -> Target | None:
@@ -136,7 +153,7 @@ class IcebergSink(Sink):
         self._spark.sql(f"REFRESH TABLE {name}")
         reader = self._spark.read if version is None else self._spark.read.option("versionAsOf", version)
         rows = reader.table(name)
-        return rows if self._mode_of(table) is not Mode.SOFT_DELETE else rows.withColumnRenamed(IS_DELETED, DELETED)
+        return rows.withColumnsRenamed({stored: name for name, stored in renamed_columns(self._mode_of(table)).items()})
 
     @override
     def read_small(self, table: TableName, version: int | None, limit_bytes: int) -> pa.Table | None:
@@ -144,7 +161,7 @@ class IcebergSink(Sink):
         return None if loaded is None or loaded.problem is not None else self._reader.read_small(loaded, version, limit_bytes)
 
     def _target(self, table: TableName, loaded: LoadedTable) -> Target:
-        """What is another's is refused as such, whatever else is wrong with it."""
+        """The state of a target. Reports a foreign owner before any other problem with the table."""
         applied = find_applied(loaded.ancestors(), loaded.properties)
         target = owned_target(table, self.describe(table), self._pipeline, loaded.properties, applied)
         if loaded.problem is not None:
@@ -154,7 +171,7 @@ class IcebergSink(Sink):
     def _loaded(self, table: TableName) -> LoadedTable:
         loaded = self._catalog.load(self.identifier(table))
         if loaded is None:
-            raise TargetRewoundError(f"{self.describe(table)} is gone", hint="restart the pipeline to copy the table anew")
+            raise TargetRewoundError(f"{self.describe(table)} no longer exists", hint="restart the pipeline to copy the table again")
         return loaded
 
     def _remember(self, table: TableName, position: Position | None) -> None:
@@ -169,8 +186,8 @@ class IcebergSink(Sink):
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
         former = self._catalog.load(self.identifier(schema.name))
         if former is not None:
-            self._target(schema.name, former)  # what is another's is refused
-        self._place.warehouse.mkdir(parents=True, exist_ok=True)
+            self._target(schema.name, former)  # raises if the table is not this pipeline's
+        storage.ensure_directory(self._place.warehouse, shared=True)
         layout = layout_of(schema, self._mode_of(schema.name))
         check_names(layout, self.describe(schema.name))
         identity = identity_properties(self._pipeline, layout, schema.oid, Origin.of(schema))
@@ -179,7 +196,7 @@ class IcebergSink(Sink):
         self._remember(schema.name, None)
         self._align(schema.name)
         loaded = self._loaded(schema.name)
-        loaded.directory.mkdir(parents=True, exist_ok=True)
+        storage.ensure_directory(loaded.directory, shared=True)
         self._remove_leftovers(schema.name, loaded, ())
         return snapshot_place(loaded, layout, fence)
 
@@ -190,7 +207,7 @@ class IcebergSink(Sink):
 
     def _define(self, table: TableName, definition: str) -> None:
         levels = self.identifier(table)[:-1]
-        with by_spark(f"creating {self.describe(table)}", "look at the message; dropping the table copies it anew"):
+        with spark_errors(f"creating {self.describe(table)}", "see the message; dropping the table copies it again"):
             for depth in range(len(levels)):
                 namespace = ".".join(quoted(part) for part in (self._place.catalog, *levels[: depth + 1]))
                 self._spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {namespace}")
@@ -205,7 +222,7 @@ class IcebergSink(Sink):
         is_begun = target.applied is None and target.source_oid == schema.oid and target.mode is self._mode_of(schema.name)
         if not is_begun or place.directory != str(loaded.directory):
             return False
-        found = {entry.name: entry.stat().st_size for entry in loaded.directory.glob(f"{place.prefix}-*.parquet")}
+        found = {entry.name: storage.size_bytes(entry) for entry in storage.list_paths(loaded.directory, f"{place.prefix}-*.parquet")}
         same = place.schema.equals(loaded.schema, check_metadata=True)
         return same and all(found.get(file.name) == file.bytes for file in files if file.rows)
 
@@ -215,20 +232,21 @@ class IcebergSink(Sink):
         self._remember(schema.name, fence)
 
     def _fill(self, table: TableName, files: Sequence[SnapshotFile], position: Position) -> None:
-        """Make the table exactly `files`. It must count as no copy yet: somebody else's rows are not to be lost.
+        """Make `files` the content of the table, which must have no position, so that no other writer's rows
+        are lost.
 
-        Whoever gets in between with something else, a property or a comment, costs another commit, and never the files.
+        If another commit, of a property or comment, comes first, the commit is repeated; the files are kept.
         """
         new = [NewFile(file.name, file.rows, file.bytes) for file in files if file.rows]
         for _ in range(_FILL_ATTEMPTS):
             loaded = self._loaded(table)
             if self._target(table, loaded).applied is not None:
-                raise TableRewrittenError(f"{self.describe(table)} has been filled by somebody else meanwhile; the snapshot starts again")
+                raise TableRewrittenError(f"{self.describe(table)} was filled by another writer; the snapshot starts again")
             with suppress(TableMovedError):
                 self._catalog.commit(loaded, TableChange(new, is_whole=loaded.delete_files is not None), position)
                 self._remove_leftovers(table, loaded, [file.name for file in new])
                 return
-        raise SinkError(f"others commit to {self.describe(table)} faster than a copy can be put in; it is tried again")
+        raise SinkError(f"other writers commit to {self.describe(table)} faster than a snapshot can be added; retrying")
 
     @override
     def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
@@ -242,9 +260,10 @@ class IcebergSink(Sink):
         self._remember(schema.name, fence)
 
     def _holds(self, table: TableName, files: Sequence[SnapshotFile]) -> bool:
-        """Whether an attempt that did not get to its end has put these files in already.
+        """Whether an earlier attempt has already added these files.
 
-        They must not be put in once more: a file that one snapshot both drops and adds is removed when older snapshots expire.
+        They must not be added again: a file that one snapshot both removes and adds is deleted when older
+        snapshots expire.
         """
         loaded = self._loaded(table)
         if loaded.delete_files != 0 or self._target(table, loaded).applied is not None:
@@ -254,21 +273,21 @@ class IcebergSink(Sink):
         return {str(row["file_path"]).rpartition("/")[2] for row in rows} == {file.name for file in files if file.rows}
 
     def _remove_leftovers(self, table: TableName, loaded: LoadedTable, current: Sequence[str]) -> None:
-        """What attempts at chunks left that did not get to their end. Older versions of the table have files too."""
-        found = {path.name: path for path in loaded.directory.glob(_FILES)}
+        """Remove files of failed attempts at chunks. Files of older versions of the table are kept."""
+        found = {path.name: path for path in storage.list_paths(loaded.directory, _FILES)}
         if found.keys() <= set(current):
             return
         self._spark.sql(f"REFRESH TABLE {self.sql_name(table)}")
         rows = self._spark.table(f"{self.sql_name(table)}.all_data_files").select("file_path").distinct().collect()
         held = {str(row["file_path"]).rpartition("/")[2] for row in rows}
         for name in found.keys() - held - set(current):
-            found[name].unlink(missing_ok=True)
+            storage.delete(found[name])
 
     # --- epochs ----------------------------------------------------------------------------------------------------------
 
     @override
     def apply(self, target: Target, changes: TableChanges, end: Position) -> None:
-        with self._turn(target.table):
+        with self._commit_lock(target.table):
             self._apply(target, changes, end)
 
     def _apply(self, target: Target, changes: TableChanges, end: Position) -> None:
@@ -281,35 +300,43 @@ class IcebergSink(Sink):
         applied = self._checked_position(target, found)
         if loaded is None or found is None or applied >= end:
             return
-        check_begun(target, found, place)
+        check_unchanged(target, found, place)
         self._advance(target, loaded, replace(changes, slices=slices_after(changes.slices, applied)), end)
         self._remember(target.table, end)
 
     def _advance(self, target: Target, loaded: LoadedTable, changes: TableChanges, end: Position) -> None:
-        layout, prefix, evolution, change = target_layout(target), f"epoch-{end.value:016X}", changes.evolution, TableChange()
+        layout, evolution, change = target_layout(target), changes.evolution, TableChange()
+        attempt = new_attempt()
+        prefix = f"epoch-{end.value:016X}-{attempt}"
         writes = EpochTarget(self.sql_name(target.table), layout, files_place(loaded, prefix), loaded=loaded)
         if evolution is not None:
             loaded = self._evolved(loaded, evolution, target.mode)
             layout = Layout(evolution.columns, evolution.key, target.mode)
-            writes = replace(writes, layout=layout, place=files_place(loaded, prefix), past=past_of(evolution, loaded.format_version))
+            writes = replace(
+                writes, layout=layout, place=files_place(loaded, prefix), past=former_columns(evolution, loaded.format_version)
+            )
             change = replace(change, properties=identity_properties(self._pipeline, layout, target.source_oid, evolution.origin))
-        if changes.slices:
-            counts = sum((slice.file.counts for slice in changes.slices), ChangeCounts())
-            change = replace(self._writer.write(writes, replace(changes, counts=counts)), properties=change.properties)
-        if writes.past.is_rewritten and not change.is_whole:
-            change = replace(change, rewritten=self._writer.rewrite(writes))
+        try:
+            if changes.slices:
+                counts = sum((slice.file.counts for slice in changes.slices), ChangeCounts())
+                change = replace(self._writer.write(writes, replace(changes, counts=counts)), properties=change.properties)
+            if writes.past.is_rewritten and not change.is_whole:
+                change = replace(change, rewritten=self._writer.rewrite(writes))
+        except Exception:
+            remove_attempt(loaded.directory, attempt)
+            raise
         self._commit(loaded, change, end)
 
     @override
     def can_evolve(self, target: Target, evolution: Evolution) -> bool:
         if not target.key and any(added.fill.is_valid for added in evolution.added):
-            return False  # rows without key are looked for by all that they have, and the new column is not there yet
+            return False  # rows without key are looked up by all columns, and the new column does not exist yet
         loaded = self._catalog.load(self.identifier(target.table))
         if loaded is None:
             return False
         found = self._target(target.table, loaded)
         if not found.schema.equals(target.schema):
-            return bool(found.schema.equals(evolution.columns))  # it did, and the answer was lost
+            return bool(found.schema.equals(evolution.columns))  # the commit succeeded, and the answer was lost
         try:
             check_names(Layout(evolution.columns, evolution.key, target.mode), self.describe(target.table))
             return bool(self._evolved(loaded, evolution, target.mode))
@@ -331,28 +358,28 @@ class IcebergSink(Sink):
 
     @override
     def maintain(self, table: TableName) -> None:
-        made = Maintainer(self._spark, self.sql_name(table), self._place.maintenance, self._turn(table), self._merge)
+        made = Maintainer(self._spark, self.sql_name(table), self._place.maintenance, self._commit_lock(table), self._merge)
         maintainer = self._maintainers.setdefault(table, made)
         loaded = self._catalog.load(self.identifier(table))
         if loaded is not None and loaded.problem is None and maintainer.is_due(loaded):
-            maintainer.keep(loaded)
+            maintainer.maintain(loaded)
 
     def _merge(self, loaded: LoadedTable, locations: Sequence[str]) -> Any | None:
         file = self._writer.merge(loaded, locations)
         return None if file is None else self._catalog.data_file(loaded, file)
 
-    def _turn(self, table: TableName) -> Lock:
-        return self._turns.setdefault(table, Lock())
+    def _commit_lock(self, table: TableName) -> Lock:
+        return self._commit_locks.setdefault(table, Lock())
 
     def _checked_position(self, target: Target, found: Target | None) -> Position:
-        """How far the table is, by its own word, which must not be less than it was."""
+        """The table's own position. Raises if it is lower than before."""
         applied = None if found is None else found.applied
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
         if applied is None or applied < known:
-            raise rewound(self.describe(target.table), target.table, applied, known)
+            raise rewound_error(self.describe(target.table), target.table, applied, known)
         return applied
 
-    # --- tables as a whole -----------------------------------------------------------------------------------------------
+    # --- creating and removing tables -----------------------------------------------------------------------
 
     @override
     def drop(self, table: TableName) -> None:
@@ -365,14 +392,14 @@ class IcebergSink(Sink):
         loaded = self._loaded(schema.name)
         check_names(layout, place)
         check_adoptable(loaded, layout, place)
-        # A commit of ours on top: whatever position another pipeline has written down there, it is not this one's.
+        # Commit on top, so that the position stored by another pipeline is not taken for this pipeline's.
         properties = identity_properties(self._pipeline, layout, schema.oid, None)
         self._commit(loaded, TableChange(properties=properties), Position.ZERO)
         self._remember(schema.name, None)
         return True
 
     @override
-    def disown(self, table: TableName) -> None:
+    def release_ownership(self, table: TableName) -> None:
         loaded = self._catalog.load(self.identifier(table))
         if loaded is not None and self._target(table, loaded).applied is not None:
             self._commit(loaded, TableChange(), Position.ZERO)
@@ -383,20 +410,21 @@ class IcebergSink(Sink):
         found, former = shadow.load_target(table), self._catalog.load(self.identifier(table))
         if not isinstance(shadow, IcebergSink) or found is None or former is None:
             raise TargetRewoundError(
-                f"{self.describe(table)} is gone, so nothing can take its place", hint="restart the pipeline to copy the table anew"
+                f"{self.describe(table)} no longer exists, so it cannot be replaced by the resynced copy",
+                hint="restart the pipeline to copy the table again",
             )
         self._target(table, former)
         identity = identity_properties(self._pipeline, target_layout(found), found.source_oid, found.origin)
         properties = table_properties(self._place, former, {**identity, COPY: found.copy or ""})
-        with self._turn(table):
+        with self._commit_lock(table):
             if not self._swap(table, shadow, properties, position):
                 self._rewrite(table, shadow, found, properties, position)
         after = self.load_target(table)
         if after is None or after.applied != position:
-            raise SinkError(f"{self.describe(table)} is not at {position}, though Iceberg reported no error")
+            raise SinkError(f"{self.describe(table)} is not at {position}, although Iceberg reported no error")
 
     def _swap(self, table: TableName, shadow: IcebergSink, properties: Mapping[str, str], position: Position) -> bool:
-        """One commit of metadata. False: it takes more than that."""
+        """Swap in one metadata commit. False: the rows have to be rewritten."""
         for _ in range(_FILL_ATTEMPTS):
             former, found = self._loaded(table), shadow._loaded(table)
             link_files(found, former)
@@ -406,7 +434,7 @@ class IcebergSink(Sink):
             with suppress(TableMovedError):
                 self._catalog.swap(former, content, properties, position)
                 return True
-        raise SinkError(f"others commit to {self.describe(table)} faster than a copy can be put in its place")
+        raise SinkError(f"other writers commit to {self.describe(table)} faster than it can be replaced by the resynced copy")
 
     @override
     def prepare_replace(self, table: TableName, shadow: Sink) -> None:
@@ -425,12 +453,12 @@ class IcebergSink(Sink):
             remove_links(found, mine)
 
     def _rewrite(self, table: TableName, shadow: IcebergSink, found: Target, properties: Mapping[str, str], position: Position) -> None:
-        """Have Spark write all rows again."""
+        """Let Spark write all rows again."""
         rows = shadow.read(table)
-        rows = rows if found.mode is not Mode.SOFT_DELETE else rows.withColumnRenamed(DELETED, IS_DELETED)
+        rows = rows.withColumnsRenamed(renamed_columns(found.mode))
         comments = self._catalog.comments(self._loaded(table))
-        with by_spark(f"replacing {self.describe(table)}"):
-            put_in_place(commented(rows, comments), self.sql_name(table), properties, position)
+        with spark_errors(f"replacing {self.describe(table)}"):
+            overwrite_table(with_comments(rows, comments), self.sql_name(table), properties, position)
         self._catalog.save_position(self._loaded(table), position)
 
     @override
@@ -441,14 +469,16 @@ class IcebergSink(Sink):
     @override
     def drop_shadows(self) -> None:
         try:
-            drop_below(self._spark, (self._place.catalog, *self._shadows()), self._forget_links)
+            drop_namespace(self._spark, (self._place.catalog, *self._shadows()), self._forget_links)
         except (PySparkException, Py4JJavaError) as error:
-            raise SinkError(f"shadows of former runs cannot be dropped: {first_line(error)}") from error
+            raise SinkError(f"cannot drop resync copies of former runs: {first_line(error)}") from error
 
     def _forget_links(self, namespace: Sequence[str], table: str) -> None:
-        """Before a shadow is dropped that a former run left, `<shadows>.<copy>.<schema>.<table>`."""
+        """Remove links for a shadow of a former run before it is dropped:
+        `<shadows>.<copy>.<schema>.<table>`.
+        """
         below = tuple(namespace)[len(self._shadows()) + 2 :]
-        with suppress(PenstockError, OSError):  # of a table that cannot be read, which fails by itself
+        with suppress(PenstockError, OSError):  # an unreadable table fails elsewhere
             self._remove_links((*namespace[1:], table), (*self._place.namespace, *below, table))
 
     def _shadows(self) -> tuple[str, ...]:
@@ -456,4 +486,4 @@ class IcebergSink(Sink):
 
 
 def _moved(loaded: LoadedTable) -> SinkError:
-    return SinkError(f"the table at {loaded.location} was changed by somebody else meanwhile; it is tried again")
+    return SinkError(f"the table at {loaded.location} was changed by another writer; retrying")

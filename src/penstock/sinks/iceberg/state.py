@@ -1,28 +1,34 @@
-"""How an Iceberg table stands: whose it is, what it was made from, how far it is.
+"""State of an Iceberg table: owner, source columns and applied position, also read from a Hadoop catalog
+without Spark.
 
-The position is in the summary of the very snapshot that brought the rows. Snapshots that others add on top, by compaction, have none: the
-nearest ancestor that has one counts. So a table that was rolled back says what it holds, and not what it once held. Ancestors expire, and
-with them what they say; therefore each of our commits writes the position as a property of the table too, with the snapshot that it is of.
-That property counts only where the ancestors end in that very snapshot: nothing else shows that the table was not rolled back since.
+The position is in the summary of the snapshot that added the rows. Snapshots that others add, such as
+compaction, have none, so the nearest ancestor with a position counts. A table that was rolled back thus
+reports the position that it holds. Since ancestors expire, each of our commits also stores the position as a
+table property, together with its snapshot. The property counts only if the chain of ancestors ends in exactly
+that snapshot; otherwise the table may have been rolled back since.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from typing_extensions import override
 
+from penstock import storage
+from penstock.arrow import parse_type, type_text
 from penstock.errors import TargetForeignError
 from penstock.position import Position
 from penstock.schema import TableName
-from penstock.sinks.base import Target
-from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.origin import Origin
-from penstock.spool.arrow_text import parse_type, type_text
+from penstock.sinks.base import Target, Targets, directory_name
+from penstock.sinks.layout import Layout
+from penstock.sinks.lineage import Origin
+from penstock.sinks.modes import Mode
+from penstock.storage.temporary import is_case_sensitive
 
 OWNER = "penstock.pipeline"
 KEY = "penstock.key"
@@ -33,18 +39,18 @@ ORIGIN = "penstock.origin"
 COPY = "penstock.copy"
 POSITION = "penstock.position"
 SNAPSHOT = "penstock.snapshot"
-"""The snapshot that `POSITION` is of."""
+"""The snapshot to which `POSITION` belongs."""
 PROPERTIES = (OWNER, KEY, SOURCE_OID, COLUMNS, MODE, ORIGIN, COPY, POSITION, SNAPSHOT)
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMark:
-    """What counts of one snapshot of the table."""
+    """The relevant data of one snapshot."""
 
     id: int
     parent: int | None
     position: Position | None
-    """None: not a commit of ours."""
+    """None: not committed by this pipeline."""
 
 
 def position_properties(position: Position, snapshot: int) -> dict[str, str]:
@@ -52,7 +58,7 @@ def position_properties(position: Position, snapshot: int) -> dict[str, str]:
 
 
 def identity_properties(pipeline: str, layout: Layout, source_oid: int, origin: Origin | None) -> dict[str, str]:
-    """What a table says of itself. Its columns have types here that Iceberg does not tell apart."""
+    """Properties that identify the target. They include Arrow types that Iceberg does not distinguish."""
     listed = [[field.name, type_text(field.type)] for field in layout.columns]
     return {
         OWNER: pipeline,
@@ -65,7 +71,7 @@ def identity_properties(pipeline: str, layout: Layout, source_oid: int, origin: 
 
 
 def find_applied(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str]) -> Position | None:
-    """How far the table is. `ancestors`: its current snapshot and those before it, newest first, as far as they are still there."""
+    """The applied position. `ancestors`: the current snapshot and its existing ancestors, newest first."""
     parent: int | None = None
     for mark in ancestors:
         if mark.position is not None:
@@ -78,9 +84,9 @@ def find_applied(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str
 
 
 def find_version(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str], position: Position) -> int | None:
-    """The newest snapshot that holds nothing of ours beyond `position`; None if there is none any more.
+    """The newest snapshot with no changes of the pipeline after `position`; None if it no longer exists.
 
-    What others committed after our commit up to there belongs to it: compaction, or a change behind our back.
+    Later commits of others, such as compaction or foreign changes, belong to the version.
     """
     marks = list(ancestors)
     version: int | None = None
@@ -95,7 +101,7 @@ def find_version(ancestors: Iterable[SnapshotMark], properties: Mapping[str, str
 
 
 def owned_target(table: TableName, place: str, pipeline: str, properties: Mapping[str, str], applied: Position | None) -> Target:
-    """What this pipeline did not write is refused."""
+    """The target; raises `TargetForeignError` if this pipeline did not write it."""
     owner = properties.get(OWNER)
     if owner != pipeline:
         written_by = f"pipeline {owner!r}" if owner else "something that is not Penstock"
@@ -104,7 +110,7 @@ def owned_target(table: TableName, place: str, pipeline: str, properties: Mappin
             hint="choose another namespace under sink.iceberg, or drop that table",
         )
     columns = pa.schema([pa.field(name, parse_type(text)) for name, text in json.loads(properties[COLUMNS])])
-    key, mode = tuple(json.loads(properties[KEY])), Mode(properties.get(MODE, Mode.MIRROR.value))
+    key, mode = tuple(json.loads(properties[KEY])), Mode.parse(properties.get(MODE))
     origin = Origin.parse(properties[ORIGIN]) if properties.get(ORIGIN) else None
     return Target(table, int(properties[SOURCE_OID]), key, columns, applied, mode, origin, properties.get(COPY) or None)
 
@@ -113,16 +119,17 @@ def owned_target(table: TableName, place: str, pipeline: str, properties: Mappin
 
 
 def load_metadata(directory: Path) -> dict[str, Any] | None:
-    """The newest metadata of the table in `directory`; None if there is none. Who commits meanwhile only makes it a little older."""
-    found = {_version(path): path for path in (directory / "metadata").glob("v*.metadata.json")}
+    """The newest metadata of the table in `directory`; None if there is none. A concurrent commit only makes
+    it slightly outdated.
+    """
+    found = {_version(path): path for path in storage.list_paths(directory / "metadata", "v*.metadata.json")}
     while found:
         newest = max(found)
-        try:
-            document: dict[str, Any] = json.loads(found[newest].read_bytes())
-        except FileNotFoundError:
-            del found[newest]
-        else:
+        data = storage.read(found[newest])
+        if data is not None:
+            document: dict[str, Any] = json.loads(data)
             return document
+        del found[newest]
     return None
 
 
@@ -132,7 +139,7 @@ def _version(path: Path) -> int:
 
 
 def ancestors_of(metadata: Mapping[str, Any]) -> Iterator[SnapshotMark]:
-    """The current snapshot and those before it, newest first."""
+    """The current snapshot and its ancestors, newest first."""
     snapshots = {each["snapshot-id"]: each for each in metadata.get("snapshots", ())}
     number: int | None = metadata.get("current-snapshot-id")
     while number is not None and number in snapshots:
@@ -142,3 +149,39 @@ def ancestors_of(metadata: Mapping[str, Any]) -> Iterator[SnapshotMark]:
         parent = found.get("parent-snapshot-id")
         yield SnapshotMark(number, parent, position)
         number = parent
+
+
+def identifier(namespace: Sequence[str], table: TableName) -> tuple[str, ...]:
+    """The table's name in the catalog, level by level. Catalogs turn names into directories, so names are
+    escaped like directory names.
+    """
+    return (*namespace, directory_name(table.schema), directory_name(table.name))
+
+
+class HadoopTargets(Targets):
+    """The tables of one pipeline in the warehouse of a Hadoop catalog."""
+
+    def __init__(self, warehouse: Path, namespace: Sequence[str], pipeline: str) -> None:
+        self._warehouse = warehouse
+        self._namespace = tuple(namespace)
+        self._pipeline = pipeline
+
+    def path(self, table: TableName) -> Path:
+        return self._warehouse.joinpath(*identifier(self._namespace, table))
+
+    @override
+    def describe(self, table: TableName) -> str:
+        return str(self.path(table))
+
+    @override
+    def are_distinct(self, one: TableName, other: TableName) -> bool:
+        return is_case_sensitive(self._warehouse)
+
+    @override
+    def load_target(self, table: TableName) -> Target | None:
+        metadata = load_metadata(self.path(table))
+        if metadata is None:
+            return None
+        properties = metadata.get("properties", {})
+        applied = find_applied(ancestors_of(metadata), properties)
+        return owned_target(table, self.describe(table), self._pipeline, properties, applied)

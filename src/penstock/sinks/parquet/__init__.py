@@ -1,1 +1,1 @@
-"""Directories of Parquet files, for tables that are only ever appended to."""
+"""Directories of Parquet files, for append-only tables."""

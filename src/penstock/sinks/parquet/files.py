@@ -1,4 +1,6 @@
-"""What executors write for a log of changes: chunks of a snapshot, epochs, and chunks without the rows that changed meanwhile."""
+"""Executor tasks for a log of changes: write chunks of a snapshot, epochs, and chunks without rows that
+changed during the snapshot.
+"""
 
 from __future__ import annotations
 
@@ -11,27 +13,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from penstock import storage
 from penstock.change import EXACT, METADATA_NAMES
 from penstock.position import Position
 from penstock.schema import TableSchema
 from penstock.sinks.base import ChangedRows, SnapshotFile, SnapshotPlace
-from penstock.sinks.collapse import match_column, match_text_column
 from penstock.sinks.fold import fold
 from penstock.sinks.keys import key_codes
-from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.layout import Layout
+from penstock.sinks.parquet.targets import MODE
+from penstock.sinks.repair_files import match_column, match_text_column
 from penstock.sinks.row_files import write_batches
+from penstock.sinks.row_values import View, build_exact
 from penstock.sinks.slice_reader import read_slices
-from penstock.sinks.values import build_exact
-from penstock.sinks.views import View
-from penstock.spool import storage
-from penstock.spool.range import FileSlice
+from penstock.spool.reader import FileSlice
 
-_NEVER = "the rows of a log are not looked up"
+_NEVER = "rows of a log are never looked up"
 
 
 @dataclass(frozen=True, slots=True)
 class EpochTask:
-    """Changes to be written, in their order, into files in `directory`."""
+    """Write changes, in order, to files in `directory`."""
 
     directory: str
     layout: Layout
@@ -44,7 +46,7 @@ def write_epoch(task: EpochTask) -> SnapshotFile:
 
 
 def _changes(task: EpochTask) -> Iterator[pa.RecordBatch]:
-    """A file at a time: nothing has to be known of the others."""
+    """The changes, one file at a time; files are independent."""
     for slice in task.slices:
         yield from fold(read_slices([slice], task.layout, views=task.views), task.layout, _look_up).rows.to_batches()
 
@@ -54,7 +56,7 @@ def _look_up(_: pa.Table | None) -> pa.Table:
 
 
 def write_snapshot(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, index: int, fence: Position) -> tuple[SnapshotFile, Position]:
-    """A `ChunkWriter`: the rows as changes of the kind `snapshot`."""
+    """A `ChunkWriter` that writes rows as changes of kind `snapshot`."""
     file = write_batches((_as_changes(batch, place.schema, fence) for batch in batches), place, index)
     storage.sync_directory(Path(place.directory))
     return file, fence
@@ -62,8 +64,7 @@ def write_snapshot(batches: Iterator[pa.RecordBatch], place: SnapshotPlace, inde
 
 def _as_changes(rows: pa.RecordBatch, schema: pa.Schema, fence: Position) -> pa.RecordBatch:
     own = len(schema) - len(METADATA_NAMES)
-    layout = Layout(pa.schema(list(schema)[:own]), (), Mode.APPEND)
-    values = layout.snapshot_values(fence, datetime.now(UTC))
+    values = MODE.snapshot_values(fence, datetime.now(UTC))
     added = [
         rows.column(own) if field.name == EXACT else pa.repeat(pa.scalar(values[field.name], field.type), rows.num_rows)
         for field in list(schema)[own:]
@@ -73,7 +74,9 @@ def _as_changes(rows: pa.RecordBatch, schema: pa.Schema, fence: Position) -> pa.
 
 @dataclass(frozen=True, slots=True)
 class RepairTask:
-    """A chunk to be written again without the rows of `changed`; or, without a chunk, those rows as they are now."""
+    """Rewrite a chunk without the rows of `changed`; or, without a chunk, write the current rows of
+    `changed`.
+    """
 
     place: SnapshotPlace
     index: int

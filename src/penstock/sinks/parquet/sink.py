@@ -1,14 +1,13 @@
-"""`ParquetSink`: logs of changes as plain Parquet files, a directory for each table, readable by anything.
+"""`ParquetSink`: logs of changes as plain Parquet files, one directory per table, readable by any engine.
 
-A log is only added to. What an epoch brings is written to a directory with a hidden name, and renamed to one that names the position:
-that is the commit, of data and position at once. The chunks of a snapshot, as changes of the kind `snapshot`, are one such directory too,
-at the fence. How far a table is, is the greatest position among the names.
+A log is append-only. An epoch is written to a hidden directory, which is then renamed to a name with the
+position: that commits data and position together. The chunks of a snapshot, as changes of kind `snapshot`,
+are one such directory at the fence. The applied position is the greatest position among the names.
 """
 
 from __future__ import annotations
 
 import secrets
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,14 +17,16 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 from typing_extensions import override
 
+from penstock import storage
 from penstock.errors import SchemaChangedError, SinkError, SinkRefusedError, TableRewrittenError, TargetRewoundError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import SHADOWS, ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound
+from penstock.sinks.base import SHADOWS, ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound_error
 from penstock.sinks.executors import Executors, are_light
-from penstock.sinks.layout import Layout, Mode
+from penstock.sinks.layout import Layout
 from penstock.sinks.parquet.files import EpochTask, RepairTask, repair_chunk, write_epoch, write_snapshot
 from penstock.sinks.parquet.targets import (
+    MODE,
     POSITION,
     LogTable,
     ParquetTargets,
@@ -34,8 +35,7 @@ from penstock.sinks.parquet.targets import (
     position_directory,
     save_table,
 )
-from penstock.sinks.slices import slices_after
-from penstock.spool import storage
+from penstock.sinks.slice_reader import slices_after
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +46,7 @@ _SHAPE = "shape.parquet"
 
 class ParquetSink(ParquetTargets, Sink):
     def __init__(self, executors: Executors, root: Path, pipeline: str, spark: SparkSession | None = None) -> None:
-        """`spark` is needed by `read` alone."""
+        """`spark` is needed only by `read`."""
         super().__init__(root, pipeline)
         self._executors = executors
         self._spark = spark
@@ -67,17 +67,17 @@ class ParquetSink(ParquetTargets, Sink):
 
     @override
     def begin_snapshot(self, schema: TableSchema, fence: Position) -> SnapshotPlace:
-        """What was there goes: a log that is begun anew does not go on with the old one."""
+        """Remove the existing log: a new snapshot starts a new log."""
         path = self.path(schema.name)
         self.load_target(schema.name)
         begun = LogTable.of(self._pipeline, schema, f"{_HIDDEN}snapshot-{secrets.token_hex(8)}")
         layout = _layout(begun)
         copy = path / begun.copy
-        storage.make_directory(path, shared=True)
+        storage.ensure_directory(path, shared=True)
         save_table(path, replace(begun, counts=False))
         _remove(path, lambda name: name.startswith((_HIDDEN, POSITION)))
-        storage.make_directory(copy, shared=True)
-        # Whoever reads a log in which nothing has happened yet finds its columns here.
+        storage.ensure_directory(copy, shared=True)
+        # Readers of a log without changes find its columns here.
         pq.write_table(layout.schema.empty_table(), copy / _SHAPE)
         storage.sync_file(copy / _SHAPE)
         storage.sync_directories([copy, path, *path.parents[:2]])
@@ -93,7 +93,7 @@ class ParquetSink(ParquetTargets, Sink):
             return False
         if place.directory != str(path / found.copy) or not found.is_of(schema):
             return False
-        sizes = {entry.name: entry.stat().st_size for entry in (path / found.copy).glob("*.parquet")}
+        sizes = {entry.name: storage.size_bytes(entry) for entry in storage.list_paths(path / found.copy, "*.parquet")}
         return _SHAPE in sizes and all(sizes.get(file.name) == file.bytes for file in files if file.rows)
 
     @override
@@ -103,7 +103,7 @@ class ParquetSink(ParquetTargets, Sink):
     @override
     def repair_snapshot(self, schema: TableSchema, files: Sequence[SnapshotFile], changed: ChangedRows, fence: Position) -> None:
         copy = self._copy(schema)
-        # Under a name of their own: of an attempt that does not get to its end, the chunks are still what they were.
+        # With separate names, because a failed attempt must not change the chunks.
         layout = _layout(LogTable.of(self._pipeline, schema, copy.name))
         place = SnapshotPlace(str(copy), layout.schema, f"repaired-{fence.value:016X}")
         chunks: list[str | None] = [*(file.name for file in files if file.rows), None]
@@ -111,36 +111,36 @@ class ParquetSink(ParquetTargets, Sink):
         self._publish_copy(schema.name, copy, self._executors.run(repair_chunk, tasks), fence)
 
     def _copy(self, schema: TableSchema) -> Path:
-        """The directory of a snapshot that is not finished."""
+        """The directory of an unfinished snapshot."""
         path = self.path(schema.name)
         found = load_table(path)
-        if found is None or found.pipeline != self._pipeline or not found.counts or not (path / found.copy).is_dir():
-            raise TableRewrittenError(f"{path} has been filled or removed by somebody else meanwhile; the snapshot starts again")
+        if found is None or found.pipeline != self._pipeline or not found.counts or not storage.is_directory(path / found.copy):
+            raise TableRewrittenError(f"{path} was filled or removed by another writer; the snapshot starts again")
         return path / found.copy
 
     def _publish_copy(self, table: TableName, copy: Path, files: Sequence[SnapshotFile], fence: Position) -> None:
-        """What attempts at chunks left that did not get to their end is no part of it."""
+        """Publish the snapshot without the files of failed attempts at chunks."""
         wanted = {_SHAPE, *(file.name for file in files if file.rows)}
         with _failing(copy.parent):
             _remove(copy, lambda name: name not in wanted)
             _publish(copy, fence)
         self._remember(table, fence)
 
-    # tables that go and come ------------------------------------------------------------------------------------------------------
+    # creating and removing tables ------------------------------------------------------------------------------------------------------
 
     @override
     def drop(self, table: TableName) -> None:
         self.load_target(table)
-        storage.remove_tree(self.path(table))
+        storage.delete_tree(self.path(table))
         self._remember(table, None)
 
     @override
     def remove_foreign(self, table: TableName) -> None:
-        storage.remove_tree(self.path(table))
+        storage.delete_tree(self.path(table))
         self._remember(table, None)
 
     @override
-    def disown(self, table: TableName) -> None:
+    def release_ownership(self, table: TableName) -> None:
         found = load_table(self.path(table))
         if found is not None:
             save_table(self.path(table), replace(found, counts=False))
@@ -148,10 +148,13 @@ class ParquetSink(ParquetTargets, Sink):
 
     @override
     def replace(self, table: TableName, shadow: Sink, position: Position) -> None:
-        """The directories change places: for a moment between two renames there is none."""
+        """Exchange the directories. Between the two renames there is no table for a moment."""
         path = self.path(table)
         if not isinstance(shadow, ParquetSink) or self.load_target(table) is None or shadow.load_target(table) is None:
-            raise TargetRewoundError(f"{path} is gone, so nothing can take its place", hint="restart the pipeline to copy the table anew")
+            raise TargetRewoundError(
+                f"{path} no longer exists, so it cannot be replaced by the resynced copy",
+                hint="restart the pipeline to copy the table again",
+            )
         other = shadow.path(table)
         if load_positions(other)[-1] < position:
             self._add(other, position, None)
@@ -159,7 +162,7 @@ class ParquetSink(ParquetTargets, Sink):
         storage.rename(path, old)
         storage.rename(other, path)
         storage.sync_directory(path.parent)
-        storage.remove_tree(old)
+        storage.delete_tree(old)
         self._remember(table, position)
 
     @override
@@ -168,7 +171,7 @@ class ParquetSink(ParquetTargets, Sink):
 
     @override
     def drop_shadows(self) -> None:
-        shutil.rmtree(self._root / SHADOWS / self._pipeline, ignore_errors=True)
+        storage.discard_tree(self._root / SHADOWS / self._pipeline)
 
     @override
     def version_at(self, table: TableName, position: Position) -> int | None:
@@ -180,9 +183,9 @@ class ParquetSink(ParquetTargets, Sink):
 
         path, found = self.path(table), load_table(self.path(table))
         if self._spark is None or found is None:
-            raise TargetRewoundError(f"{path} is gone", hint="restart the pipeline to copy the table anew")
+            raise TargetRewoundError(f"{path} no longer exists", hint="restart the pipeline to copy the table again")
         wanted = [each for each in load_positions(path) if version is None or each.value <= version]
-        files = [str(file) for each in wanted for file in sorted(position_directory(path, each).glob("*.parquet"))]
+        files = [str(file) for each in wanted for file in storage.list_paths(position_directory(path, each), "*.parquet")]
         struct = from_arrow_schema(_layout(found).schema, prefer_timestamp_ntz=True)
         return self._spark.read.schema(struct).parquet(*files)
 
@@ -197,8 +200,8 @@ class ParquetSink(ParquetTargets, Sink):
         for schema in changes.schemas:
             if schema not in changes.views and not found.is_of(schema):
                 raise SchemaChangedError(
-                    f"table {target.table} changed its columns, its key or its identity, and the target cannot follow that yet",
-                    hint=f"remove {path} and run again to copy the table anew",
+                    f"table {target.table} changed its columns, its key or its identity, and the target cannot follow that",
+                    hint=f"remove {path} and restart the pipeline to copy the table again",
                 )
         if applied < end:
             slices = tuple(slices_after(changes.slices, applied))
@@ -208,25 +211,25 @@ class ParquetSink(ParquetTargets, Sink):
             self._remember(target.table, end)
 
     def _add(self, path: Path, end: Position, task: Callable[[str], EpochTask] | None) -> None:
-        """Write what belongs to a position, then let it be seen."""
+        """Write the directory of a position, then make it visible."""
         _remove(path, lambda name: name.startswith(_HIDDEN))
         directory = path / f"{_HIDDEN}epoch-{secrets.token_hex(8)}"
-        storage.make_directory(directory, shared=True)
+        storage.ensure_directory(directory, shared=True)
         tasks = [] if task is None else [task(str(directory))]
         light = all(are_light(each.slices) for each in tasks)
         written = self._executors.run(write_epoch, tasks, light=light) if tasks else []
-        # What an attempt left that did not get to its end, or was not waited for, is no part of it.
+        # Leave out files of failed or abandoned attempts.
         wanted = {file.name for file in written if file.rows}
         _remove(directory, lambda name: name not in wanted)
         _publish(directory, end)
 
     def _checked_position(self, target: Target) -> Position:
-        """How far the table is, by its own word, which must not be less than it was."""
+        """The log's own position. Raises if it is lower than before."""
         path = self.path(target.table)
         now = super().load_target(target.table)
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
         if now is None or now.applied is None or now.applied < known:
-            raise rewound(str(path), target.table, None if now is None else now.applied, known)
+            raise rewound_error(str(path), target.table, None if now is None else now.applied, known)
         return now.applied
 
     def _remember(self, table: TableName, position: Position | None) -> None:
@@ -238,15 +241,15 @@ class ParquetSink(ParquetTargets, Sink):
 
 @contextmanager
 def _failing(path: Path) -> Iterator[None]:
-    """What the disk refuses is tried again: it may have room by then."""
+    """Errors of the disk are retried: space may become available."""
     try:
         yield
     except OSError as error:
-        raise SinkError(f"nothing could be added to {path}: {error.strerror}") from error
+        raise SinkError(f"cannot add to {path}: {error.strerror}") from error
 
 
 def _publish(directory: Path, position: Position) -> None:
-    """The commit: a hidden directory gets the name that shows it, and says how far the table is."""
+    """Commit: rename the hidden directory to its visible name, which sets the position."""
     storage.sync_directory(directory)
     storage.rename(directory, position_directory(directory.parent, position))
     storage.sync_directory(directory.parent)
@@ -254,11 +257,11 @@ def _publish(directory: Path, position: Position) -> None:
 
 def _layout(table: LogTable) -> Layout:
     if POSITION in table.columns.names:
-        raise SinkRefusedError(f"the table has a column named {POSITION!r}, a name that the log needs for itself", hint="rename the column")
-    return Layout(table.columns, table.key, Mode.APPEND)
+        raise SinkRefusedError(f"the table has a column named {POSITION!r}, a name that the log reserves", hint="rename the column")
+    return Layout(table.columns, table.key, MODE)
 
 
 def _remove(directory: Path, is_wanted: Callable[[str], bool]) -> None:
-    for entry in directory.iterdir():
+    for entry in storage.list_paths(directory):
         if is_wanted(entry.name):
-            storage.remove_tree(entry) if entry.is_dir() else storage.remove_file(entry)
+            storage.delete_tree(entry) if storage.is_directory(entry) else storage.delete(entry)

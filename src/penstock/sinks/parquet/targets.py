@@ -1,11 +1,11 @@
-"""Logs of changes as Parquet files, looked at without Spark: where each one is, and how far.
+"""State of logs of changes as Parquet files, read without Spark: location, owner and applied position.
 
 ```
 <root>/<schema>/<table>/
-  _penstock.json                              whose it is, and what it was made from
-  penstock_position=00000000000012345678/     what was added when the table came to that position; there as a whole or not at all
+  _penstock.json                              owner, and the source columns
+  penstock_position=00000000000012345678/     the changes applied with that position; complete or absent
     *.parquet
-  .…                                          what is being written
+  .…                                          being written
 ```
 """
 
@@ -19,17 +19,19 @@ from typing import Any
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock import storage
+from penstock.arrow import parse_type, type_text
 from penstock.errors import SinkRefusedError, TargetForeignError
 from penstock.position import Position
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import Target
-from penstock.sinks.directories import DirectoryTargets
-from penstock.sinks.layout import Mode
-from penstock.spool import storage
-from penstock.spool.arrow_text import parse_type, type_text
+from penstock.sinks.base import DirectoryTargets, Target
+from penstock.sinks.modes import Mode
+
+MODE = Mode.APPEND
+"""The only mode of this sink."""
 
 POSITION = "penstock_position"
-"""The column that readers see by the names of the directories: with which position a row was added."""
+"""The partition column that readers derive from directory names: the position with which a row was added."""
 
 _DOCUMENT = "_penstock.json"
 _FORMAT = 1
@@ -44,9 +46,9 @@ class LogTable:
     key: tuple[str, ...]
     columns: pa.Schema
     copy: str
-    """The directory of its snapshot, which is there until that is finished."""
+    """The directory of its snapshot, until that is finished."""
     counts: bool
-    """False: what is there is no copy of anything any more."""
+    """False: the content is not a copy of the source any more."""
 
     @classmethod
     def of(cls, pipeline: str, schema: TableSchema, copy: str) -> LogTable:
@@ -67,11 +69,11 @@ def save_table(path: Path, table: LogTable) -> None:
         "copy": table.copy,
         "counts": table.counts,
     }
-    storage.replace_bytes(path / _DOCUMENT, json.dumps(document).encode(), shared=True)
+    storage.put(path / _DOCUMENT, json.dumps(document).encode(), shared=True)
 
 
 def load_table(path: Path) -> LogTable | None:
-    data = storage.read_bytes(path / _DOCUMENT)
+    data = storage.read(path / _DOCUMENT)
     if data is None:
         return None
     try:
@@ -86,8 +88,8 @@ def load_table(path: Path) -> LogTable | None:
             document["pipeline"], document["source_oid"], tuple(document["key"]), columns, document["copy"], counts=document["counts"]
         )
     except (ValueError, KeyError, TypeError) as error:
-        hint = f"restore the file, or remove {path} and run again to copy the table anew"
-        raise SinkRefusedError(f"{path / _DOCUMENT} cannot be understood", hint=hint) from error
+        hint = f"restore the file, or remove {path} and restart the pipeline to copy the table again"
+        raise SinkRefusedError(f"{path / _DOCUMENT} is not valid", hint=hint) from error
 
 
 def position_directory(path: Path, position: Position) -> Path:
@@ -95,7 +97,7 @@ def position_directory(path: Path, position: Position) -> Path:
 
 
 def load_positions(path: Path) -> list[Position]:
-    """Those with which something was added, in order."""
+    """The positions that have changes, in order."""
     names = [entry.name.removeprefix(f"{POSITION}=") for entry in storage.list_directories(path) if entry.name.startswith(f"{POSITION}=")]
     return sorted(Position.of(int(name)) for name in names)
 
@@ -105,12 +107,12 @@ class ParquetTargets(DirectoryTargets):
     def load_target(self, table: TableName) -> Target | None:
         path = self.path(table)
         found = load_table(path)
-        if found is None and not (path.is_dir() and any(path.iterdir())):
+        if found is None and not (storage.is_directory(path) and any(storage.list_paths(path))):
             return None
         if found is None or found.pipeline != self._pipeline:
             written_by = "something that is not Penstock" if found is None else f"pipeline {found.pipeline!r}"
             hint = "choose another path under sink.parquet, or remove that directory"
-            raise TargetForeignError(f"what lies at {path} was written by {written_by}", hint=hint)
+            raise TargetForeignError(f"{path} was written by {written_by}", hint=hint)
         positions = load_positions(path)
         applied = positions[-1] if positions and found.counts else None
-        return Target(table, found.source_oid, found.key, found.columns, applied, Mode.APPEND, copy=found.copy)
+        return Target(table, found.source_oid, found.key, found.columns, applied, MODE, copy=found.copy)

@@ -1,1 +1,1 @@
-"""Tables in another Postgres: copied and merged in one transaction with the position."""
+"""Tables in another Postgres database: COPY and merge, in one transaction with the position."""

@@ -1,7 +1,8 @@
-"""Rows on their way into a Postgres target and back: Arrow on this side, text on the other.
+"""Rows to and from a Postgres target: Arrow on our side, text on the other.
 
-The source's columns are text on both: a pipeline into Postgres reads values in the form that the source writes them (`TypePolicy.form`),
-so there is none that a column could not hold, and `_exact` is not there. Only what a mode adds has types of its own.
+Source columns are text on both sides. A pipeline into Postgres keeps values in the text form of the source
+(`TypePolicy.form`), so every value fits its column, and there is no `_exact`. Only columns that a mode adds
+have other types.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.change import EXACT
-from penstock.postgres.applied import TargetColumn
-from penstock.postgres.types.builtin import BUILTIN_TYPES
-from penstock.postgres.types.registry import decode_column
+from penstock.postgres.target.state import TargetColumn
+from penstock.postgres.types.registry import BUILTIN_TYPES, decode_column
 from penstock.schema import Column, TableSchema
 from penstock.sinks.layout import Layout
 
 _BLOCK_ROWS = 65_536
 _SORTED_BYTES = 256 << 20
 
-# What a value of these means, or whether it means anything, is a matter of the source's own catalog. And not every server can read xml.
+# The meaning and validity of these values depend on the source's own catalog. And not every server supports
+# xml.
 _FOREIGN = frozenset({"aclitem", "xml", *(name for name in BUILTIN_TYPES if name.startswith("reg"))})
 _SAME = frozenset(oid for name, oids in BUILTIN_TYPES.items() if name not in _FOREIGN for oid in oids if oid)
 
-# Values of these are equal to the server just if their texts are; of others, 1.0 and 1.00 may be one key.
+# For these types, equal values have equal texts. Of other types, 1.0 and 1.00 may be the same key.
 _LITERAL = frozenset({0, *(BUILTIN_TYPES[name][0] for name in ("bool", "int2", "int4", "int8", "oid", "uuid", "text", "varchar", "date"))})
 
 _ADDED = {
@@ -38,7 +39,9 @@ _ADDED = {
 
 
 def target_columns(schema: TableSchema) -> tuple[TargetColumn, ...]:
-    """The source's columns with the same types; what is not built in is text: enums, domains, and whatever an extension brings along."""
+    """The source's columns with the same types. Types that are not built in become text: enums, domains, and
+    types of extensions.
+    """
     return tuple(target_column(column.name, column.type_oid, column.type_modifier) for column in schema.columns)
 
 
@@ -46,41 +49,43 @@ def target_column(name: str, type_oid: int, type_modifier: int) -> TargetColumn:
     return TargetColumn(name, type_oid, type_modifier) if type_oid in _SAME else TargetColumn(name)
 
 
-def is_told_by_text(columns: Iterable[TargetColumn], key: Collection[str]) -> bool:
-    """Whether keys that are written otherwise are other keys."""
+def is_identified_by_text(columns: Iterable[TargetColumn], key: Collection[str]) -> bool:
+    """Whether keys with different texts are different keys."""
     return all(column.type_oid in _LITERAL for column in columns if column.name in key)
 
 
 def source_columns(columns: Iterable[TargetColumn]) -> pa.Schema:
-    """The other way: as the pipeline knows them."""
+    """The columns as the pipeline knows them, from those of the target."""
     return pa.schema([pa.field(column.name, pa.string()) for column in columns])
 
 
 def stored_names(layout: Layout) -> list[str]:
-    """The columns of the table in the target."""
+    """The columns of the target table."""
     return [name for name in layout.schema.names if name != EXACT]
 
 
 def added_columns(layout: Layout) -> list[TargetColumn]:
-    """What the mode adds to the source's columns."""
+    """The columns that the mode adds."""
     added = [field for field in layout.schema if field.name not in layout.columns.names and field.name != EXACT]
     return [TargetColumn(field.name, _ADDED[field.type]) for field in added]
 
 
 def constant_texts(layout: Layout, values: dict[str, object]) -> list[str | None]:
-    """The values of `added_columns`, as Postgres reads them."""
+    """The values of `added_columns` as Postgres reads them."""
     fields = [layout.schema.field(column.name) for column in added_columns(layout)]
     return [_texts(pa.array([values[field.name]], field.type))[0].as_py() for field in fields]
 
 
 def text_blocks(table: pa.Table, names: Sequence[str]) -> Iterator[list[pa.Array]]:
-    """Rows as text, some thousand at a time."""
+    """Rows as text, in blocks of some thousand."""
     for batch in table.select(names).to_batches(max_chunksize=_BLOCK_ROWS):
         yield [_texts(column) for column in batch.columns]
 
 
 def in_key_order(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Rows about as the key's index has them, which takes them in twice as fast as in any other order. Not if they are very large."""
+    """Rows roughly in the order of the key's index, in which inserts are twice as fast. Not for very large
+    rows.
+    """
     if not key or rows.num_rows < 2 or rows.nbytes > _SORTED_BYTES:
         return rows
     keys = pa.table([_ordered(rows.column(name)) for name in key], names=[str(at) for at in range(len(key))])
@@ -88,7 +93,7 @@ def in_key_order(rows: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _ordered(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Numbers are written as text, and 10 comes before 9 then."""
+    """Numbers are text here, and "10" would sort before "9"."""
     try:
         return column.cast(pa.int64())
     except pa.ArrowInvalid:
@@ -96,7 +101,7 @@ def _ordered(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def parse_rows(blocks: Iterable[Sequence[pa.StringArray]], layout: Layout) -> pa.Table:
-    """Rows of the target, from the texts of `stored_names`."""
+    """Parse rows of the target from the texts of `stored_names`."""
     schema = layout.schema
     names = stored_names(layout)
     batches = []

@@ -1,19 +1,19 @@
-"""`PostgresSink`: tables as tables of another Postgres database, with the source's own types.
+"""`PostgresSink`: targets as tables of another Postgres database, with the source's own types.
 
-Data and position commit together: the position is a row of `penstock.applied`, written in the transaction that writes the table. An epoch
-is one task on an executor and one transaction (`postgres/epoch.py`). A snapshot's chunks are transactions too, into a staging table that
-takes the table's place in the one transaction that also records the fence (`postgres/snapshot.py`).
+Data and position are written in one transaction; the position is a row of `penstock.applied`. An epoch is one
+task on an executor and one transaction (`postgres/epoch.py`). The chunks of a snapshot are transactions into
+a staging table, which replaces the table in the transaction that also records the fence
+(`postgres/snapshot.py`).
 
-Values are the source's own text all the way (`TypePolicy.form`), so none is beyond its column, and there is no `_exact`. Whether a commit
-whose answer was lost took place, the position says, which is asked before each epoch.
+Values keep the source's text (`TypePolicy.form`), so every value fits its column, and there is no `_exact`.
+The position is read before each epoch; it also tells whether a commit with a lost answer succeeded.
 """
 
 from __future__ import annotations
 
 import secrets
-import shutil
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +22,17 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from typing_extensions import override
 
+from penstock import storage
 from penstock.change import EXACT, EXACT_TYPE, ChangeCounts
 from penstock.errors import SchemaChangedError, SinkError, TableRewrittenError, TargetForeignError, TargetRewoundError
 from penstock.position import Position
-from penstock.postgres.applied import (
+from penstock.postgres.connection import Connection, SourceAddress
+from penstock.postgres.ownership import check_target_table
+from penstock.postgres.target.ddl import create_table, difference, drop_table, replace_table, staging_table
+from penstock.postgres.target.state import (
     OWN_SCHEMA,
     AppliedRecord,
+    TargetLock,
     ensure_prepared,
     forget_chunks,
     forget_record,
@@ -43,38 +48,23 @@ from penstock.postgres.applied import (
     record_shape_of,
     target_transaction,
 )
-from penstock.postgres.connection import Connection, SourceAddress
-from penstock.postgres.ownership import check_target_table
-from penstock.postgres.target_ddl import create_table, difference, drop_table, put_in_place, staging_table
-from penstock.postgres.target_lock import TargetLock
 from penstock.schema import TableName, TableSchema
-from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound
+from penstock.sinks.base import ChangedRows, ChunkWriter, Sink, SnapshotFile, SnapshotPlace, TableChanges, Target, rewound_error
 from penstock.sinks.evolution import Evolution
 from penstock.sinks.executors import Executors
-from penstock.sinks.layout import Layout, Mode
-from penstock.sinks.origin import Origin
-from penstock.sinks.postgres.epoch import EpochTask, apply_epoch
-from penstock.sinks.postgres.evolution import evolved_record, is_written_alike, plan_alteration
-from penstock.sinks.postgres.read import TableSource, read_small, read_table
-from penstock.sinks.postgres.refusals import find_refused
-from penstock.sinks.postgres.rows import is_told_by_text, source_columns, target_columns
-from penstock.sinks.postgres.snapshot import ChunkLoader, FinishTask, chunk_name, finish
-from penstock.sinks.postgres.targets import Naming, PostgresTargets
-from penstock.sinks.shares import adds_only, plan_parts
-from penstock.sinks.slice_reader import Part
-from penstock.sinks.slices import slices_after
-from penstock.sinks.source_truncates import source_column
-from penstock.spool.range import FileSlice
+from penstock.sinks.fold import source_column
+from penstock.sinks.layout import Layout
+from penstock.sinks.lineage import Origin
+from penstock.sinks.modes import Mode, ModeOf, mirrored
+from penstock.sinks.postgres.epoch import EpochTask, apply_epoch, find_rejected
+from penstock.sinks.postgres.rows import is_identified_by_text, source_columns, target_columns
+from penstock.sinks.postgres.snapshot import ChunkLoader, FinishTask, TableSource, chunk_name, finish, read_small, read_table
+from penstock.sinks.postgres.targets import Naming, PostgresTargets, evolved_record, has_equal_texts, plan_alteration
+from penstock.sinks.slice_reader import Part, plan_parts, slices_after
+from penstock.spool.reader import FileSlice
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-ModeOf = Callable[[TableName], Mode]
-
-
-def _mirror(_: TableName) -> Mode:
-    return Mode.MIRROR
 
 
 class PostgresSink(PostgresTargets, Sink):
@@ -87,10 +77,10 @@ class PostgresSink(PostgresTargets, Sink):
         *,
         spark: SparkSession | None = None,
         scratch: Path | None = None,
-        mode_of: ModeOf = _mirror,
+        mode_of: ModeOf = mirrored,
         lock: TargetLock | None = None,
     ) -> None:
-        """`spark` and `scratch`, a directory that executors reach, are needed by `read` alone."""
+        """`spark` and `scratch`, a directory that executors can access, are needed only by `read`."""
         super().__init__(address, pipeline, naming)
         self._executors = executors
         self._spark = spark
@@ -111,7 +101,7 @@ class PostgresSink(PostgresTargets, Sink):
 
     @override
     def _connected(self, doing: str) -> AbstractContextManager[Connection]:
-        return self._lock.looking(doing)
+        return self._lock.reading(doing)
 
     @override
     def load_target(self, table: TableName) -> Target | None:
@@ -147,7 +137,7 @@ class PostgresSink(PostgresTargets, Sink):
             return False
         if record.columns != target_columns(schema) or record.mode != self._mode_of(schema.name):
             return False
-        with target_transaction(self._address, f"looking at {self.describe(schema.name)}") as connection:
+        with target_transaction(self._address, f"reading {self.describe(schema.name)}") as connection:
             found = {chunk_name(number): rows for number, rows in load_chunks(connection, place.prefix).items()}
             return is_there(connection, staging_table(place.prefix)) and all(found.get(file.name) == file.rows for file in files)
 
@@ -166,17 +156,19 @@ class PostgresSink(PostgresTargets, Sink):
         self._finishing.pop(schema.name, None)
 
     def _finish_task(self, schema: TableSchema, files: Sequence[SnapshotFile], fence: Position, changed: ChangedRows | None) -> FinishTask:
-        """An attempt of this sink whose answer was lost may have done it: that of a repeated one is the same."""
+        """An attempt of this sink with a lost answer may have succeeded. A repeated attempt has the same
+        task.
+        """
         name, place = schema.name, self.place(schema.name)
         record = self.find_record(name)
         token = None if record is None else record.staging
         if record is None or token is None or (record.position is not None and self._finishing.get(name) != token):
-            raise TableRewrittenError(f"{place} has been filled or removed by somebody else meanwhile; the snapshot starts again")
+            raise TableRewrittenError(f"{place} was filled or removed by another writer; the snapshot starts again")
         self._finishing[name] = token
         chunks = {file.name: file.rows for file in files}
         return FinishTask(self._address, self._pipeline, place, self._layout(schema), token, chunks, fence, changed)
 
-    # tables that go and come ------------------------------------------------------------------------------------------------------
+    # creating and removing tables ------------------------------------------------------------------------------------------------------
 
     @override
     def drop(self, table: TableName) -> None:
@@ -191,14 +183,16 @@ class PostgresSink(PostgresTargets, Sink):
 
     @override
     def adopt(self, schema: TableSchema) -> bool:
-        """Nothing of it is touched before the transaction that ends its snapshot, which changes the rows that differ."""
+        """The table stays unchanged until the transaction that ends its snapshot, which changes the rows that
+        differ.
+        """
         self._lock.ensure()
         place, layout, columns = self.place(schema.name), self._layout(schema), target_columns(schema)
         with target_transaction(self._address, f"adopting {self.describe(schema.name)}") as connection:
             ensure_prepared(connection)
             check_target_table(connection, place)
             reason = (
-                difference(connection, place, columns, layout.identity) if layout.mode is Mode.MIRROR else f"{layout.mode} adds columns"
+                difference(connection, place, columns, layout.identity) if not layout.mode.adds_columns else f"{layout.mode} adds columns"
             )
             if reason is not None:
                 raise TargetForeignError(
@@ -223,7 +217,7 @@ class PostgresSink(PostgresTargets, Sink):
         self._remember(table, None)
 
     @override
-    def disown(self, table: TableName) -> None:
+    def release_ownership(self, table: TableName) -> None:
         if self.find_record(table) is not None:
             self._record_position(table, None)
         self._remember(table, None)
@@ -234,14 +228,15 @@ class PostgresSink(PostgresTargets, Sink):
         mine = self.find_record(table)
         if not isinstance(shadow, PostgresSink) or mine is None or (found := shadow.find_record(table)) is None:
             raise TargetRewoundError(
-                f"{self.describe(table)} is gone, so nothing can take its place", hint="restart the pipeline to copy the table anew"
+                f"{self.describe(table)} no longer exists, so it cannot be replaced by the resynced copy",
+                hint="restart the pipeline to copy the table again",
             )
         identity = Layout(source_columns(found.columns), found.key, Mode(found.mode)).identity
         place, other = self.place(table), shadow.place(table)
         with target_transaction(self._address, f"replacing {self.describe(table)}") as connection:
             ensure_prepared(connection)
             lock_position(connection, place, self._pipeline)
-            put_in_place(connection, other, place, identity)
+            replace_table(connection, other, place, identity)
             record_shape_of(connection, place, other)
             record_settled(connection, place, self._pipeline, position)
         self._remember(table, None)
@@ -263,7 +258,7 @@ class PostgresSink(PostgresTargets, Sink):
     @override
     def drop_shadows(self) -> None:
         self._lock.ensure()
-        with target_transaction(self._address, f"removing what is left of shadows in {self._address.describe()}") as connection:
+        with target_transaction(self._address, f"removing leftover resync copies in {self._address.describe()}") as connection:
             if is_prepared(connection):
                 for place in owned_tables(connection, self._pipeline, OWN_SCHEMA):
                     drop_table(connection, place)
@@ -271,7 +266,7 @@ class PostgresSink(PostgresTargets, Sink):
 
     @override
     def version_at(self, table: TableName, position: Position) -> int | None:
-        """There are no versions but that of now."""
+        """There is only the current version."""
         record = self.find_record(table)
         return record.position.value if record is not None and record.position is not None and record.position <= position else None
 
@@ -279,9 +274,9 @@ class PostgresSink(PostgresTargets, Sink):
     def read(self, table: TableName, version: int | None = None) -> DataFrame:
         record = self.find_record(table)
         if record is None or self._spark is None or self._scratch is None:
-            raise SinkError(f"{self.describe(table)} cannot be read: it is gone")
-        # A DataFrame that is made from another does not keep that alive, so the files stay for as long as this does.
-        weakref.finalize(self, shutil.rmtree, self._scratch, ignore_errors=True)
+            raise SinkError(f"{self.describe(table)} cannot be read: it does not exist")
+        # A derived DataFrame does not keep the first one alive, so keep the files as long as this object.
+        weakref.finalize(self, storage.discard_tree, self._scratch)
         return read_table(self._spark, self._executors, self._readable(table, record, version), self._scratch)
 
     @override
@@ -311,17 +306,17 @@ class PostgresSink(PostgresTargets, Sink):
         self._check_reached(target.table, end)
 
     @override
-    def find_refused(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
+    def find_rejected(self, target: Target, changes: TableChanges, end: Position) -> dict[tuple[int, int], str]:
         record = self._checked_record(target)
         assert record.position is not None
         slices = slices_after(changes.slices, record.position)
         task = self._epoch_task(record, replace(changes, slices=slices), record.position, end)
-        return self._executors.run(find_refused, [task])[0]
+        return self._executors.run(find_rejected, [task])[0]
 
     @override
     def can_evolve(self, target: Target, evolution: Evolution) -> bool:
         record = self.find_record(target.table)
-        return record is not None and _is_known_as(record, target) and is_written_alike(record, evolution)
+        return record is not None and _is_known_as(record, target) and has_equal_texts(record, evolution)
 
     def _epoch_task(self, record: AppliedRecord, changes: TableChanges, start: Position, end: Position) -> EpochTask:
         evolution = changes.evolution
@@ -336,23 +331,25 @@ class PostgresSink(PostgresTargets, Sink):
             layout,
             tuple(changes.slices),
             changes.views,
-            _parts(layout, changes.slices, counts, can_part=not by_source and is_told_by_text(becomes.columns, becomes.key)),
+            _parts(layout, changes.slices, counts, can_part=not by_source and is_identified_by_text(becomes.columns, becomes.key)),
             start,
             end,
             None if evolution is None else (becomes, plan_alteration(record, evolution)),
         )
 
     def _checked_record(self, target: Target) -> AppliedRecord:
-        """How the table stands, by its own word: it must not be less far than it was."""
+        """The record of the table. Raises if its position is lower than before."""
         record = self.find_record(target.table)
         known = max(self._reached.get(target.table, Position.ZERO), target.applied or Position.ZERO)
         applied = None if record is None else record.position
         if record is None or applied is None or applied < known:
-            raise rewound(self.describe(target.table), target.table, applied, known)
+            raise rewound_error(self.describe(target.table), target.table, applied, known)
         return record
 
     def _check_shape(self, record: AppliedRecord, target: Target, changes: TableChanges) -> None:
-        """Whoever found out how the changes are to be read must know the table as it is; nobody did: they must have its own shape."""
+        """Views are valid only for the columns they were planned for. Changes without a view must have the
+        columns of the table.
+        """
         if changes.views or changes.evolution is not None:
             is_same = _is_known_as(record, target) and changes.views.keys() >= set(changes.schemas)
         else:
@@ -361,7 +358,10 @@ class PostgresSink(PostgresTargets, Sink):
         if not is_same or record.mode != self._mode_of(changes.table):
             raise SchemaChangedError(
                 f"table {changes.table} changed its columns, its key, its mode or its identity, and the target cannot follow that",
-                hint=f"penstock tables resync {changes.table}, or drop {self.describe(changes.table)} and run again to copy the table anew",
+                hint=(
+                    f"penstock tables resync {changes.table}, or drop {self.describe(changes.table)} "
+                    "and restart the pipeline to copy the table again"
+                ),
             )
 
     def _layout(self, schema: TableSchema) -> Layout:
@@ -376,7 +376,7 @@ class PostgresSink(PostgresTargets, Sink):
     def _check_reached(self, table: TableName, position: Position) -> None:
         record = self.find_record(table)
         if record is None or record.position != position:
-            raise SinkError(f"{self.describe(table)} is not at {position}, though the server reported no error")
+            raise SinkError(f"{self.describe(table)} is not at {position}, although the server reported no error")
         self._remember(table, position)
 
     def _remember(self, table: TableName, position: Position | None) -> None:
@@ -398,7 +398,9 @@ def _drop_staging(connection: Connection, record: AppliedRecord | None) -> None:
 
 
 def _parts(layout: Layout, slices: Sequence[FileSlice], counts: ChangeCounts, *, can_part: bool) -> tuple[Part | None, ...]:
-    """Parts in which an epoch is folded. Rows that are only inserted need none; keys with several texts cannot be parted."""
-    if adds_only(layout.mode, counts):
+    """The parts in which an epoch is reduced. Added rows need none; keys with several texts cannot be
+    divided.
+    """
+    if layout.mode.adds_only(counts):
         return ()
-    return tuple(plan_parts(slices, counts, looks_up=layout.mode is not Mode.MIRROR)) if can_part else (None,)
+    return tuple(plan_parts(slices, counts, looks_up=layout.mode.keeps_past_rows)) if can_part else (None,)

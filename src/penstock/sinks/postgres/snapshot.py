@@ -1,34 +1,44 @@
-"""What executors do for a snapshot into Postgres: load chunks into the staging table, and put that in the table's place at the end."""
+"""Executor tasks for whole tables of a Postgres target: load chunks and swap the table in, or read it into
+files for Spark.
+"""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.errors import TableRewrittenError
+from penstock import storage
+from penstock.errors import SnapshotLostError, TableRewrittenError
 from penstock.position import Position
-from penstock.postgres.applied import (
+from penstock.postgres.connection import Connection, SourceAddress
+from penstock.postgres.target.ddl import add_columns, replace_table, staging_table
+from penstock.postgres.target.rows import ChunkPlace, count_blocks, delete_keys, insert_rows, load_chunk, read_blocks
+from penstock.postgres.target.state import (
     ensure_prepared,
     forget_chunks,
     load_chunks,
     load_record,
     lock_position,
     record_settled,
+    target_connection,
     target_transaction,
 )
-from penstock.postgres.connection import Connection, SourceAddress
-from penstock.postgres.target_ddl import add_columns, put_in_place, staging_table
-from penstock.postgres.target_tables import ChunkPlace, delete_keys, insert_rows, load_chunk
 from penstock.schema import TableName
 from penstock.sinks.base import ChangedRows, SnapshotFile, SnapshotPlace
-from penstock.sinks.collapse import match_column, value_column
+from penstock.sinks.executors import Executors
 from penstock.sinks.layout import Layout
-from penstock.sinks.postgres.rows import added_columns, constant_texts
+from penstock.sinks.postgres.rows import added_columns, constant_texts, parse_rows, stored_names
+from penstock.sinks.repair_files import match_column, value_column
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,7 @@ def chunk_name(index: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FinishTask:
-    """The staging table `token`, which holds `chunks`, to be put in the place of its table, at `fence`."""
+    """Put the staging table `token`, with the chunks in `chunks`, in the place of its table, at `fence`."""
 
     address: SourceAddress
     pipeline: str
@@ -60,13 +70,13 @@ class FinishTask:
     layout: Layout
     token: str
     chunks: Mapping[str, int]
-    """By their names, the rows that each has."""
+    """The row count of each chunk, by name."""
     fence: Position
     changed: ChangedRows | None
 
 
 def finish(task: FinishTask) -> None:
-    """Of several attempts, the answer to the first of which was lost perhaps, one does it."""
+    """Swap the staging table in. If several attempts run, one of them does it."""
     with target_transaction(task.address, f"finishing the snapshot of {task.place}") as connection:
         ensure_prepared(connection)
         if _is_done(connection, task):
@@ -74,31 +84,33 @@ def finish(task: FinishTask) -> None:
         staging = staging_table(task.token)
         if task.changed is not None:
             _repair(connection, staging, task.layout, task.changed)
-        values = task.layout.snapshot_values(task.fence, datetime.now(UTC))
+        values = task.layout.mode.snapshot_values(task.fence, datetime.now(UTC))
         add_columns(connection, staging, added_columns(task.layout), constant_texts(task.layout, values))
-        put_in_place(connection, staging, task.place, task.layout.identity)
+        replace_table(connection, staging, task.place, task.layout.identity)
         forget_chunks(connection, task.token)
         record_settled(connection, task.place, task.pipeline, task.fence)
 
 
 def _is_done(connection: Connection, task: FinishTask) -> bool:
-    """If not, the table still waits for what is staged, and all is there that is to be in it, and nothing else."""
+    """Whether an attempt has done it. If not, check that the table still expects this staging table, and that
+    it has exactly the chunks.
+    """
     position = lock_position(connection, task.place, task.pipeline)
     record, _ = load_record(connection, task.place)
     is_this = record is not None and record.staging == task.token and record.pipeline == task.pipeline and not record.is_replaced
     if is_this and position == task.fence:
         return True
     if not is_this or position is not None:
-        raise TableRewrittenError(f"{task.place} has been filled or removed by somebody else meanwhile; the snapshot starts again")
+        raise TableRewrittenError(f"{task.place} was filled or removed by another writer; the snapshot starts again")
     found = {chunk_name(number): rows for number, rows in load_chunks(connection, task.token).items()}
     if found != dict(task.chunks):
-        raise TableRewrittenError(f"the rows that were copied for {task.place} are not the ones that are there; the snapshot starts again")
+        raise TableRewrittenError(f"the staged rows of {task.place} are not the ones that were copied; the snapshot starts again")
     return False
 
 
 def _repair(connection: Connection, staging: TableName, layout: Layout, changed: ChangedRows) -> None:
     matches = [match_column(at) for at in range(len(layout.key))]
-    files = sorted(map(str, Path(changed.keys).glob("*.parquet")))
+    files = sorted(map(str, storage.list_paths(Path(changed.keys), "*.parquet")))
     delete_keys(connection, staging, layout.key, _blocks(files, matches))
     names = layout.columns.names
     insert_rows(connection, staging, names, _blocks(list(changed.rows), [value_column(at) for at in range(len(names))]))
@@ -109,3 +121,76 @@ def _blocks(files: list[str], names: list[str]) -> Iterator[list[pa.Array]]:
         with pq.ParquetFile(path) as file:
             for batch in file.iter_batches(columns=names):
                 yield [batch.column(name) for name in names]
+
+
+_BLOCKS_A_PART = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class TableSource:
+    """A table to read at `position`; None: at its current position."""
+
+    address: SourceAddress
+    pipeline: str
+    place: TableName
+    layout: Layout
+    position: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTask:
+    """Read blocks of the table from `first` to before `last` (None: to the end) into a file."""
+
+    source: TableSource
+    first: int
+    last: int | None
+    path: str
+
+
+def read_table(spark: SparkSession, executors: Executors, source: TableSource, scratch: Path) -> DataFrame:
+    """Read the table into files in a new directory in `scratch`."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    directory = scratch / secrets.token_hex(8)
+    storage.ensure_directory(directory)
+    with target_connection(source.address, f"reading {source.place}") as connection:
+        blocks = count_blocks(connection, source.place)
+    starts = list(range(0, max(1, blocks), _BLOCKS_A_PART))
+    ends = [*starts[1:], None]
+    tasks = [ReadTask(source, *each, str(directory / f"{each[0]}.parquet")) for each in zip(starts, ends, strict=True)]
+    executors.run(copy_blocks, tasks)
+    struct = from_arrow_schema(source.layout.schema, prefer_timestamp_ntz=True)
+    return spark.read.schema(struct).parquet(*(task.path for task in tasks))
+
+
+def read_small(source: TableSource, limit_bytes: int) -> pa.Table | None:
+    """Read the whole table in this process; None if it exceeds `limit_bytes` of memory."""
+    parts, size = [source.layout.schema.empty_table()], 0
+    with target_connection(source.address, f"reading {source.place}") as connection:
+        found, texts = read_blocks(connection, source.place, stored_names(source.layout), (0, None))
+        _check_position(source, found)
+        for block in texts:
+            parts.append(parse_rows([block], source.layout))
+            size += parts[-1].nbytes
+            if size > limit_bytes:
+                connection.close()  # a COPY is in progress
+                return None
+    return pa.concat_tables(parts)
+
+
+def copy_blocks(task: ReadTask) -> None:
+    """Read blocks into a file. Only this pipeline writes to the table, so tasks that see one position see the
+    same table.
+    """
+    source = task.source
+    with target_connection(source.address, f"reading {source.place}") as connection:
+        found, texts = read_blocks(connection, source.place, stored_names(source.layout), (task.first, task.last))
+        _check_position(source, found)
+        with storage.open_new(Path(task.path)) as file, pq.ParquetWriter(file, source.layout.schema) as writer:
+            for block in texts:
+                writer.write_table(parse_rows([block], source.layout))
+
+
+def _check_position(source: TableSource, found: Position | None) -> None:
+    if source.position is not None and found != source.position:
+        raise SnapshotLostError(f"{source.place} is at {found}, but should be read at {source.position}")

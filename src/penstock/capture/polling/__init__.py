@@ -1,0 +1,1 @@
+"""Capture by polling: periodic queries find changed rows."""

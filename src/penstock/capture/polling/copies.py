@@ -1,0 +1,159 @@
+"""Row versions and keys that a table copy contains, so that consumers do not receive them twice and deletes
+are not missed.
+
+A row that changes after one poll and before a copy is in the copy, and the next poll finds that version too.
+It must be returned, since the capture does not know who has the copy, or whether it was completed. So it is
+returned at the position of the copy: a consumer that has the copy skips it, others apply it. Without this, a
+row that changed between a poll and a copy would be delivered twice.
+
+A row that is inserted after one poll, copied, and deleted before the next is in neither poll; its delete
+would be missed. So the keys of the copy are stored too (`known_keys.py`).
+
+One file per table and copy, beside the keys. If it is lost or unreadable, some rows are delivered twice;
+nothing else happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock import storage
+from penstock.capture.polling.known_keys import KnownKeys
+from penstock.capture.polling.settings import PollingSettings
+from penstock.capture.polling.tables import NONE_SEEN, inspect_polled
+from penstock.errors import SpoolError
+from penstock.position import Position
+from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.chunks import lock_table, reading
+from penstock.postgres.connection import Connection, SourceAddress, connect
+from penstock.postgres.consistent_read import ConsistentRead, ensure_flushed, export_consistent_read
+from penstock.postgres.polled_tables import PolledTable, RowBlock, Window, read_keys_in_order, read_versions
+from penstock.postgres.slot import OnWait
+from penstock.postgres.snapshot_export import ExportedSnapshot
+
+_log = logging.getLogger(__name__)
+
+_FILE = re.compile(r"(\d+)-([0-9A-F]{16})\.versions")
+_HORIZON = b"horizon"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CopiedVersions:
+    """The rows in a copy at `position`: those written by transactions before `horizon`, and these versions."""
+
+    position: Position
+    horizon: int
+    versions: pa.StringArray
+
+    def has(self, block: RowBlock, at: int) -> pa.BooleanArray:
+        """Which rows of the block it contains; its `horizon` is the one at index `at` among those that the
+        block was read with.
+        """
+        return pc.or_(block.is_before[at], pc.is_in(block.versions, self.versions))
+
+
+class KnownCopies:
+    """The files of one capture."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def store(self, oid: int, copied: CopiedVersions) -> None:
+        """Store the versions in a copy of the table, durably. Any process may call it while no poll runs."""
+        path = self._path(oid, copied.position)
+        schema = pa.schema([pa.field("version", pa.string())], {_HORIZON: str(copied.horizon).encode()})
+        storage.ensure_directory(self._directory)
+        try:
+            with storage.open_output(path) as file:
+                pq.write_table(pa.Table.from_arrays([copied.versions], schema=schema), file)
+        except (OSError, pa.ArrowException) as error:
+            raise SpoolError(f"the versions in a copy cannot be stored: {type(error).__name__}") from error
+
+    def load(self, after: Position, before: Position) -> dict[int, list[CopiedVersions]]:
+        """The copies between two polls, by table, in order."""
+        found: dict[int, list[CopiedVersions]] = {}
+        for oid, position in sorted(self._list()):
+            if after < position < before:
+                copied = self._load(oid, position)
+                if copied is not None:
+                    found.setdefault(oid, []).append(copied)
+        return found
+
+    def forget(self, upto: Position) -> None:
+        """Delete the files of copies before a confirmed poll."""
+        for oid, position in self._list():
+            if position <= upto:
+                storage.delete(self._path(oid, position))
+
+    def _load(self, oid: int, position: Position) -> CopiedVersions | None:
+        try:
+            table = pq.read_table(self._path(oid, position))
+            return CopiedVersions(position, int(table.schema.metadata[_HORIZON]), table.column(0).combine_chunks())
+        except (OSError, pa.ArrowException, LookupError, TypeError, ValueError) as error:
+            facts = {"oid": oid, "position": str(position), "error": type(error).__name__}
+            _log.warning("copied versions unreadable, some rows are delivered twice", extra=facts)
+            return None
+
+    def _list(self) -> list[tuple[int, Position]]:
+        matches = map(_FILE.fullmatch, storage.list_files(self._directory))
+        return [(int(match[1]), Position.of(int(match[2], 16))) for match in matches if match is not None]
+
+    def _path(self, oid: int, position: Position) -> Path:
+        return self._directory / f"{oid}-{position.value:016X}.versions"
+
+
+_MOST_VERSIONS = 2_000_000
+"""The maximum per table, among rows written since the oldest open transaction. Beyond it, some rows are
+delivered twice.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedTables:
+    """Stores the versions and keys of tables at the consistent read under which they are copied."""
+
+    settings: PollingSettings
+    tables: Sequence[CatalogTable]
+
+    def __call__(self, connection: Connection, read: ConsistentRead) -> None:
+        if not self.tables:
+            return
+        # After a crash that loses this WAL, the server would assign the position and the transaction ids again.
+        with connect(self.settings.address) as other:
+            ensure_flushed(other, read.position)
+        keys, copies = KnownKeys(self.settings.keys), KnownCopies(self.settings.keys)
+        for table in inspect_polled(connection, self.settings, self.tables).tables:
+            with reading(table.schema.name):
+                lock_table(connection, table.schema.name, table.schema.oid, only=not table.is_partitioned)
+            if self.settings.rules.deletes:
+                keys.store_copied(table.schema, read.position, read_keys_in_order(connection, table))
+            versions = _read_latest(connection, table, read)
+            copies.store(table.schema.oid, CopiedVersions(read.position, read.xmin, versions))
+
+
+def _read_latest(connection: Connection, table: PolledTable, read: ConsistentRead) -> pa.StringArray:
+    """The visible versions written since the oldest open transaction. Older ones are identified by `horizon`."""
+    if read.xmin == read.xmax:
+        return NONE_SEEN
+    return read_versions(connection, replace(table, cursor=None), Window(horizon=read.xmin), read, _MOST_VERSIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyExport:
+    """An `Export` that also stores the contents of the copied tables."""
+
+    settings: PollingSettings
+
+    def __call__(
+        self, address: SourceAddress, on_wait: OnWait, tables: Sequence[CatalogTable] = ()
+    ) -> AbstractContextManager[ExportedSnapshot]:
+        return export_consistent_read(address, on_wait, CopiedTables(self.settings, tables), self.settings.poll_lock)

@@ -1,0 +1,352 @@
+"""Check the source before and during capture: WAL continuity, same database system, uninterrupted publication
+membership.
+
+Before the first row: is it the same database system, does its timeline share the WAL up to the captured
+position, and do slot and spool together contain everything after that position? The checks run from the most
+general cause to the most specific: another server, the slot, the continuity, the publication, and last a
+current reader of the slot, which is the only problem that resolves itself.
+
+The spool stores the membership of each consumer's tables. Losing the spool loses this record, and nothing
+else. Only the catalog at two times is compared: a table that was added, removed and added again between two
+checks is not detected, nor is a publication that omitted operations (`publish`) for some time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from penstock import storage
+from penstock.capture.provision import ensure_capture
+from penstock.capture.settings import CaptureSettings
+from penstock.errors import (
+    PositionGapError,
+    PublicationError,
+    SlotMissingError,
+    SpoolCorruptError,
+    SpoolError,
+    SystemChangedError,
+    TableGapError,
+    TimelineChangedError,
+)
+from penstock.position import Position
+from penstock.postgres.catalog import inspect_types, load_types
+from penstock.postgres.connection import Connection, SourceAddress, connect
+from penstock.postgres.membership import CapturedTables, Membership, inspect_captured_tables
+from penstock.postgres.publication import inspect_publication
+from penstock.postgres.queries import identifier
+from penstock.postgres.server import SystemIdentity, identify_system, inspect_switch
+from penstock.postgres.slot import (
+    COPY_AGAIN,
+    OnWait,
+    Slot,
+    check_failover,
+    check_idle,
+    check_server,
+    check_slot,
+    current_position,
+    drop_statement,
+    ensure_slot,
+    inspect_server,
+    inspect_slot,
+)
+from penstock.postgres.types.registry import TypeResolver
+from penstock.schema import TableName
+from penstock.spool.history import SchemaHistory
+from penstock.spool.manifest import parse_document
+from penstock.spool.ownership import load_identity
+from penstock.spool.reader import SpoolReader
+from penstock.spool.retention import released_by_all, released_positions
+
+
+def check_continuity(needed: Position, spool: tuple[Position, Position] | None, confirmed: Position, slot: str) -> None:
+    """Raise unless everything after `needed` can still be read. The server sends what commits after
+    `confirmed`; the spool contains the range between its two positions. A reader is safe if the slot has not
+    advanced past it, or if the spool covers the range from the reader to the slot.
+    """
+    if confirmed <= needed:
+        return
+    if spool is not None and spool[0] <= needed and confirmed <= spool[1]:
+        return
+    raise PositionGapError(
+        f"slot {slot} begins at {confirmed}, but its readers have only the commits up to {needed}: "
+        f"the {confirmed - needed} bytes of WAL in between can no longer be read",
+        hint=COPY_AGAIN,
+    )
+
+
+def check_system(
+    address: SourceAddress, now: SystemIdentity, before: SystemIdentity, held: Position, *, slot: Slot | None, name: str
+) -> None:
+    """Raise unless the WAL of the server `now` continues from `held`, which was captured from the server
+    `before`. A change of timeline is accepted only if everything captured is before the switch; if the slot
+    `name` was synchronised from the primary (Postgres 17 and later), since another slot may lack catalog rows
+    that decoding needs; and if the slot is not past the captured position, which `check_continuity` verifies.
+    """
+    if now == before:
+        return
+    check_same_system(now, before)
+    switched = f"the server is on timeline {now.timeline}, and everything captured came from timeline {before.timeline}"
+    switch = inspect_switch(address, now.timeline, before.timeline)
+    if switch is None:
+        raise TimelineChangedError(
+            f"{switched}, which is not part of its history: it was restored to a time before that timeline began",
+            hint=f"point source.dsn at the server that continued from timeline {before.timeline}, or {COPY_AGAIN}",
+        )
+    if held.lsn > switch:
+        raise TimelineChangedError(
+            f"{switched}, which it left at {switch}: the {held.lsn - switch} bytes of WAL from there to {held} were captured, "
+            "but the server lost them when it was promoted or restored",
+            hint=f"{COPY_AGAIN}; with synchronized_standby_slots on the primary, the capture never runs ahead of the standby",
+        )
+    if slot is None or not (slot.failover and slot.synced):
+        state = "does not exist" if slot is None else "was not synchronised from the primary"
+        raise TimelineChangedError(
+            f"{switched}; on the promoted server, slot {name} {state}, so changes up to the switch at {switch} may be missing",
+            hint=f"{COPY_AGAIN}; with source.failover: true and sync_replication_slots on the standby (Postgres 17 and later), the slot "
+            "survives a promotion",
+        )
+
+
+def check_same_system(now: SystemIdentity, before: SystemIdentity) -> None:
+    """Raise unless it is the same database system, on any timeline."""
+    if now.identifier != before.identifier:
+        raise SystemChangedError(
+            f"the server is database system {now.identifier}, and everything captured came from {before.identifier}",
+            hint=f"point source.dsn back at the old system, or {COPY_AGAIN}",
+        )
+
+
+def check_not_rewound(held: Position, server: Position) -> None:
+    """Raise if the server's WAL ends before the captured position: the server was restored to an earlier
+    time, perhaps on the same timeline.
+    """
+    if held > server:
+        raise SystemChangedError(
+            f"changes were captured up to {held}, and the server's WAL ends at {server}: it was restored to an earlier time",
+            hint=COPY_AGAIN,
+        )
+
+
+_log = logging.getLogger(__name__)
+
+_FORMAT = 1
+_NAMED = 5
+"""The number of tables that an error names."""
+
+
+def check_publication(connection: Connection, settings: CaptureSettings, *, has_slot: bool = True) -> None:
+    """Raise if there is no publication. Since version 18 the server would send nothing, without an error."""
+    name = settings.publication
+    if inspect_publication(connection, name) is not None:
+        return
+    make = f"CREATE PUBLICATION {identifier(name)} FOR TABLE …;"
+    if not has_slot:
+        raise PublicationError(
+            f"publication {name} does not exist, and a slot that is older than its publication cannot be read",
+            hint=f"{make} or let the capture create it, with with_publication_management",
+        )
+    raise PublicationError(
+        f"publication {name} does not exist: current changes are lost for slot {settings.slot}",
+        hint=f"{drop_statement(settings.slot)} {make} then {COPY_AGAIN}",
+    )
+
+
+class MembershipWatch:
+    """Checks the membership of one consumer's tables. Used by one thread at a time."""
+
+    def __init__(
+        self, settings: CaptureSettings, consumer: str, required: Collection[TableName], takes: Collection[TableName] | None
+    ) -> None:
+        """`takes` are the tables that the consumer reads by name; None: everything that is published, of
+        which the `required` must stay.
+        """
+        self._settings = settings
+        self._consumer = consumer
+        self._required = frozenset(required)
+        self._takes = takes
+        self._warned: set[TableName] = set()
+        self._lock = threading.Lock()
+
+    def check(self, *, is_first: bool = False) -> None:
+        """Raise if changes of a known table may be missing; record new tables. With `is_first`, earlier
+        records are ignored, since nothing has been read yet.
+        """
+        with self._lock:  # an earlier check may still be running
+            self._check(is_first=is_first)
+
+    def _check(self, *, is_first: bool) -> None:
+        settings = self._settings
+        recorded = {} if is_first else load_memberships(settings.spool, self._consumer)
+        found = self._inspect()
+        if self._interruptions(found, recorded):
+            found = self._inspect()  # several queries: a table that was altered between them may look like one that left
+        named = self._interruptions(found, recorded)
+        if named:
+            more = f" (and {len(named) - _NAMED} more)" if len(named) > _NAMED else ""
+            raise TableGapError(
+                f"{'; '.join(named[:_NAMED])}{more}: changes may be missing", hint=f"{drop_statement(settings.slot)} then {COPY_AGAIN}"
+            )
+        for name, before in recorded.items():
+            current_name = found.current_name(before)
+            if current_name is not None and current_name not in found.members:
+                self._warn_once(name)
+        known = self._known(found, recorded)
+        if known != recorded or is_first:
+            try:
+                save_memberships(settings.spool, self._consumer, known)
+            except OSError as error:
+                raise SpoolError(f"the spool cannot be written: {error}") from error
+
+    def _inspect(self) -> CapturedTables:
+        settings = self._settings
+        takes = self._takes
+        return inspect_captured_tables(
+            settings.address, settings.publication, lambda table: takes is None or table in takes, old_rows=settings.old_rows
+        )
+
+    def _interruptions(self, found: CapturedTables, recorded: Mapping[TableName, Membership]) -> list[str]:
+        if self._takes is not None:
+            reasons = found.interruptions(recorded)
+        else:
+            compared = {name: before for name, before in recorded.items() if not _is_known_replacement(found, name, before, recorded)}
+            required = {name: before for name, before in compared.items() if name in self._required}
+            optional = {name: before for name, before in compared.items() if name not in self._required}
+            reasons = {
+                **found.interruptions(required, by_oid=True),
+                **found.interruptions(optional, by_oid=True, must_be_captured=False),
+            }
+        return [f"table {name} {reasons[name]}" for name in recorded if name in reasons]
+
+    def _known(self, found: CapturedTables, recorded: Mapping[TableName, Membership]) -> dict[TableName, Membership]:
+        """The records to store: known tables under their current names, dropped tables unless another table
+        has their name, and new tables.
+        """
+        if self._takes is not None:
+            return {**found.members, **recorded}
+        kept, gone = {}, {}
+        for name, before in recorded.items():
+            current_name = found.current_name(before)
+            if current_name is None:
+                gone[name] = before
+            else:
+                kept[current_name] = before
+        return {**gone, **found.members, **kept}
+
+    def _warn_once(self, name: TableName) -> None:
+        if name not in self._warned:
+            self._warned.add(name)
+            _log.warning("table is no longer in the publication", extra={"table": str(name), "publication": self._settings.publication})
+
+
+def _is_known_replacement(found: CapturedTables, name: TableName, before: Membership, recorded: Mapping[TableName, Membership]) -> bool:
+    """Whether the table was dropped, and a table that has been captured without interruption now has its name."""
+    return found.current_name(before) is None and found.members.get(name) in recorded.values()
+
+
+def load_memberships(root: Path, consumer: str) -> dict[TableName, Membership]:
+    """The recorded memberships of a consumer; empty before the first check."""
+    path = _path(root, consumer)
+    try:
+        data = storage.read(path)
+    except OSError as error:
+        raise SpoolError(f"the spool cannot be read: {error}") from error
+    if data is None:
+        return {}
+    document = parse_document(data, where=f"tables/{path.name}")
+    try:
+        return {TableName.parse(name): Membership(int(oid), str(act)) for name, (oid, act) in document["tables"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SpoolCorruptError(
+            f"tables/{path.name} cannot be parsed", hint="remove the file if the publication has not been changed since the last run"
+        ) from error
+
+
+def save_memberships(root: Path, consumer: str, members: Mapping[TableName, Membership]) -> None:
+    tables = {str(name): [member.oid, member.act] for name, member in sorted(members.items())}
+    storage.put(_path(root, consumer), json.dumps({"format": _FORMAT, "consumer": consumer, "tables": tables}).encode())
+
+
+def _path(root: Path, consumer: str) -> Path:
+    return root / "tables" / f"{quote(consumer, safe='')}.json"
+
+
+class Source(NamedTuple):
+    """The state of a source from which capture can start."""
+
+    system: SystemIdentity
+    slot: Slot
+    start: Position
+    """The position from which capture continues."""
+    keys: dict[int, tuple[str, ...]]
+    """The keys of tables at that position."""
+    types: TypeResolver
+
+
+def inspect_source(settings: CaptureSettings, reader: SpoolReader, on_wait: OnWait) -> Source:
+    """Check the source, and raise the first error. Creates publication and slot if nothing was captured from
+    them before.
+    """
+    with connect(settings.address) as connection:
+        server = inspect_server(connection)
+        check_server(server)
+        check_failover(settings.failover, server.version)
+        system = identify_system(settings.address)
+        slot = inspect_slot(connection, settings.slot)
+        _check_history(connection, settings, reader, system, slot)
+        slot = slot or _ensure_first(settings, on_wait)
+        check_slot(slot, server.database)
+        _check_ground(settings, reader, slot)
+        check_publication(connection, settings)
+        check_idle(slot)
+        if settings.failover and not slot.failover:
+            slot = ensure_slot(settings.address, connection, settings.slot, failover=True)
+        types = TypeResolver(settings.types, inspect_types(connection), partial(load_types, settings.address))
+        start = max(reader.end or Position.ZERO, slot.confirmed)
+        return Source(system, slot, start, SchemaHistory.load(settings.spool).keys(start), types)
+
+
+def _check_history(
+    connection: Connection, settings: CaptureSettings, reader: SpoolReader, system: SystemIdentity, slot: Slot | None
+) -> None:
+    before = load_identity(settings.spool)
+    if before is None:
+        return
+    held = max(reader.end or Position.ZERO, *released_positions(settings.spool).values(), Position.ZERO)
+    known = SystemIdentity(before.system_identifier, before.timeline)
+    check_system(settings.address, system, known, held, slot=slot, name=settings.slot)
+    check_not_rewound(held, current_position(connection))
+
+
+def _ensure_first(settings: CaptureSettings, on_wait: OnWait) -> Slot:
+    """Create a missing slot, only if it cannot have existed before."""
+    if load_identity(settings.spool) is not None or not settings.tables:
+        raise SlotMissingError(f"slot {settings.slot} no longer exists: commits since it was last read are lost", hint=COPY_AGAIN)
+    slot, _ = ensure_capture(
+        settings.address,
+        settings.slot,
+        settings.publication,
+        settings.tables,
+        failover=settings.failover,
+        old_rows=settings.old_rows,
+        on_wait=on_wait,
+    )
+    return slot
+
+
+def _check_ground(settings: CaptureSettings, reader: SpoolReader, slot: Slot) -> None:
+    """Check that slot and spool contain what consumers need. New consumers need the spool from its start, and
+    so do future ones.
+    """
+    ground = reader.extent
+    needed = released_by_all(settings.spool) or Position.ZERO
+    if needed == Position.ZERO and ground is not None:
+        needed = ground[0]
+    if needed > Position.ZERO:
+        check_continuity(needed, ground, slot.confirmed, settings.slot)

@@ -1,0 +1,1 @@
+"""Capture by triggers, which write changes to a change table in the source."""

@@ -1,0 +1,287 @@
+"""Build typed change batches from rows of the change table, with the same columns and metadata as the
+replication stream. A change has the whole old row, the whole new row, or both, so no value is ever missing.
+An update that changes the key becomes a `delete` of the old key and an `insert` of the new one; so does every
+update of a table without a key.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.arrow import Bools, as_arrow, as_bools, distinct
+from penstock.change import REPLACED, ChangeBatch, ChangeCounts, ChangeType, change_schema
+from penstock.errors import ProtocolError
+from penstock.postgres.change_table import Shape
+from penstock.postgres.types.column import DecodedColumn
+from penstock.postgres.types.quoting import split_records
+from penstock.postgres.types.registry import TypeResolver
+from penstock.postgres.types.rows import DecodedRows, decode_rows, join_columns
+from penstock.schema import TableSchema
+
+_log = logging.getLogger(__name__)
+
+Ints = npt.NDArray[np.int64]
+
+_KINDS = pa.array([str(kind) for kind in (ChangeType.INSERT, ChangeType.UPDATE_POSTIMAGE, ChangeType.DELETE, ChangeType.TRUNCATE)])
+_INSERT, _UPDATE, _DELETE, _TRUNCATE = range(4)
+_CODES = pa.array(["I", "U", "D", "T"])
+"""The codes that triggers write for these kinds."""
+_SHAPE = 3
+"""The index of the shape among the columns that are read."""
+_HALVES = 2
+"""Ordinals per change: both halves of a key change need one."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitFacts:
+    """Transaction id and time, shared by all changes of a transaction."""
+
+    xid: int
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedChanges:
+    """Recorded changes in order."""
+
+    positions: Ints
+    numbers: Ints
+    """The numbers within their transactions: ascending, but with gaps."""
+    tables: Ints
+    """The OID of the table; of the root, for a partition."""
+    shapes: Ints
+    codes: Ints
+    old: pa.StringArray
+    new: pa.StringArray
+
+    @classmethod
+    def of(cls, columns: Sequence[pa.StringArray]) -> RecordedChanges:
+        positions, numbers, tables, shapes, kinds, old_at, new_at, old, new = columns
+        codes = _numbers(pc.index_in(kinds, value_set=_CODES).cast(pa.int64()))
+        recorded = cls(_integers(positions), _integers(numbers), _integers(tables), _integers(shapes), codes, old, new)
+        # A ctid at which no other change found its row belongs to a row that was only locked.
+        late = np.flatnonzero(as_bools(pc.is_in(new_at, value_set=old_at.drop_null())))
+        return recorded if not len(late) else recorded.only(causal_order(recorded, late, old_at, new_at), recorded.numbers)
+
+    def only(self, chosen: Ints, numbers: Ints | None = None) -> RecordedChanges:
+        """A selection or reordering of the changes, with other numbers if given."""
+        at = as_arrow(chosen, pa.int64())
+        own = self.numbers[chosen] if numbers is None else numbers
+        tables, shapes, codes = self.tables[chosen], self.shapes[chosen], self.codes[chosen]
+        return RecordedChanges(self.positions[chosen], own, tables, shapes, codes, self.old.take(at), self.new.take(at))
+
+    @property
+    def shape_ids(self) -> list[int]:
+        return [int(each) for each in distinct(np.abs(self.shapes))]
+
+
+def restored(columns: Sequence[pa.StringArray], find: Callable[[int, str], int | None]) -> list[pa.StringArray]:
+    """The columns for `RecordedChanges`, with the actual shapes of rows instead of the recorded ones. A
+    transaction that began before a table was altered records the old shape, and the column numbers of its
+    rows. If no shape with these numbers is found, the result is the negative of the recorded one.
+    """
+    *facts, altered = columns
+    if altered.null_count == len(altered):
+        return facts
+    recorded = list(zip(facts[_SHAPE].to_pylist(), altered.to_pylist(), strict=True))
+    known = {(shape, numbers): find(int(shape), numbers) or -int(shape) for shape, numbers in set(recorded) if numbers is not None}
+    facts[_SHAPE] = pa.array([str(known.get(each, each[0])) for each in recorded], pa.string())
+    return facts
+
+
+def causal_order(recorded: RecordedChanges, late: Ints, old_at: pa.StringArray, new_at: pa.StringArray) -> Ints:
+    """Move each of the `late` changes before the change that found the row at the ctid where this one left
+    it, if that was recorded first. Row triggers fire after the statement, one row after the other. If a
+    trigger of the application changes another row of the same statement, whose own trigger has not fired yet,
+    that later change is recorded first. Within a transaction no two row versions have the same ctid in one
+    file of their table until it is truncated, and after that the new file is filled from its beginning. So no
+    change is moved across a truncate.
+    """
+    order = list(range(len(recorded.codes)))
+    places = old_at.to_pylist()
+    for position in distinct(recorded.positions[late]).tolist():
+        members = np.flatnonzero(recorded.positions == position).tolist()
+        fillings = _fillings(recorded, members)
+        found = {(*fillings[at], places[at]): at for at in members if places[at] is not None}
+        for at in late[recorded.positions[late] == position].tolist():
+            follower = found.get((*fillings[at], new_at[at].as_py()))
+            if follower is not None and follower < at:
+                order.remove(at)
+                order.insert(order.index(follower), at)
+    return np.array(order, np.int64)
+
+
+def _fillings(recorded: RecordedChanges, members: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """For each change of a transaction: its table, and how often that was truncated before."""
+    emptied: Counter[int] = Counter()
+    fillings: dict[int, tuple[int, int]] = {}
+    for at in members:
+        table = int(recorded.tables[at])
+        emptied[table] += recorded.codes[at] == _TRUNCATE
+        fillings[at] = (table, emptied[table])
+    return fillings
+
+
+def table_schema(shape: Shape, types: TypeResolver) -> TableSchema:
+    """Without generated columns, as a snapshot reads it; columns of a partition in the order of its root."""
+    kept = sorted((field for field in shape.fields if not field.is_generated), key=lambda field: field.rank)
+    columns = tuple(types.column(field.name, field.type_oid, field.type_modifier) for field in kept)
+    return TableSchema(shape.oid, shape.name, columns, ()).with_key(shape.key)
+
+
+def build_batches(
+    recorded: RecordedChanges, shapes: Mapping[int, tuple[Shape, TableSchema]], commits: Mapping[int, CommitFacts]
+) -> tuple[ChangeBatch, ...]:
+    """One batch for each table and schema version, in the order of their first changes."""
+    parts: dict[TableSchema, list[ChangeBatch]] = defaultdict(list)
+    for shape_id in dict.fromkeys(recorded.shapes.tolist()):
+        shape, schema = shapes[abs(shape_id)]
+        part = recorded.only(np.flatnonzero(recorded.shapes == shape_id))
+        parts[schema].append(_build_lost(part, schema, commits) if shape_id < 0 else _build_safely(part, shape, schema, commits))
+    return tuple(_joined(schema, batches) for schema, batches in parts.items())
+
+
+def _build_safely(recorded: RecordedChanges, shape: Shape, schema: TableSchema, commits: Mapping[int, CommitFacts]) -> ChangeBatch:
+    """Rows that do not match their shape fail their table only."""
+    try:
+        return _build(recorded, shape, schema, commits)
+    except ProtocolError as error:
+        _log.warning("changes unreadable", extra={"table": str(schema.name), "code": error.code, "changes": len(recorded.codes)})
+        return _build_lost(recorded, schema, commits)
+
+
+def _build_lost(recorded: RecordedChanges, schema: TableSchema, commits: Mapping[int, CommitFacts]) -> ChangeBatch:
+    """Changes whose columns are unknown: without values, each marked as an unreadable text."""
+    rows = _Rows.plan(recorded, np.zeros(len(recorded.codes), np.bool_))
+    texts = pc.binary_join_element_wise(pa.scalar(REPLACED), pc.coalesce(recorded.new, recorded.old), "")
+    lost, count = texts.is_valid(), len(texts)
+    fields = change_schema(schema)
+    columns = [DecodedColumn(pa.nulls(count, fields.field(at).type), lost) for at in range(len(schema.columns))]
+    unreadable = dict.fromkeys(schema.column_names, lost.true_count)
+    decoded = join_columns(columns, [texts] * len(columns), schema, count, unreadable)
+    return _batch(recorded, rows, schema, commits, decoded, moves=0)
+
+
+def _build(recorded: RecordedChanges, shape: Shape, schema: TableSchema, commits: Mapping[int, CommitFacts]) -> ChangeBatch:
+    new, old = _Tuples.of(recorded.new, shape), _Tuples.of(recorded.old, shape)
+    moved = _moved(recorded, new, old, schema.key)
+    rows = _Rows.plan(recorded, moved)
+    texts = [_texts(name, rows, new, old, is_key=not schema.key or name in schema.key) for name in schema.column_names]
+    decoded = decode_rows(texts, schema, len(rows.codes))
+    return _batch(recorded, rows, schema, commits, decoded, moves=int(np.count_nonzero(moved)))
+
+
+def _batch(
+    recorded: RecordedChanges, rows: _Rows, schema: TableSchema, commits: Mapping[int, CommitFacts], decoded: DecodedRows, *, moves: int
+) -> ChangeBatch:
+    inserts, updates, deletes, truncates = np.bincount(rows.codes, minlength=len(_KINDS)).tolist()
+    batch = pa.RecordBatch.from_arrays(
+        [*decoded.columns, *_metadata(recorded, rows, commits), decoded.exact],
+        schema=change_schema(schema),
+    )
+    unreadable = sum(decoded.unreadable.values())
+    return ChangeBatch(schema, batch, ChangeCounts(inserts, updates, deletes, truncates, moves, 0, decoded.inexact, unreadable))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tuples:
+    """The rows of some changes, by column; `places` holds the index of each change's row, -1 if it has none."""
+
+    columns: Mapping[str, pa.StringArray]
+    places: Ints
+
+    @classmethod
+    def of(cls, records: pa.StringArray, shape: Shape) -> _Tuples:
+        present = as_bools(records.is_valid())
+        places = np.where(present, np.cumsum(present) - 1, -1)
+        try:
+            columns = split_records(records.drop_null(), len(shape.fields))
+        except ProtocolError as error:
+            raise ProtocolError(f"a change of {shape.name} has {error.message} of {len(shape.fields)} columns") from None
+        return cls({field.name: column for field, column in zip(shape.fields, columns, strict=True)}, places)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """For each row of a batch: its change, its kind, its ordinal, and whether it shows the old row."""
+
+    changes: Ints
+    codes: Ints
+    ordinals: Ints
+    shows_old: Bools
+
+    @classmethod
+    def plan(cls, recorded: RecordedChanges, moved: Bools) -> _Rows:
+        changes = np.repeat(np.arange(len(recorded.codes)), np.where(moved, 2, 1))
+        is_second = np.zeros(len(changes), np.bool_)
+        is_second[1:] = changes[1:] == changes[:-1]
+        is_first = moved[changes] & ~is_second
+        codes = np.where(is_first, _DELETE, np.where(is_second, _INSERT, recorded.codes[changes]))
+        return cls(changes, codes, recorded.numbers[changes] * _HALVES + is_second, codes == _DELETE)
+
+
+def _moved(recorded: RecordedChanges, new: _Tuples, old: _Tuples, key: Iterable[str]) -> Bools:
+    """Which updates changed the key; all of them in a table without a key."""
+    updates = np.flatnonzero(recorded.codes == _UPDATE)
+    moved = np.zeros(len(recorded.codes), np.bool_)
+    names = tuple(key)
+    if not names:
+        moved[updates] = True
+    for name in names:
+        before = old.columns[name].take(as_arrow(old.places[updates], pa.int64())).cast(pa.binary())
+        after = new.columns[name].take(as_arrow(new.places[updates], pa.int64())).cast(pa.binary())
+        moved[updates] |= ~as_bools(pc.fill_null(pc.equal(before, after), False))
+    return moved
+
+
+def _texts(name: str, rows: _Rows, new: _Tuples, old: _Tuples, *, is_key: bool) -> pa.StringArray:
+    """A column of a batch. A delete shows only the key, a truncate nothing."""
+    ours, theirs = new.columns[name], old.columns[name]
+    together = pa.concat_arrays([ours, theirs, pa.nulls(1, pa.string())])
+    nothing = len(ours) + len(theirs)
+    old_places = old.places[rows.changes] + len(ours) if is_key else np.full(len(rows.changes), nothing)
+    places = np.where(rows.shows_old, old_places, new.places[rows.changes])
+    places = np.where(rows.codes == _TRUNCATE, nothing, places)
+    return together.take(as_arrow(places, pa.int64()))
+
+
+def _metadata(recorded: RecordedChanges, rows: _Rows, commits: Mapping[int, CommitFacts]) -> list[pa.Array]:
+    """The columns `_change_type` to `_unchanged`."""
+    positions = recorded.positions[rows.changes]
+    known, at = np.unique(positions, return_inverse=True)
+    facts = [commits[int(position)] for position in known]
+    places = as_arrow(at.astype(np.int64), pa.int64())
+    times = pa.array([each.at for each in facts], pa.timestamp("us", "UTC")).take(places)
+    xids = pa.array([each.xid for each in facts], pa.int64()).take(places)
+    kinds = _KINDS.take(as_arrow(rows.codes, pa.int64()))
+    nothing = pa.nulls(len(positions), pa.list_(pa.string()))
+    return [kinds, as_arrow(positions, pa.int64()), times, as_arrow(rows.ordinals, pa.int64()), xids, nothing]
+
+
+def _joined(schema: TableSchema, batches: Sequence[ChangeBatch]) -> ChangeBatch:
+    """The changes of several partitions in order."""
+    if len(batches) == 1:
+        return batches[0]
+    rows = pa.Table.from_batches([batch.rows for batch in batches]).combine_chunks()
+    first = len(schema.columns)
+    positions, ordinals = (_numbers(rows.column(first + at).chunk(0)) for at in (1, 3))
+    order = as_arrow(np.lexsort((ordinals, positions)), pa.int64())
+    counts = sum((batch.counts for batch in batches), ChangeCounts())
+    return ChangeBatch(schema, rows.take(order).combine_chunks().to_batches()[0], counts)
+
+
+def _integers(texts: pa.StringArray) -> Ints:
+    return _numbers(texts.cast(pa.int64()))
+
+
+def _numbers(values: pa.Int64Array) -> Ints:
+    return np.frombuffer(values.buffers()[1], np.int64, count=len(values), offset=values.offset * 8)

@@ -1,0 +1,85 @@
+"""The streaming query that triggers epochs: end of a batch, reason for its end, and health of Spark, target
+and source.
+
+The health checks run when a table failed, before the failure counts against the table.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock import storage
+from penstock.errors import EnvironmentUnfitError, SinkError, WorkerStartError, parse_error
+from penstock.position import Position
+from penstock.postgres.connection import SourceAddress, connect
+
+_LOST_WORKER = (
+    "Python worker failed to connect back",
+    "Python worker exited unexpectedly",
+    "Broken pipe",
+    "EOFException",
+    "Connection reset",
+)
+
+
+def await_end(query: StreamingQuery) -> None:
+    """Wait for the end of the query and raise the error that ended it; errors of Penstock are raised as
+    `PenstockError`.
+    """
+    try:
+        query.awaitTermination()
+    except PySparkException as error:
+        found = parse_error(str(error))
+        if found is None and any(words in str(error) for words in _LOST_WORKER):
+            found = WorkerStartError("a Python worker process of Spark ended, or did not start within Spark's time limit")
+        if found is None:
+            raise
+        raise found from error
+
+
+def planned_end(checkpoint: Path, batch: int) -> Position:
+    """The end of a batch, from the offset log that Spark wrote before the batch started."""
+    lines = storage.read_text(checkpoint / "offsets" / str(batch)).splitlines()
+    return Position.parse(json.loads(lines[2])["position"])
+
+
+def is_spark_alive(spark: SparkSession) -> bool:
+    context: Any = spark.sparkContext
+    try:
+        return not context._jsc.sc().isStopped()  # noqa: SLF001 - pyspark's own door to the JVM
+    except (Py4JError, OSError, AttributeError):  # the JVM does not answer, or Python stopped the session
+        return False
+
+
+def spark_lost() -> EnvironmentUnfitError:
+    return EnvironmentUnfitError(
+        "the Spark session has ended: its JVM was stopped, ran out of memory or was killed",
+        hint="start the pipeline again; if it happens again, see Spark's log and raise spark.driver.memory",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SharedHealth:
+    """`check` raises if Spark, the target or the source does not work."""
+
+    spark: SparkSession
+    root: Path
+    address: SourceAddress
+
+    def check(self) -> None:
+        if not is_spark_alive(self.spark):
+            raise spark_lost()
+        if not storage.is_directory(self.root):
+            raise SinkError(
+                f"the target directory {self.root} does not exist; is its volume mounted?", hint=f"mount the volume of {self.root}"
+            )
+        with connect(self.address):
+            pass

@@ -1,0 +1,1 @@
+"""Dead-letter queue: rejected rows, their storage and their replay."""

@@ -1,0 +1,159 @@
+"""Rows rejected while a table is copied: stored next to the files of their chunks, and made dead letters when
+the copy is complete.
+
+A chunk's rejected rows are durable before the chunk counts as read. Rows that changed during the copy are
+read again, and may be rejected again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock import storage
+from penstock.change import EXACT, METADATA_FIELDS, ChangeType, change_schema
+from penstock.errors import PenstockError
+from penstock.pipeline.dead_letters.files import CHANGES_SUFFIX, LETTERS_SUFFIX, write_changes, write_durably
+from penstock.pipeline.dead_letters.rejections import Name, Rejection, Screened, build_dead_letters
+from penstock.position import Position
+from penstock.postgres.chunks import snapshot_schema
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import ChangedRows
+from penstock.sinks.keys import key_codes
+from penstock.sinks.modes import Mode
+from penstock.sinks.repair_files import match_column, match_text_column
+from penstock.sinks.row_values import build_exact
+
+_CODE, _REASON = "code\0", "reason\0"  # no source column can have this name
+_FIRST_ORDINAL = 1 << 40
+"""First ordinal of snapshot rows. Their position is the fence, which a change may have too."""
+
+
+class RejectedRowsFile:
+    """Writes rejected rows to a file, before the last accepted row is returned. No file if there are none."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._tables: list[pa.Table] = []
+
+    def __call__(self, rows: pa.RecordBatch, errors: Sequence[PenstockError]) -> None:
+        table = pa.Table.from_batches([rows])
+        table = table.append_column(_CODE, pa.array([error.code for error in errors], pa.string()))
+        self._tables.append(table.append_column(_REASON, pa.array([error.message for error in errors], pa.string())))
+
+    def watch(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+        self.close()
+
+    def close(self) -> None:
+        """Finish the file; it is durable when this returns."""
+        if self._tables:
+            with storage.open_output(self._path) as file:
+                pq.write_table(pa.concat_tables(self._tables), file)
+
+
+def chunk_rejected_file(records: Path, number: int, fence: Position) -> Path:
+    """The file of one attempt at a chunk, under this fence."""
+    return records / f"refused-{number}-{fence.value:016X}.parquet"
+
+
+def open_rejected_file(records: Path, number: int, fence: Position) -> Path:
+    """The file for rows that one step reads and a later step rejects."""
+    return records / f"refused-{number}-{fence.value:016X}-made.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class RejectedRows:
+    """Files of rows rejected while a table, or a member of a routed table, was copied."""
+
+    schema: TableSchema
+    """Files of rejected rows of chunks."""
+    chunks: tuple[str, ...] = ()
+    repaired: tuple[str, ...] = ()
+    """Files of rejected rows that were read again because they changed."""
+    constants: tuple[tuple[str, str], ...] = ()
+    """Constant values for key columns of the target that the source lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRejectionsTask:
+    """Sent to an executor."""
+
+    table: TableName
+    schema: TableSchema
+    mode: Mode
+    fence: Position
+    parts: tuple[RejectedRows, ...]
+    changed: ChangedRows | None
+    directory: str
+    stem: str
+
+
+def write_snapshot_rejections(task: SnapshotRejectionsTask) -> tuple[str, ...]:
+    """Write dead letters for rejected rows; returns the stem of one file per part. Empty if nothing was
+    rejected, or every rejected row has changed since.
+    """
+    stems: list[str] = []
+    first = _FIRST_ORDINAL
+    for at, part in enumerate(task.parts):
+        rows = _refused(task, part)
+        if rows.num_rows:
+            stems.append(f"{task.stem}-{at}")
+            _write(task, part.schema, rows, stems[-1], first)
+            first += rows.num_rows
+    return tuple(stems)
+
+
+def _refused(task: SnapshotRejectionsTask, part: RejectedRows) -> pa.Table:
+    words = [pa.field(_CODE, pa.string()), pa.field(_REASON, pa.string())]
+    schema = pa.schema([*snapshot_schema(part.schema), *words])
+    before, again = (
+        pa.concat_tables([schema.empty_table(), *(pq.read_table(path).rename_columns(schema.names).cast(schema) for path in paths)])
+        for paths in (part.chunks, part.repaired)
+    )
+    if task.changed is not None and before.num_rows:
+        before = _untouched(before, task.schema, part, task.changed)
+    return pa.concat_tables([before, again])
+
+
+def _write(task: SnapshotRejectionsTask, schema: TableSchema, rows: pa.Table, stem: str, first: int) -> None:
+    now = datetime.now(UTC)
+    names = [(task.fence.value, first + at) for at in range(rows.num_rows)]
+    reasons = zip(rows.column(_CODE).to_pylist(), rows.column(_REASON).to_pylist(), strict=True)
+    screened = Screened(refused={name: Rejection(code, reason) for name, (code, reason) in zip(names, reasons, strict=True)})
+    kinds = (ChangeType.SNAPSHOT, ChangeType.SNAPSHOT if task.mode.is_log else ChangeType.INSERT)
+    shown, kept = (_changes(schema, rows, kind, names, now) for kind in kinds)
+    write_changes(Path(task.directory, f"{stem}{CHANGES_SUFFIX}"), schema, kept.to_batches())
+    letters = [build_dead_letters(task.table, batch, schema, screened, now) for batch in shown.to_batches()]
+    write_durably(Path(task.directory, f"{stem}{LETTERS_SUFFIX}"), pa.concat_tables(letters))
+
+
+def _changes(schema: TableSchema, rows: pa.Table, kind: ChangeType, names: Sequence[Name], now: datetime) -> pa.Table:
+    count = rows.num_rows
+    ordinals = pa.array([ordinal for _, ordinal in names], pa.int64())
+    values = [kind.value, names[0][0], now, None, 0, None, None]
+    columns = [pa.repeat(pa.scalar(value, field.type), count) for value, field in zip(values, METADATA_FIELDS, strict=True)]
+    columns[3], columns[6] = ordinals, rows.column(EXACT).combine_chunks()
+    own = [rows.column(at) for at in range(len(schema.columns))]
+    return pa.table([*own, *columns], schema=change_schema(schema)).combine_chunks()
+
+
+def _untouched(rows: pa.Table, schema: TableSchema, part: RejectedRows, changed: ChangedRows) -> pa.Table:
+    """The rows whose keys did not change during the copy."""
+    types = {column.name: column.arrow_type for column in schema.columns}
+    files = [pq.read_table(path, coerce_int96_timestamp_unit="us") for path in storage.list_paths(Path(changed.keys), "*.parquet")]
+    keys = pa.concat_tables(files)
+    columns = {name: keys.column(match_column(at)).cast(types[name]) for at, name in enumerate(schema.key)}
+    texts = {name: keys.column(match_text_column(at)) for at, name in enumerate(schema.key)}
+    named = pa.table({**columns, EXACT: build_exact(texts, keys.num_rows)})
+    seen = rows
+    for name, text in part.constants:
+        seen = seen.append_column(name, pa.repeat(pa.scalar(text, pa.string()), rows.num_rows))
+    mine, theirs = key_codes([seen, named], schema.key)
+    return rows.filter(pa.array(~np.isin(mine, theirs)))

@@ -1,1 +1,0 @@
-"""Following the schema: what the log and the catalog show of tables that change."""

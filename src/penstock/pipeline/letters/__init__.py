@@ -1,1 +1,0 @@
-"""Dead letters: changes that a table refuses, kept until they are replayed."""

@@ -1,0 +1,320 @@
+"""Resync tables: copy a table again beside its target, and swap the copy in with one commit.
+
+Readers never see the target empty, half filled or at an earlier position. The copy (the shadow) is a target
+like any other, under its own root. An epoch advances the shadow to the epoch's end and then swaps it in at
+that position, instead of applying the epoch to the target.
+
+All tables wait for that epoch. So the thread that copied the table first applies to the shadow the changes
+made during the copy, until the shadow is about a second behind. It also lets the sink prepare the swap. The
+epoch handles all errors, and all changes that need the catalog (a new schema, a truncate) or may be rejected.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from penstock.change import ChangeCounts
+from penstock.errors import PenstockError, SchemaChangedError
+from penstock.pipeline.dead_letters.queue import DeadLetterQueue, ResyncDeadLetters
+from penstock.pipeline.error_policy import USUAL_ATTEMPTS, Action, TableRetries, Verdict, decide, final
+from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.retries import RetryLog
+from penstock.pipeline.routing import gather
+from penstock.pipeline.schema_changes.tracker import SchemaTracker
+from penstock.pipeline.table_states import TableStatus
+from penstock.position import Position
+from penstock.schema import TableName
+from penstock.sinks.base import Sink, TableChanges, Target, apply_in_steps
+from penstock.sinks.evolution import ResyncRequired
+from penstock.spool.reader import SpoolReader
+from penstock.spool.rows import check_identified
+
+_log = logging.getLogger(__name__)
+
+_ROUNDS = 10
+_LEVEL_SECONDS = 1.0
+"""The thread that catches up stops after an iteration shorter than this; the epoch applies the remaining
+changes.
+"""
+
+
+class Resyncs:
+    """The resyncs in progress. Copying threads call `set_fence`, `add_copied` and `fail`; the epoch calls `take_in` and `swap`."""
+
+    def __init__(
+        self,
+        main: Sink,
+        observer: PipelineObserver,
+        on_done: Callable[[TableName, bool], None],
+        tracker: SchemaTracker,
+        dead_letters: DeadLetterQueue,
+        *,
+        spool: Path,
+        retries: RetryLog,
+    ) -> None:
+        """`on_done` is called once the epoch that swapped the copy in is recorded, or with False when the resync is given up."""
+        self._attempts = TableRetries()
+        self._pausing: set[TableName] = set()
+        """Tables whose shadow was dropped, and that are copied again after a pause."""
+        self._retries = retries
+        self._main = main
+        self._tracker = tracker
+        self._dead_letters = dead_letters
+        self._sinks: dict[TableName, Sink] = {}
+        self._observer = observer
+        self._on_done = on_done
+        self._holds: dict[TableName, Position] = {}
+        self._arrivals: deque[Target] = deque()
+        self._ready: dict[TableName, Target] = {}
+        self._tried: dict[TableName, Position] = {}
+        """By table, the position of a swap that may have succeeded without a reply."""
+        self._spool = spool
+        self._recorded = Position.ZERO
+        self._preparing = threading.Lock()
+        """Held while a swap is prepared or a shadow is dropped, so that no preparation outlives its shadow."""
+
+    @property
+    def holds(self) -> list[Position]:
+        return list(self._holds.copy().values())
+
+    @property
+    def dead_letters(self) -> ResyncDeadLetters:
+        """Takes the rows that are rejected while shadows are copied."""
+        return ResyncDeadLetters(self._dead_letters)
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._arrivals) or any(map(self._attempts.is_due, list(self._ready)))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a resync is in progress, or waits for its next copy."""
+        return bool(self._sinks or self._pausing)
+
+    def __contains__(self, name: TableName) -> bool:
+        return name in self._sinks
+
+    def begin(self, name: TableName, sink: Sink, position: Position) -> None:
+        """Start a resync whose copy is written to `sink`. The spool now keeps everything after `position`."""
+        self._pausing.discard(name)
+        self._sinks[name] = sink
+        self._holds[name] = position
+        self.advance(position)
+
+    def advance(self, position: Position) -> None:
+        """An epoch that ends at `end` is recorded: shadows may catch up to that position."""
+        self._recorded = max(self._recorded, position)
+
+    def set_fence(self, name: TableName, fence: Position) -> None:
+        """Set the fence of the copy: the spool keeps the changes after it."""
+        if name in self._sinks:
+            self._holds[name] = fence
+
+    def add_copied(self, target: Target) -> None:
+        """Called by the copying thread when the copy is complete. Applies the changes since the fence, then
+        hands the shadow over to the epoch.
+        """
+        sink = self._sinks.get(target.table)
+        try:
+            for _ in range(_ROUNDS if sink is not None else 0):
+                assert sink is not None
+                began = time.monotonic()
+                target, is_plain = self._catch_up(sink, target)
+                self._prepare(target.table, sink)
+                if not is_plain or time.monotonic() - began < _LEVEL_SECONDS:
+                    break
+        except Exception as error:  # noqa: BLE001 the epoch meets it again, and the error policy decides there
+            _log.info("shadow is left to an epoch", extra={"table": str(target.table), "reason": type(error).__name__})
+        self._arrivals.append(target)
+
+    def _catch_up(self, sink: Sink, target: Target) -> tuple[Target, bool]:
+        """Apply to a shadow the changes up to the last recorded epoch. Returns the shadow, and False if some
+        changes have to be applied by an epoch.
+        """
+        end, name = self._recorded, target.table
+        assert target.applied is not None
+        if target.applied >= end:
+            return target, True
+        changes = gather(target, SpoolReader(self._spool).read(target.applied, end), self._tracker.routed)
+        if changes is None:
+            return target, True
+        check_identified(changes.slices)
+        plain = self._tracker.follow_plain(target, changes)
+        if plain is None or not self._dead_letters.is_clean(name, plain.slices):
+            return target, False
+        apply_in_steps(sink, plain, end, partial(sink.apply, target))
+        self.set_fence(name, end)
+        return replace(target, applied=end), True
+
+    def _prepare(self, name: TableName, sink: Sink) -> None:
+        with self._preparing:
+            if self._sinks.get(name) is sink:
+                self._main.prepare_replace(name, sink)
+
+    def fail(self, name: TableName, error: PenstockError) -> None:
+        """End the resync of a table that cannot be copied. Its target does not change."""
+        if name in self._sinks:
+            self._observer.table_failed(name, TableStatus.failed(error, None))
+            self.abandon(name)
+
+    def abandon(self, name: TableName) -> None:
+        """End the resync of this table; the sink drops anything that threads still write to the shadow."""
+        self.stop_pausing(name)
+        if name in self._sinks:
+            self._ready.pop(name, None)
+            self._end(name)
+            self._on_done(name, False)
+
+    def stop_pausing(self, name: TableName) -> None:
+        """Do not copy the table again after the pause. A copy in progress is not affected."""
+        if name in self._pausing:
+            self._pausing.discard(name)
+            self._forget_attempts(name)
+
+    def collect_copies(self) -> bool:
+        """At the start of an epoch, collect completed shadows. Returns whether any of them can be
+        swapped in.
+        """
+        while self._arrivals:
+            target = self._arrivals.popleft()
+            if target.table in self._sinks:
+                self._ready[target.table] = target
+        return any(map(self._attempts.is_due, self._ready))
+
+    def swap(self, reader: SpoolReader, end: Position) -> dict[TableName, Target]:
+        """Advance the copied shadows to `end` and swap each in; returns the new targets.
+
+        This includes swaps that succeeded in an earlier epoch without a reply; their targets are at the end
+        of that epoch or later. A target whose swap fails stays as it was, and this epoch still applies to it.
+        A transient failure is retried in later epochs, a bounded number of times; the other tables do not
+        wait.
+        """
+        done: dict[TableName, Target] = {}
+        for name, shadow in [(name, shadow) for name, shadow in self._ready.items() if self._attempts.is_due(name)]:
+            try:
+                done[name] = self._swap(name, shadow, reader, end)
+            except ResyncRequired as reason:
+                self._copy_again_after(name, reason)
+            except Exception as error:  # noqa: BLE001 the edge of one table's work: the error policy decides
+                swapped = None
+                with suppress(Exception):  # the next attempt loads the target again
+                    swapped = self._find_swapped(name, shadow)
+                if swapped is None:
+                    self._handle(name, error)
+                else:
+                    done[name] = swapped
+        return done
+
+    def _find_swapped(self, name: TableName, shadow: Target) -> Target | None:
+        """The target, if an earlier attempt swapped `shadow` in but got no reply. It may be behind the
+        current epoch.
+        """
+        tried = self._tried.get(name)
+        if tried is None or shadow.copy is None:
+            return None
+        target = self._main.load_target(name)
+        if target is None or target.copy != shadow.copy or target.applied is None or target.applied < tried:
+            return None
+        _log.info("swap of a resync had been committed", extra={"table": str(name)})
+        self._dead_letters.abandon_copy(self._main, name)
+        return target
+
+    def _copy_again_after(self, name: TableName, reason: ResyncRequired) -> None:
+        """Copy a table again after a pause because it was altered during its copy; a bounded number of
+        times.
+        """
+        altered = SchemaChangedError(f"table {name} was altered again while it was resynced: {reason}")
+        pause = self._attempts.count(name, Verdict(Action.RETRY_TABLE, altered, USUAL_ATTEMPTS))
+        if pause is None:
+            self.fail(name, final(altered, name))
+            return
+        self._copy_again(name)
+        self._retries.note(f"resync of {name}", altered, self._attempts.failures(name), pause)
+
+    def _copy_again(self, name: TableName) -> None:
+        """Drop the shadow. The operator's or pipeline's order to resync stays, so another copy starts after the pause."""
+        self._ready.pop(name)
+        self._drop(name)
+        self._pausing.add(name)
+
+    def may_begin(self, name: TableName) -> bool:
+        """Whether a copy of this table may start: none is in progress, and no pause has to be waited for."""
+        return name not in self._sinks and self._attempts.is_due(name)
+
+    def _handle(self, name: TableName, error: Exception) -> None:
+        verdict = decide(error, name, "swapping in the new copy of")
+        if verdict.action is Action.STOP:
+            raise verdict.error from error
+        shown = verdict.error
+        pause = None
+        if verdict.action is Action.RETRY_TABLE:
+            pause = self._attempts.count(name, verdict)
+            shown = final(shown, name)
+        if pause is not None:
+            _log.warning("swap of a resync failed", extra={"table": str(name), "code": shown.code, "pause_seconds": pause})
+            self._retries.note(f"resync of {name}", shown, self._attempts.failures(name), pause)
+            self._observer.interrupted(f"{shown.code}: {shown.message}", pause)
+            if self._dead_letters.has_exclusions(name):
+                # The shadow may hold this epoch without the rejected rows, and their dead letters do not outlive the attempt.
+                self._dead_letters.abandon_copy(self._main, name)
+                self._copy_again(name)
+                return
+            with suppress(Exception):  # the target may have advanced; if it cannot be loaded, the next attempt raises the error
+                self._ready[name] = self._sinks[name].load_target(name) or self._ready[name]
+            return
+        self._dead_letters.abandon_copy(self._main, name)
+        self.fail(name, shown)
+
+    def recorded(self, names: Iterable[TableName]) -> None:
+        """Clean up after swaps whose epoch is recorded."""
+        for name in names:
+            self._ready.pop(name, None)
+            self._end(name)
+            self._on_done(name, True)
+
+    def _swap(self, name: TableName, shadow: Target, reader: SpoolReader, end: Position) -> Target:
+        swapped = self._find_swapped(name, shadow)
+        if swapped is not None:
+            return swapped
+        sink, applied = self._sinks[name], shadow.applied
+        assert applied is not None
+        found = gather(shadow, reader.read(applied, end), self._tracker.routed) if applied < end else None
+        changes = TableChanges(name, (), ChangeCounts()) if found is None else found
+        check_identified(changes.slices)
+        if found is not None:
+            changes = self._tracker.follow(sink, shadow, changes)
+        changes = self._dead_letters.screen_resync(self._main, shadow, changes, max(applied, end))
+        if found is not None:
+            apply_in_steps(sink, changes, end, partial(sink.apply, shadow))
+        self._tried[name] = max(applied, end)
+        self._main.replace(name, sink, max(applied, end))
+        self._dead_letters.applied(name)
+        target = self._main.load_target(name)
+        assert target is not None
+        return target
+
+    def _drop(self, name: TableName) -> None:
+        with self._preparing:
+            sink = self._sinks.pop(name)
+            self._tried.pop(name, None)
+            with suppress(Exception):  # leftovers are removed when the next run starts
+                self._main.cancel_replace(name, sink)
+        with suppress(Exception):
+            sink.drop(name)
+        self._holds.pop(name, None)
+
+    def _end(self, name: TableName) -> None:
+        self._drop(name)
+        self._forget_attempts(name)
+
+    def _forget_attempts(self, name: TableName) -> None:
+        self._attempts.forget(name)
+        self._retries.clear(f"resync of {name}")

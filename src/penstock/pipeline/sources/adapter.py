@@ -1,0 +1,490 @@
+"""Source operations other than reading changes (identity, provisioning, snapshots), one implementation per capture method.
+
+`source_adapter` is the only place in the pipeline that chooses by capture method; everything that depends on the method is a method of
+`SourceAdapter`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
+
+from typing_extensions import override
+
+from penstock.capture.polling.copies import CopyExport
+from penstock.capture.polling.feed import PollingFeed
+from penstock.capture.polling.settings import PollingSettings
+from penstock.capture.polling.tables import find_tables, inspect_polled
+from penstock.capture.provision import blocked, check_coverage, ensure_capture, inspect_coverage, partition_blockers
+from penstock.capture.settings import CaptureMethod
+from penstock.capture.source_checks import check_same_system
+from penstock.capture.trigger.provision import ensure_trigger_coverage, inspect_trigger_coverage
+from penstock.config.model import PipelineConfig
+from penstock.errors import ChangeTableMissingError, PenstockError, SlotMissingError, SystemChangedError, UncheckedTimelineError
+from penstock.lag import unreserved_slot
+from penstock.pipeline.epoch_log import Epoch
+from penstock.pipeline.sources.resume_checks import (
+    check_log,
+    check_origin,
+    fail_rejoined,
+    interrupted_tables,
+    load_memberships,
+    save_memberships,
+)
+from penstock.pipeline.table_selection import Tables, fail_blocked, fail_over_holes, fail_unpublished
+from penstock.pipeline.table_states import TableStatus
+from penstock.position import Position
+from penstock.postgres.capture_triggers import detach, has_change_table, inspect_begin, inspect_trigger_memberships
+from penstock.postgres.catalog import CatalogTable, inspect_whole_rows
+from penstock.postgres.change_table import ChangeTable, TableState, check_reader, export_fence
+from penstock.postgres.connection import Connection, SourceAddress, connect
+from penstock.postgres.consistent_read import flush_log, inspect_system, shown_position
+from penstock.postgres.membership import Membership, inspect_memberships, inspect_partition_identities, is_same_act
+from penstock.postgres.publication import drop_table
+from penstock.postgres.server import SystemIdentity, identify_system, log_wait
+from penstock.postgres.slot import COPY_AGAIN, OnWait, Slot, check_server, current_position, inspect_server, inspect_slot
+from penstock.postgres.snapshot_export import Export, ExportedSnapshot, export_snapshot
+from penstock.schema import TableName
+from penstock.spool.reader import SpoolReader
+
+Describe = Callable[[TableName], str]
+
+
+class SourceAdapter(ABC):
+    """The source of one configuration. Opened for each use, because the tables of the configuration may change."""
+
+    check_steps: tuple[str, ...]
+    """The steps of `penstock check`, in their order."""
+    can_align = True
+    """Whether an epoch can end at the position of a source snapshot, which `penstock verify` requires."""
+    needs_tables_first = False
+    """Whether a separate capture can start only when a table to capture exists."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self._config = config
+        self._address = config.source.address()
+
+    @property
+    def slot(self) -> str | None:
+        """The replication slot, if the method uses one. A table is not copied after its slot was lost."""
+        return None
+
+    @property
+    def publication(self) -> str | None:
+        return None
+
+    @property
+    def change_table(self) -> str | None:
+        """The schema of the change table, if the method uses one."""
+        return None
+
+    @property
+    def positions_are_polls(self) -> bool:
+        """Whether a position stands for a poll, which has everything that was committed since the poll before it."""
+        return False
+
+    def check_server(self, connection: Connection) -> None:
+        """Raise an error if the server cannot be captured from, regardless of its tables."""
+        del connection
+
+    @abstractmethod
+    def begins_at(self, connection: Connection) -> Position:
+        """The position after which the source still has all changes. Zero if capture has not started."""
+
+    def is_internal(self, table: TableName) -> bool:
+        """Whether the table belongs to the capture itself, and is never mirrored."""
+        return self.change_table is not None and table.schema == self.change_table
+
+    def whole_rows(self, connection: Connection, oids: Collection[int]) -> Collection[int]:
+        """The OIDs of tables without a key whose updates and deletes are captured with the whole old row."""
+        return inspect_whole_rows(connection, oids)
+
+    def goal(self, connection: Connection) -> Position | None:
+        """The position that `run --once` has to reach to apply everything committed so far. None if it is
+        known only after `check_origin`.
+        """
+        return current_position(connection)
+
+    def seen(self, connection: Connection) -> Position | None:
+        """A position at or after every change that was made before the catalog state that this connection has
+        just read. None if it is not known now.
+        """
+        return shown_position(connection)
+
+    @property
+    @abstractmethod
+    def export(self) -> Export:
+        """Takes a snapshot, with the position at which it is exact."""
+
+    def identify(self) -> SystemIdentity:
+        """System identifier and timeline of the server."""
+        with connect(self._address) as connection:
+            return inspect_system(connection)
+
+    @abstractmethod
+    def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
+        """Raise an error if the targets were filled from another server."""
+
+    def inspect_risks(self, connection: Connection) -> list[PenstockError]:
+        """Problems that do not stop this run, and may stop a later one."""
+        del connection
+        return []
+
+    @abstractmethod
+    def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
+        """Provision the capture of the tables. Fail tables with missed changes. `is_alone`: no other tables
+        are streaming.
+        """
+
+    def interrupted_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, str]:
+        """Captured tables whose changes may be missing, with the reason. Called often while the pipeline runs, so it must be cheap."""
+        return {}
+
+    def unidentified_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, PenstockError]:
+        """Captured tables whose changes no longer identify their rows. Called often while the pipeline runs, so it must be cheap."""
+        return {}
+
+    @abstractmethod
+    def provision_resync(self, tables: Sequence[TableName]) -> Mapping[TableName, Membership]:
+        """Provision tables before their resync; returns the membership of each."""
+
+    @abstractmethod
+    def deprovision(self, tables: Collection[TableName]) -> None:
+        """Stop the capture of tables that the pipeline no longer needs."""
+
+
+class SlotSource(SourceAdapter):
+    """Logical replication: a slot and a publication."""
+
+    check_steps = ("server", "replication", "slot", "tables", "publication", "reading", "continuity")
+    needs_tables_first = True
+
+    @override
+    def check_server(self, connection: Connection) -> None:
+        check_server(inspect_server(connection))
+
+    @override
+    def begins_at(self, connection: Connection) -> Position:
+        slot = inspect_slot(connection, self.slot)
+        return slot.confirmed if slot is not None else Position.ZERO
+
+    @property
+    @override
+    def slot(self) -> str:
+        return self._config.slot
+
+    @property
+    @override
+    def publication(self) -> str:
+        return self._config.publication
+
+    @property
+    @override
+    def export(self) -> Export:
+        return export_snapshot
+
+    @override
+    def identify(self) -> SystemIdentity:
+        return identify_system(self._address)
+
+    @override
+    def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
+        slot = inspect_slot(connection, self._config.slot)
+        check_origin(self._address, self._config, tables, last, system=system, slot=slot)
+
+    @override
+    def inspect_risks(self, connection: Connection) -> list[PenstockError]:
+        slot = inspect_slot(connection, self._config.slot)
+        danger = unreserved_slot(slot.wal_status, f"slot {slot.name}") if slot is not None else None
+        return [danger] if danger is not None else []
+
+    @override
+    def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
+        config = self._config
+        wanted, old_rows = tables.capturable, config.source.old_rows
+        report = inspect_coverage(self._address, config.publication, wanted, old_rows=old_rows, unkeyed=config.unkeyed(wanted))
+        fail_blocked(tables, report)
+        _, added = self._ensure_capture(tables.capturable, on_wait)
+        fail_unpublished(tables, added, describe)
+        with connect(self._address) as connection:
+            found = inspect_memberships(connection, config.publication, tables.owners)
+            recorded = load_memberships(config.state)
+            # A table that was removed from the publication and added again looks like one that was always in it.
+            joined = fail_rejoined(tables, recorded, found, describe)
+            save_memberships(config.state, joined if is_alone else {**recorded, **joined})
+            check_log(connection, config, tables, describe, is_alone=is_alone)
+
+    @override
+    def interrupted_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, str]:
+        tables = list(tables)
+        return interrupted_tables(load_memberships(self._config.state), inspect_memberships(connection, self.publication, tables), tables)
+
+    @override
+    def unidentified_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, PenstockError]:
+        config, tables = self._config, list(tables)
+        mismatches = inspect_partition_identities(
+            connection, tables, config.publication, old_rows=config.source.old_rows, unkeyed=config.unkeyed(tables)
+        )
+        return {table: blocked([blocker]) for blocker in partition_blockers(mismatches) for table in blocker.tables}
+
+    @override
+    def provision_resync(self, tables: Sequence[TableName]) -> Mapping[TableName, Membership]:
+        self._ensure_capture(tables)
+        with connect(self._address) as connection:
+            return inspect_memberships(connection, self.publication, tables)
+
+    def _ensure_capture(self, tables: Sequence[TableName], on_wait: OnWait = log_wait) -> tuple[Slot, list[TableName]]:
+        source = self._config.source
+        return ensure_capture(
+            self._address,
+            self.slot,
+            self.publication,
+            tables,
+            failover=source.failover,
+            old_rows=source.old_rows,
+            unkeyed=self._config.unkeyed(tables),
+            on_wait=on_wait,
+        )
+
+    @override
+    def deprovision(self, tables: Collection[TableName]) -> None:
+        if self._config.owns_publication:
+            with connect(self._address) as connection:
+                for table in tables:
+                    drop_table(connection, self._config.publication, table)
+
+
+class PollingSource(SourceAdapter):
+    """Polling, whose resume point is in the state directory or in the source."""
+
+    check_steps = ("version", "tables", "polling", "reading")
+    can_align = False
+
+    def __init__(self, config: PipelineConfig) -> None:
+        super().__init__(config)
+        self._settings = PollingSettings.of(config.capture_settings())
+
+    @property
+    @override
+    def positions_are_polls(self) -> bool:
+        return True
+
+    @override
+    def begins_at(self, connection: Connection) -> Position:
+        mark = self._settings.resume.load_mark()
+        return mark.position if mark is not None else Position.ZERO
+
+    @property
+    @override
+    def export(self) -> Export:
+        return CopyExport(self._settings)
+
+    @override
+    def goal(self, connection: Connection) -> Position:
+        """A position after every poll so far, because the last poll may have missed rows that became visible
+        after it.
+        """
+        flush_log(connection)
+        return current_position(connection)
+
+    @override
+    def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
+        """A new timeline is accepted: the tables are then read again."""
+        if last is not None:
+            check_same_system(system, SystemIdentity.parse(last.system))
+
+    @override
+    def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
+        mark = self._settings.resume.load_mark()
+        if mark is None and tables.filled:
+            raise SlotMissingError(
+                "the resume point of polling is lost: the changes since the targets were last updated cannot be found",
+                hint=f"restore {self._settings.rules.resume or 'penstock.polling in the source'}, or remove {self._config.sink.root} and "
+                f"{self._config.state}, and run again to copy the tables again",
+            )
+        self._fail_unfit(tables)
+        added = self._begin(tables.capturable)
+        if mark is not None:
+            fail_unpublished(tables, added, describe)
+            fail_over_holes(tables, SpoolReader(self._config.spool).extent, mark.position, self._settings.name, describe, is_alone=is_alone)
+
+    @override
+    def provision_resync(self, tables: Sequence[TableName]) -> Mapping[TableName, Membership]:
+        self._begin(tables)
+        return {}
+
+    @override
+    def deprovision(self, tables: Collection[TableName]) -> None:
+        with connect(self._address) as connection:
+            found = find_tables(connection, tables)
+        self._settings.resume.remove_tables([table.oid for table in found])
+
+    def _fail_unfit(self, tables: Tables) -> None:
+        """Fail the tables that cannot be polled; raise an error if no table can be polled."""
+        with connect(self._address) as connection:
+            refused = inspect_polled(connection, self._settings, find_tables(connection, tables.capturable)).refused
+        if refused.keys() >= set(tables.capturable):
+            raise next(iter(refused.values()))
+        owners = tables.owners
+        for source, error in refused.items():
+            name = owners.get(source, source)
+            tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)
+
+    def _begin(self, tables: Sequence[TableName]) -> list[TableName]:
+        """Start to poll these tables; returns those that were not polled before."""
+        feed = PollingFeed(replace(self._settings, tables=tuple(tables)))
+        if self._settings.resume.load_mark() is not None:
+            return feed.add(tables)
+        feed.ensure()
+        return list(tables)
+
+
+class TriggerSource(SourceAdapter):
+    """Triggers and their change table. The option `slot` is the schema of the change table."""
+
+    check_steps = ("version", "tables", "triggers", "reading")
+
+    def __init__(self, config: PipelineConfig) -> None:
+        super().__init__(config)
+        self._name = config.slot
+        self._copied: tuple[TableState, Position] | None = None
+        """The last fence of a snapshot, and the state of the change table at that time."""
+
+    @property
+    @override
+    def change_table(self) -> str:
+        return self._name
+
+    @override
+    def begins_at(self, connection: Connection) -> Position:
+        return inspect_begin(connection, self._name)
+
+    @override
+    def whole_rows(self, connection: Connection, oids: Collection[int]) -> Collection[int]:
+        """The triggers always write the whole old row."""
+        return set(oids)
+
+    @property
+    @override
+    def export(self) -> Export:
+        return self._export
+
+    @override
+    def goal(self, connection: Connection) -> Position | None:
+        """Order all commits so far in the change table; the result is at or after all of them."""
+        if not self._is_there(connection):
+            return super().goal(connection)
+        return self._sequence(connection)
+
+    @override
+    def seen(self, connection: Connection) -> Position | None:
+        """Order all commits so far. Commits that are ordered later get positions after the current end of the
+        WAL, however old they are.
+        """
+        if not self._is_there(connection):
+            return super().seen(connection)
+        return self._sequence(connection)
+
+    @override
+    def check_origin(self, connection: Connection, tables: Tables, last: Epoch | None, system: SystemIdentity) -> None:
+        """A new timeline is accepted if the change table, which is replicated, has all changes that targets
+        and spool have.
+        """
+        if last is not None:
+            check_same_system(system, SystemIdentity.parse(last.system))
+        if self._is_there(connection):
+            table = ChangeTable(connection, self._name)
+            state = table.inspect()
+            recorded = Position.ZERO if last is None else last.position
+            spooled = SpoolReader(self._config.spool).end or Position.ZERO
+            check_reader(state, max(recorded, spooled, state.confirmed, *tables.filled.values()), self._name)
+            if not state.is_accepted:
+                table.accept()
+
+    @override
+    def ensure(self, tables: Tables, describe: Describe, *, is_alone: bool, on_wait: OnWait = log_wait) -> None:
+        config = self._config
+        with connect(self._address) as connection:
+            if tables.filled and not self._is_there(connection):
+                raise ChangeTableMissingError(
+                    f"the change table {self._name} no longer exists: the changes since it was last read are lost", hint=COPY_AGAIN
+                )
+        fail_blocked(tables, inspect_trigger_coverage(self._address, self._name, tables.capturable))
+        report = ensure_trigger_coverage(self._address, self._name, tables.capturable, manage=True)
+        check_coverage(report)
+        fail_unpublished(tables, sorted(report.missing), describe)
+        with connect(self._address) as connection:
+            found = inspect_trigger_memberships(connection, self._name, tables.owners)
+            confirmed = ChangeTable(connection, self._name).inspect().confirmed
+        recorded = {
+            name: found[name] if name in found and is_same_act(before.act, found[name].act) else before
+            for name, before in load_memberships(config.state).items()
+        }
+        # A table whose triggers were dropped and created again looks like one that always had them.
+        joined = fail_rejoined(tables, recorded, found, describe)
+        save_memberships(config.state, joined if is_alone else {**recorded, **joined})
+        fail_over_holes(tables, SpoolReader(config.spool).extent, confirmed, self._name, describe, is_alone=is_alone)
+
+    @override
+    def interrupted_tables(self, connection: Connection, tables: Iterable[TableName]) -> dict[TableName, str]:
+        tables = list(tables)
+        return interrupted_tables(load_memberships(self._config.state), inspect_trigger_memberships(connection, self._name, tables), tables)
+
+    @override
+    def provision_resync(self, tables: Sequence[TableName]) -> Mapping[TableName, Membership]:
+        check_coverage(ensure_trigger_coverage(self._address, self._name, tables, manage=True))
+        with connect(self._address) as connection:
+            return inspect_trigger_memberships(connection, self._name, tables)
+
+    @override
+    def deprovision(self, tables: Collection[TableName]) -> None:
+        """Drop the triggers, unless other pipelines read the same change table."""
+        if self._config.source.process == "embedded":
+            with connect(self._address) as connection:
+                detach(connection, self._name, tables)
+
+    def _export(
+        self, address: SourceAddress, _on_wait: OnWait = log_wait, _tables: Sequence[CatalogTable] = ()
+    ) -> AbstractContextManager[ExportedSnapshot]:
+        """Take a snapshot. It does not wait for transactions."""
+        return self._fenced(address)
+
+    @contextmanager
+    def _fenced(self, address: SourceAddress) -> Iterator[ExportedSnapshot]:
+        """Take a snapshot. Raises an error if the server was promoted since the last one, and lacks changes
+        that copied tables have.
+        """
+        with export_fence(address, self._name) as exported:
+            with connect(address) as connection:
+                state = ChangeTable(connection, self._name).inspect()
+            before, fence = self._copied or (state, Position.ZERO)
+            if (before.timeline, before.inherited) != (state.timeline, state.inherited) and fence > state.inherited:
+                raise SystemChangedError(
+                    f"tables were copied as of {fence}, and the change table {self._name} had only the changes up to {state.inherited} "
+                    "when the server was promoted",
+                    hint=COPY_AGAIN,
+                )
+            self._copied = (state, exported.fence)
+            yield exported
+
+    def _sequence(self, connection: Connection) -> Position | None:
+        with suppress(UncheckedTimelineError):
+            return ChangeTable(connection, self._name).sequence()
+        return None
+
+    def _is_there(self, connection: Connection) -> bool:
+        return has_change_table(connection, self._name)
+
+
+_ADAPTERS: dict[CaptureMethod, Callable[[PipelineConfig], SourceAdapter]] = {
+    CaptureMethod.WAL: SlotSource,
+    CaptureMethod.POLLING: PollingSource,
+    CaptureMethod.TRIGGER: TriggerSource,
+}
+"""The source adapter of each capture method."""
+
+
+def source_adapter(config: PipelineConfig) -> SourceAdapter:
+    return _ADAPTERS[config.capture_method](config)

@@ -1,0 +1,149 @@
+"""A capture that runs as a separate process: what it captures for a configuration, and how the pipeline
+monitors it.
+
+An embedded capture starts and ends with the query, and another capture of the same spool is an error. A
+separate capture starts and ends independently, and the pipeline waits for it.
+"""
+
+from __future__ import annotations
+
+import time
+
+from penstock.capture.factory import check_shared, missing_capture
+from penstock.capture.provision import inspect_coverage
+from penstock.capture.settings import CaptureSettings
+from penstock.config.model import PipelineConfig
+from penstock.errors import CaptureMissingError, ConfigError, SpoolLockedError
+from penstock.pipeline.epoch_log import EpochLog
+from penstock.pipeline.sources.adapter import source_adapter
+from penstock.pipeline.sources.resume_checks import slot_missing
+from penstock.pipeline.table_selection import check_selected, select_tables
+from penstock.postgres.connection import connect
+from penstock.postgres.slot import inspect_slot
+from penstock.spool.manifest import SpoolLayout
+from penstock.spool.ownership import SpoolLock, is_spool_locked
+from penstock.spool.retention import inspect_consumers, remove_consumer
+from penstock.spool.status import load_status
+from penstock.storage.locks import is_locked_by_jvm
+
+ALIVE_SECONDS = 30.0
+"""A consumer that released something within this time counts as running."""
+
+
+def plan_capture(config: PipelineConfig) -> CaptureSettings:
+    """Settings of `penstock capture`. On the first start, publication and slot are created for the tables of
+    this configuration.
+
+    With triggers, it reads what the triggers of all pipelines' tables write.
+
+    Tables of other pipelines, and later tables, are added to the publication by the pipelines that mirror
+    them, because the pipeline that copies a table must know since when its changes are published.
+    """
+    if config.source.process != "separate":
+        raise ConfigError(
+            "source.process is embedded: every run of this pipeline captures by itself",
+            hint="set source.process: separate in every configuration that reads this slot, or leave the capture to `penstock run`",
+        )
+    address = config.source.address()
+    if not source_adapter(config).needs_tables_first:
+        return config.capture_settings()
+    with connect(address, "penstock capture") as connection:
+        selection = select_tables(connection, config, asks_spark=False)
+        check_selected(selection, address.describe())
+        has_slot = inspect_slot(connection, config.slot) is not None
+    if has_slot:
+        return config.capture_settings()
+    if EpochLog(config.sink.root, config.pipeline).last() is not None:
+        raise slot_missing(config)
+    wanted = [table.name for table in selection.sources]
+    report = inspect_coverage(address, config.publication, wanted, old_rows=config.source.old_rows, unkeyed=config.unkeyed(wanted))
+    blocked = {name for blocker in report.blockers for name in blocker.tables}
+    return config.capture_settings(tables=[name for name in wanted if name not in blocked] or wanted)
+
+
+def forget_consumer(config: PipelineConfig, name: str) -> None:
+    """Remove the consumer `name`: the capture confirms and deletes changes without waiting for it. A pipeline
+    with that name must then resync its tables.
+    """
+    found = {each.name: each for each in inspect_consumers(config.spool)}
+    if name not in found:
+        raise ConfigError(f"the spool at {config.spool} has no consumer {name!r}", hint=f"its consumers: {', '.join(found) or 'none'}")
+    age_seconds = found[name].age_seconds
+    if is_locked_by_jvm(SpoolLayout(config.spool).consumer_lock(name)):
+        raise ConfigError(f"consumer {name} is running", hint="stop that pipeline, and run the command again")
+    if age_seconds < ALIVE_SECONDS:
+        raise ConfigError(
+            f"consumer {name} is running: it released {found[name].released} only {age_seconds:.0f} s ago",
+            hint=f"stop that pipeline, wait {ALIVE_SECONDS:.0f} s, and run the command again",
+        )
+    remove_consumer(config.spool, name)
+
+
+_POLL_SECONDS = 0.1
+_END_SECONDS = 10.0
+_PATIENCE_SECONDS = 60.0
+
+
+class CaptureMonitor:
+    """For one attempt of a run."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self._config = config
+        self._missing: CaptureMissingError | None = None
+        self._missing_since = 0.0
+
+    @property
+    def is_separate(self) -> bool:
+        return self._config.source.process == "separate"
+
+    def check(self) -> None:
+        """Before the start: a separate capture must have matching settings, and an embedded one must be the
+        only one.
+        """
+        config = self._config
+        if self.is_separate:
+            check_shared(config.spool, config.slot, config.origin, config.type_policy)
+        elif (other := self._wait_for_end()) is not None:
+            hint = "stop it; or set source.process: separate, if that is a `penstock capture` for several pipelines"
+            raise SpoolLockedError(other.message, hint=hint)
+
+    def trouble(self) -> str | None:
+        """Why no changes arrive now; None if there is no problem. Captures retry by themselves."""
+        if self.is_separate:
+            self._check_process()
+            if self._missing is not None:
+                return f"{self._missing.message}: {self._missing.hint}"
+        status = load_status(self._config.spool)
+        return status.failure.message if status is not None and status.failure is not None else None
+
+    def check_patience(self) -> None:
+        """For `run --once`: raise if there has been no capture for a minute."""
+        if self._missing is not None and time.monotonic() - self._missing_since > _PATIENCE_SECONDS:
+            raise self._missing
+
+    def settle(self) -> None:
+        """After the query: wait for the embedded capture to end. Spark does not wait for it, and the capture
+        sends its last confirmation at its end.
+        """
+        if not self.is_separate:
+            self._wait_for_end()
+
+    def _check_process(self) -> None:
+        before, self._missing = self._missing, missing_capture(self._config.spool)
+        if before is None:
+            self._missing_since = time.monotonic()
+
+    def _wait_for_end(self) -> SpoolLockedError | None:
+        """Wait up to ten seconds until no process writes to the spool; returns the error naming the one that
+        still does.
+        """
+        deadline = time.monotonic() + _END_SECONDS
+        while is_spool_locked(self._config.spool):
+            try:
+                with SpoolLock(self._config.spool):
+                    return None
+            except SpoolLockedError as error:
+                if time.monotonic() > deadline:
+                    return error
+                time.sleep(_POLL_SECONDS)
+        return None

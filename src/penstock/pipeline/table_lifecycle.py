@@ -1,0 +1,343 @@
+"""Life cycle of the running pipeline's tables: their states, their targets, and the positions from which the
+spool keeps their changes.
+
+States change by the transitions of `table_states` only. Snapshot threads and the main thread call its methods
+at any time. A change that must not happen during an epoch is queued; the next epoch runs the queue before it
+starts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from penstock.errors import PenstockError, SchemaChangedError, TableFailedError
+from penstock.pipeline.dead_letters.queue import DeadLetterQueue
+from penstock.pipeline.error_policy import ResyncLimit, TableRetries
+from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.snapshots.resync import Resyncs
+from penstock.pipeline.table_states import TableEvent, TableState, TableStatus, is_allowed, next_state
+from penstock.position import Position
+from penstock.schema import TableName
+from penstock.sinks.base import Sink, Target
+from penstock.spool.retention import release, set_released
+
+_SETTLED = (TableState.STREAMING, TableState.PAUSED, TableState.FAILED, TableState.GONE)
+
+
+class TableLifecycle:
+    """One for each run. `statuses` is replaced, never changed in place, so every thread reads a consistent view."""
+
+    def __init__(
+        self,
+        sink: Sink,
+        spool: Path,
+        consumer: str,
+        *,
+        resyncs: Resyncs,
+        dead_letters: DeadLetterQueue,
+        observer: PipelineObserver,
+        order_resync: Callable[[TableName, str], None],
+        recorded: Position,
+    ) -> None:
+        """`order_resync` orders the resync of a table whose changes cannot be applied to its target, with the
+        reason; `recorded` is the last recorded epoch.
+        """
+        self._sink = sink
+        self._spool = spool
+        self._consumer = consumer
+        self._resyncs = resyncs
+        self._dead_letters = dead_letters
+        self._observer = observer
+        self.order_resync = order_resync
+        self.recorded = recorded
+        self.statuses: Mapping[TableName, TableStatus] = {}
+        self.targets: dict[TableName, Target] = {}
+        self.retries = TableRetries()
+        self._limit = ResyncLimit()
+        self._resync_reasons: dict[TableName, str] = {}
+        self._kept: dict[TableName, Position] = {}
+        self._requests: deque[Callable[[], None]] = deque()
+        self._writing = threading.Lock()
+        self._releasing = threading.Lock()
+
+    # states ----------------------------------------------------------------------------------------------------------------------
+
+    def transition(self, name: TableName, event: TableEvent, update: Callable[[TableStatus], TableStatus] | None = None) -> bool:
+        """Apply the event. Returns False, without a change, if it is not allowed in the table's state.
+
+        `update` gives the new status from the old one, whose state is already the new one. By default only
+        the reason is dropped.
+        """
+        with self._writing:
+            known = self.statuses.get(name)
+            before = None if known is None else known.state
+            if not is_allowed(before, event):
+                return False
+            after = next_state(before, event)
+            statuses = dict(self.statuses)
+            if after is None:
+                del statuses[name]
+            else:
+                status = TableStatus(after) if known is None else replace(known, state=after)
+                status = _without_reason(status) if update is None else update(status)
+                statuses[name] = replace(status, state=after)
+            self.statuses = statuses
+            return True
+
+    def mark_applied(self, end: Position) -> None:
+        """Set `applied` to `end` for every table that epochs apply changes to."""
+        with self._writing:
+            live = {name: self.statuses[name] for name in self.live()}
+            reached = {name: max(end, status.applied or end) for name, status in live.items()}
+            self.statuses = {**self.statuses, **{name: status.streaming(reached[name]) for name, status in live.items()}}
+        for name in live:
+            self.retries.forget(name)
+
+    def live(self) -> list[TableName]:
+        """Tables that the next epoch applies changes to."""
+        return [name for name, status in self.statuses.items() if status.is_applied]
+
+    def committed(self, name: TableName) -> Position | None:
+        """The position of the target's last commit."""
+        status = self.statuses.get(name)
+        return None if status is None else status.committed
+
+    @property
+    def oids(self) -> dict[TableName, int]:
+        """The source OID of each table to which changes may still be applied."""
+        statuses, targets = self.statuses, self.targets.copy()
+        return {name: target.source_oid for name, target in targets.items() if name in statuses and not statuses[name].is_over}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether an epoch of this run has processed every table that epochs apply changes to."""
+        return all(status.state in _SETTLED for status in self.statuses.values())
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether a table waits for the start or the end of its snapshot."""
+        return any(status.state in (TableState.PENDING, TableState.SNAPSHOTTING) for status in self.statuses.values())
+
+    # adding and removing tables ----------------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        targets: Mapping[TableName, Target],
+        statuses: Mapping[TableName, TableStatus],
+        fences: Mapping[TableName, Position] = MappingProxyType({}),
+    ) -> None:
+        """Add the tables in the states that start-up determined; `fences` are those of snapshots that an
+        earlier run began.
+        """
+        self._kept.update(fences)
+        self.targets = dict(targets)
+        with self._writing:
+            self.statuses = {**self.statuses, **statuses}
+        self._dead_letters.begin(self.targets)
+        # A target restored from a backup needs spool positions that were released before.
+        self._keep_needed()
+
+    def add_pending(self, name: TableName) -> None:
+        """Keep the table's changes from now on, before its snapshot starts, so that the spool has all changes
+        after its fence.
+
+        For a snapshot that an earlier run began, the changes are kept from its first fence on.
+        """
+        self._kept.setdefault(name, self.recorded)
+        self.transition(name, TableEvent.FOUND, lambda status: TableStatus(status.state))
+        self._dead_letters.supersede_all(name)
+
+    def set_fence(self, name: TableName, fence: Position) -> None:
+        """Set the fence of the table's snapshot: the spool keeps the changes after it. Ignored if the table
+        was removed or has failed.
+        """
+        if self.transition(name, TableEvent.SNAPSHOT_STARTED, lambda status: TableStatus(status.state)):
+            self._kept[name] = fence
+            self.request_epoch()  # an earlier position may have been kept until now
+
+    def add_copied(self, target: Target) -> None:
+        """Hand over a table whose snapshot is complete. The next epoch applies its changes."""
+        self._requests.append(lambda: self._add_copied(target))
+
+    def _add_copied(self, target: Target) -> None:
+        name, applied = target.table, target.applied
+        if self.transition(name, TableEvent.COPIED, lambda status: TableStatus(status.state, applied, applied)):
+            self.targets[name] = target
+            self._kept.pop(name, None)
+        else:
+            # Removed while it was copied, and perhaps added again since.
+            self._sink.release_ownership(name)
+
+    def add_filled(self, target: Target, *, paused: bool) -> None:
+        """Add a table whose target is filled already. Its changes are kept until the next epoch applies them."""
+        assert target.applied is not None
+        self.transition(target.table, TableEvent.FOUND, lambda status: TableStatus(status.state))
+        with self._releasing:
+            self._kept[target.table] = target.applied
+            set_released(self._spool, self._consumer, self._needed())
+        self.add_copied(target)
+        if paused:
+            self.pause(target.table)
+
+    def add_inactive(self, name: TableName, status: TableStatus) -> None:
+        """Add a table that failed, or was paused before its snapshot."""
+        event = TableEvent.PAUSED if status.state is TableState.PAUSED else TableEvent.FAILED
+        self.transition(name, event, lambda _: status)
+
+    def add_adopted(self, name: TableName) -> None:
+        """Add a table whose target another program wrote. The target keeps its rows until a resync replaces
+        them.
+        """
+        self.transition(name, TableEvent.ADOPTED, lambda status: TableStatus(status.state))
+        self._resync_reasons[name] = "it was not written by this pipeline"
+
+    def remove(self, name: TableName, then: Callable[[], None] = lambda: None) -> None:
+        """Remove the table before the next epoch. Then call `then`, when no epoch writes to its target any
+        more.
+        """
+
+        def part() -> None:
+            self.transition(name, TableEvent.REMOVED)
+            self.targets.pop(name, None)
+            self._kept.pop(name, None)
+            self.retries.forget(name)
+            then()
+
+        self._requests.append(part)
+
+    # operator requests -------------------------------------------------------------------------------------------------------------
+
+    def pause(self, name: TableName) -> None:
+        """From the next epoch on, do not change the target, and keep the table's changes."""
+        self._requests.append(lambda: self._pause_or_resume(name, TableEvent.PAUSED))
+
+    def resume(self, name: TableName) -> None:
+        """With the next epoch, apply the changes that were kept."""
+        self._requests.append(lambda: self._pause_or_resume(name, TableEvent.RESUMED))
+
+    def _pause_or_resume(self, name: TableName, event: TableEvent) -> None:
+        if name in self.statuses and self.transition(name, event):
+            self.retries.forget(name)
+
+    # resyncs and failures ------------------------------------------------------------------------------------------------------------
+
+    def request_resync(self, name: TableName, reason: str) -> None:
+        """Before the next epoch, order a resync of the table."""
+        self._requests.append(lambda: self.require_resync(name, reason))
+
+    def require_resync(self, name: TableName, reason: str) -> None:
+        """Order a resync of a table that epochs cannot apply changes to; after too many within an hour the table fails."""
+        status = self.statuses.get(name)
+        if status is None or not status.is_followed:
+            return
+        try:
+            self._limit.check(name, reason)
+        except TableFailedError as error:
+            self.fail(name, error)
+        else:
+            self.order_resync(name, reason)
+            self.await_resync(name, reason)
+
+    def await_resync(self, name: TableName, reason: str) -> None:
+        """Do not change the target until the ordered resync replaces it. The spool keeps its changes."""
+        if self.transition(name, TableEvent.RESYNC_REQUIRED):
+            self.retries.forget(name)
+            self._resync_reasons[name] = reason
+
+    def mark_resynced(self, targets: Mapping[TableName, Target]) -> None:
+        """Continue with targets that were replaced by new copies, and clear their errors."""
+        for name, target in targets.items():
+            self.targets[name] = target
+            self._resync_reasons.pop(name, None)
+            self.retries.forget(name)
+            self.transition(name, TableEvent.RESYNCED, _at(target.applied))
+
+    def resync_failed(self, name: TableName, reason: str) -> None:
+        """The resync ended without a copy. A table that cannot continue without one fails."""
+        self._resyncs.stop_pausing(name)
+        if name in self._resync_reasons:
+            why = f"table {name} needs a resync: {self._resync_reasons.pop(name)}; and its resync failed: {reason}"
+            self.fail(name, SchemaChangedError(why, hint=f"penstock tables resync {name}, once the cause is removed"))
+
+    def request_dropped(self, name: TableName, reason: str) -> None:
+        """Before the next epoch, mark the table as dropped at the source."""
+        self._requests.append(lambda: self.mark_dropped(name, reason))
+
+    def mark_dropped(self, name: TableName, reason: str) -> None:
+        """Mark a table that the source dropped. Its target holds all its changes."""
+        self._resyncs.stop_pausing(name)
+        remedy = f"penstock tables remove, to forget {name}; its target stays as it is"
+        if self.transition(name, TableEvent.DROPPED, lambda status: replace(status, reason=reason, remedy=remedy)):
+            self._resync_reasons.pop(name, None)
+            self.retries.forget(name)
+            self._observer.announced(f"{name} is gone: {reason}")
+
+    def fail(self, name: TableName, error: PenstockError) -> None:
+        """Give the table up; the other tables continue."""
+        before = self.statuses.get(name)
+        if before is None:
+            return
+        failed = TableStatus.failed(error, before.applied)
+        self.transition(name, TableEvent.FAILED, lambda _: failed)
+        self._kept.pop(name, None)
+        self.retries.forget(name)
+        self.request_epoch()
+        self._observer.table_failed(name, failed)
+
+    def request_failure(self, name: TableName, error: PenstockError) -> None:
+        """Fail the table before the next epoch, unless it has ended (failed or gone) before that."""
+
+        def fail() -> None:
+            if name in self.statuses and not self.statuses[name].is_over:
+                self.fail(name, error)
+
+        self._requests.append(fail)
+
+    # the epoch's side ----------------------------------------------------------------------------------------------------------------
+
+    def request_epoch(self) -> None:
+        """Have an epoch run although the source is idle."""
+        self._requests.append(lambda: None)
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self._requests)
+
+    def run_requests(self) -> None:
+        """Run what was queued since the last epoch. Called at the start of an epoch, by its thread."""
+        while self._requests:
+            self._requests.popleft()()
+
+    # spool positions -----------------------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Release the spool up to the first position that a table needs. Holds the lock, so that no table
+        claims an earlier position in between.
+        """
+        with self._releasing:
+            release(self._spool, self._consumer, self._needed())
+
+    def _keep_needed(self) -> None:
+        """Keep the spool from the first position that a table needs, even if that was released before."""
+        with self._releasing:
+            set_released(self._spool, self._consumer, self._needed())
+
+    def _needed(self) -> Position:
+        """The position up to which no table needs changes. The next epoch starts at the recorded position;
+        resyncs keep their own positions.
+        """
+        held = [status.applied for status in self.statuses.values() if not status.is_over and status.applied is not None]
+        return min([*held, *self._kept.copy().values(), self.recorded, *self._resyncs.holds])
+
+
+def _without_reason(status: TableStatus) -> TableStatus:
+    return replace(status, reason=None, remedy=None)
+
+
+def _at(applied: Position | None) -> Callable[[TableStatus], TableStatus]:
+    return lambda status: TableStatus(status.state, applied, applied)

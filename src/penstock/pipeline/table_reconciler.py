@@ -1,0 +1,430 @@
+"""Reconcile the running tables with configuration, overrides and catalog.
+
+Also adopts or replaces target tables that the pipeline did not create.
+
+Runs when the configuration file or an override changes, and every few seconds for new tables that match a
+pattern. New tables are added, deselected ones removed, others paused, resumed or resynced; streaming
+continues.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.config.model import PipelineConfig
+from penstock.config.policies import ExistingPolicy
+from penstock.errors import (
+    ConnectionLostError,
+    MembersDifferError,
+    PenstockError,
+    Recovery,
+    SchemaChangedError,
+    SourceError,
+    TableFailedError,
+)
+from penstock.foreign import describe
+from penstock.pipeline.applier import EpochApplier
+from penstock.pipeline.error_policy import Action, decide
+from penstock.pipeline.observer import PipelineObserver
+from penstock.pipeline.retries import RetryLog
+from penstock.pipeline.schema_changes.catalog_changes import AlteredTypes, TypeWatch, drop_reasons
+from penstock.pipeline.schema_changes.partitions import PartitionWatch
+from penstock.pipeline.schema_changes.tracker import CatalogSnapshot
+from penstock.pipeline.snapshots.background import BackgroundSnapshots
+from penstock.pipeline.sources.adapter import source_adapter
+from penstock.pipeline.sources.resume_checks import interrupted_error
+from penstock.pipeline.table_lifecycle import TableLifecycle
+from penstock.pipeline.table_overrides import TableOverrides, change_overrides, load_overrides
+from penstock.pipeline.table_selection import Selection, Tables, inspect_pipeline, select_tables, unreadable_hint
+from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.postgres.catalog import CatalogTable
+from penstock.postgres.connection import Connection, connect
+from penstock.postgres.membership import Membership
+from penstock.postgres.slot import nudge
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import Sink
+
+if TYPE_CHECKING:
+    from penstock.pipeline.table_selection import Tables
+
+
+_log = logging.getLogger(__name__)
+
+
+def take_over(tables: Tables, sink: Sink, state: Path) -> None:
+    """Apply the policy for target tables of other programs. An error fails only the table concerned."""
+    for name, policy in tables.foreign.items():
+        if tables.statuses[name].state is TableState.FAILED:
+            continue
+        try:
+            if policy is ExistingPolicy.REPLACE:
+                sink.remove_foreign(name)
+            else:
+                _adopt(tables.schemas[name], sink, state)
+        except PenstockError as error:
+            if error.recovery is not Recovery.OPERATOR:
+                raise
+            tables.statuses[name] = TableStatus.failed(error, None)
+        else:
+            _log.warning("table was taken over", extra={"table": str(name), "policy": policy.value, "place": sink.describe(name)})
+
+
+def _adopt(schema: TableSchema, sink: Sink, state: Path) -> None:
+    """Adopt a target. The resync is ordered first: without it the target would be emptied before the copy."""
+    change_overrides(state, lambda orders: orders.request_resync([schema.name]))
+    needs_shadow = False
+    try:
+        needs_shadow = sink.adopt(schema)
+    finally:
+        if not needs_shadow:
+            change_overrides(state, lambda orders: orders.clear_resync(schema.name))
+
+
+def mark_adopted(tables: Tables, sink: Sink, orders: TableOverrides) -> None:
+    """Mark adopted tables, which keep their former rows until the resync replaces them."""
+    for name in orders.resync & tables.statuses.keys():
+        if tables.statuses[name].state is TableState.PENDING and sink.load_target(name) is not None:
+            tables.statuses[name] = TableStatus(TableState.SNAPSHOTTING)
+
+
+_CHECK_SECONDS = 1.0
+_QUERY_SECONDS = 10.0
+_SUBJECT = "look at the source's tables"
+
+
+@dataclass(slots=True)
+class TableReconciler:
+    """Used by the pipeline's main thread only."""
+
+    config: PipelineConfig
+    sink: Sink
+    applier: EpochApplier
+    snapshots: BackgroundSnapshots
+    start_resync: Callable[[CatalogTable, Mapping[TableName, Membership]], None]
+    """Function that starts a resync of a table unless one is in progress. It gets the table's current
+    publication memberships.
+    """
+    abandon: Callable[[TableName], None]
+    """Function that ends a resync in progress."""
+    observer: PipelineObserver
+    reload: Callable[[], PipelineConfig] | None = None
+    """Function that reads the configuration file again; None if there is no file."""
+    retries: RetryLog = field(default_factory=RetryLog)
+    _failures: int = 0
+    _orders: TableOverrides | None = None
+    _removing: set[TableName] = field(default_factory=set)
+    _sources: dict[TableName, tuple[TableName, ...]] = field(default_factory=dict)
+    """The source tables of each table."""
+    _resynced_members: set[int] = field(default_factory=set)
+    _checked_at: float = 0.0
+    _queried_at: float = 0.0
+    _announced: str | None = None
+    _unread: dict[TableName, int] = field(default_factory=dict)
+    """How often the target of a table to resync could not be read."""
+    _parts: PartitionWatch = field(init=False)
+    _types: TypeWatch = field(init=False)
+
+    @property
+    def tables(self) -> TableLifecycle:
+        return self.applier.tables
+
+    def __post_init__(self) -> None:
+        self._parts = PartitionWatch(self.config.state, self.applier.truncates, self._auto_resyncs)
+        self._types = TypeWatch(self.config.state, lambda name, altered: self._auto_resyncs(name) or self._loses_rows(name, altered))
+
+    def _auto_resyncs(self, name: TableName) -> bool:
+        return self.config.schema_rule(name).auto_resync
+
+    def _loses_rows(self, name: TableName, altered: AlteredTypes) -> bool:
+        """Whether later changes would not find their rows, because keys in the target have the text form of
+        the old type.
+        """
+        return altered.is_key and not self.config.mode_of(name).is_log
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether every difference that the last catalog query found has been handled."""
+        return not (self._parts.open or self._types.open)
+
+    def reconcile(self) -> None:
+        """Reconcile if the configuration, an override or the catalog changed, or a periodic check is due.
+        Called in every iteration of the main loop.
+        """
+        now = time.monotonic()
+        if now - self._checked_at < _CHECK_SECONDS:
+            return
+        self._checked_at = now
+        try:
+            changed = self._read()
+            if changed or not self.is_settled or now - self._queried_at >= _QUERY_SECONDS:
+                self._queried_at = now
+                self._reconcile(self._orders or TableOverrides())
+                self._announced, self._failures = None, 0
+                self.retries.clear(_SUBJECT)
+        except Exception as error:  # noqa: BLE001 the epochs continue; the next attempt may succeed
+            self._failures += 1
+            shown = error if isinstance(error, PenstockError) else SourceError(f"the source's tables could not be read: {describe(error)}")
+            self.retries.note(_SUBJECT, shown, self._failures, _QUERY_SECONDS)
+            self._announce(str(shown))
+
+    def _read(self) -> bool:
+        """Read the configuration file and the overrides; returns whether anything changed. An unreadable file
+        changes nothing.
+        """
+        orders = load_overrides(self.config.state)
+        changed = orders != self._orders
+        self._orders = orders
+        if self.reload is not None:
+            config = self.reload()
+            if config.tables != self.config.tables:
+                changed = True
+                self.config = self.config.model_copy(update={"tables": config.tables})
+            elif config != self.config:
+                self._announce("the configuration has changed in more than its tables: restart the pipeline to use it")
+        return changed
+
+    def _announce(self, reason: str) -> None:
+        if reason != self._announced:
+            self._announced = reason
+            self.observer.announced(reason)
+
+    def _reconcile(self, orders: TableOverrides) -> None:
+        config = self.config.with_tables(orders.added, orders.removed)
+        side = source_adapter(self.config)
+        with connect(self.config.source.address()) as connection:
+            # Before the tables are read, so that a table dropped in between does not count as removed from the publication.
+            sources = [source for sources in self._sources.values() for source in sources]
+            interrupted = side.interrupted_tables(connection, sources)
+            unidentified = side.unidentified_tables(connection, sources)
+            selection = select_tables(connection, self.config, seen=side.seen)
+            lost = {name: oid for name, oid in self.tables.oids.items() if config.has(name) and not selection.knows(name)}
+            gone = drop_reasons(connection, lost, config.selects)
+            moved = self._find_resyncs(connection, selection, orders)
+        self._remove([name for name in self.tables.statuses if not config.has(name)])
+        self._readd_recreated(
+            [name for name, each in self.tables.statuses.items() if each.state is TableState.GONE and name in selection.tables]
+        )
+        self._remember_sources(selection.tables)
+        known = self.tables.statuses
+        new = {name for name in (*selection.tables, *selection.refused) if name not in known and not self.snapshots.is_copying(name)}
+        if new:
+            self._add(_part(selection, new), orders)
+        self._pause(orders)
+        self._fail_interrupted(interrupted, unidentified, selection, orders)
+        self.applier.observe_catalog(CatalogSnapshot(selection.schemas, selection.seen_at, gone, moved))
+        self._resync([name for name in orders.resync if config.has(name)], selection, gone)
+        self._resync_matching_members(selection)
+        if self.applier.replay(orders.replay) or self.applier.is_stuck:
+            with connect(self.config.source.address()) as connection:
+                nudge(connection)
+
+    def _fail_interrupted(
+        self,
+        interrupted: Mapping[TableName, str],
+        unidentified: Mapping[TableName, PenstockError],
+        selection: Selection,
+        orders: TableOverrides,
+    ) -> None:
+        """Fail tables with missing changes (`left`) or with changes that do not identify their rows
+        (`unidentified`).
+
+        Not a table that is being resynced, and not another table of the same name, which epochs handle.
+        """
+        oids = self.tables.oids
+        for name, table in selection.tables.items():
+            status = self.tables.statuses.get(name)
+            if status is None or name in orders.resync or not (status.is_followed or status.state is TableState.PAUSED):
+                continue
+            source = next((source.name for source in table.sources if source.name in interrupted or source.name in unidentified), None)
+            if source is not None and oids.get(name) == table.oid:
+                error = unidentified.get(source) or interrupted_error(source, interrupted[source], name, self.sink.describe(name))
+                self.tables.request_failure(name, error)
+
+    def _find_resyncs(self, connection: Connection, selection: Selection, orders: TableOverrides) -> dict[TableName, str]:
+        """Tables to resync because of changes that the WAL does not show: partitions with rows, altered
+        types.
+        """
+        known = {name: status for name, status in self.tables.statuses.items() if name not in orders.resync}
+        applied = {name: status.applied for name, status in known.items() if status.is_followed}
+        paused = [name for name, status in known.items() if status.state is TableState.PAUSED]
+        side = source_adapter(self.config)
+        moved = self._parts.find_moved(
+            connection, selection.tables, applied, paused, partial(side.seen, connection), finds_deletes=side.positions_are_polls
+        )
+        altered = self._types.find_altered(connection, selection.schemas, applied, orders.resync)
+        moved |= {name: str(reason) for name, reason in altered.items()}
+        for name in [name for name in moved if not self._auto_resyncs(name)]:
+            reason = moved.pop(name)
+            if name in altered and self._loses_rows(name, altered[name]):
+                hint = f"penstock tables resync {name} copies the table with its current values"
+                self.tables.request_failure(name, SchemaChangedError(f"changes of {name} no longer find their rows: {reason}", hint=hint))
+            else:
+                self.observer.announced(f"{name} keeps its rows: {reason}")
+        return moved
+
+    def _resync_matching_members(self, selection: Selection) -> None:
+        """Resync routed tables that failed because their members differed, once the members have the same
+        columns. Tried once per set of members.
+        """
+        for name, status in self.tables.statuses.items():
+            table = selection.tables.get(name)
+            if table is None or name in selection.refused or MembersDifferError.code not in (status.reason or ""):
+                continue
+            if table.oid not in self._resynced_members and self.config.schema_rule(name).auto_resync:
+                self._resync([name], selection, {})
+                self._resynced_members.add(table.oid)
+
+    def _remember_sources(self, tables: Mapping[TableName, CatalogTable]) -> None:
+        self._sources |= {name: tuple(source.name for source in table.sources) for name, table in tables.items()}
+
+    def remove_deselected(self, known: Iterable[TableName], tables: Mapping[TableName, CatalogTable]) -> None:
+        """Remove tables of the last epoch that are no longer selected: deselected while no pipeline ran, or
+        during an interrupted removal.
+
+        `tables` are those that exist.
+        """
+        self._remember_sources(tables)
+        for name in known:
+            if name not in self.tables.statuses:
+                self._part(name)
+
+    def _remove(self, names: Iterable[TableName]) -> None:
+        """Remove tables, first from the epochs: nothing may write to a target or its shadow while it is
+        removed.
+        """
+        for name in set(names) - self._removing:
+            self._removing.add(name)
+            self.tables.remove(name, partial(self._part, name))
+
+    def _readd_recreated(self, names: Iterable[TableName]) -> None:
+        """Add dropped tables that exist again as new tables, once the epochs have removed the old ones."""
+        for name in set(names) - self._removing:
+            self._removing.add(name)
+            self.tables.remove(name, partial(self._removing.discard, name))
+            self._queried_at = 0.0
+
+    def _part(self, name: TableName) -> None:
+        self.abandon(name)
+        self.snapshots.abandon(name)
+        self.sink.release_ownership(name)
+        sources = set(self._sources.pop(name, (name,)))
+        needed = {
+            source for each in self._sources.values() for source in each
+        }  # a source table may move from a removed pipeline table to another one
+        source_adapter(self.config).deprovision(sources - needed)
+        self._removing.discard(name)
+        _log.info("table removed", extra={"table": str(name)})
+        self.observer.table_left(name)
+
+    def _add(self, selection: Selection, orders: TableOverrides) -> None:
+        config = self.config
+        tables = inspect_pipeline(selection, self.sink, self.applier.last, config.schema_rule, config.existing_policy)
+        for name in tables.returned:
+            self.sink.release_ownership(name)
+        try:
+            if tables.capturable:
+                source_adapter(config).ensure(tables, self.sink.describe, is_alone=False)
+        except PenstockError as error:
+            if error.recovery is not Recovery.OPERATOR:
+                raise
+            for name in tables.live:
+                tables.statuses[name] = TableStatus.failed(error, None)
+        for name in tables.unpublished:
+            self.snapshots.abandon(name)
+        take_over(tables, self.sink, config.state)
+        mark_adopted(tables, self.sink, load_overrides(config.state))
+        self._admit(tables, orders)
+
+    def _admit(self, tables: Tables, orders: TableOverrides) -> None:
+        for name, status in tables.statuses.items():
+            if status.state is TableState.FAILED:
+                self.tables.add_inactive(name, status)
+                self.observer.table_failed(name, status)
+            elif name in tables.targets:
+                self.tables.add_filled(tables.targets[name], paused=name in orders.paused)
+            elif status.state is TableState.SNAPSHOTTING:
+                self.tables.add_adopted(name)
+            elif name in orders.paused:
+                self.tables.add_inactive(name, replace(status, state=TableState.PAUSED))
+        pending = [table for table in tables.pending if table.name not in orders.paused]
+        if pending:
+            for table in pending:
+                self.tables.add_pending(table.name)
+                if table.name in orders.resync:  # this copy is newer than the request
+                    change_overrides(self.config.state, partial(TableOverrides.clear_resync, name=table.name))
+            self.snapshots.start(pending)
+
+    def _pause(self, orders: TableOverrides) -> None:
+        for name, status in self.tables.statuses.items():
+            if name in orders.paused and status.is_followed:
+                self.tables.pause(name)
+            elif name not in orders.paused and status.state is TableState.PAUSED:
+                self._resume(name, status)
+
+    def _resync(self, names: Iterable[TableName], selection: Selection, gone: Mapping[TableName, str]) -> None:
+        for name in names:
+            status = self.tables.statuses.get(name)
+            if status is None or self.snapshots.is_copying(name):
+                continue  # it is being copied, or will be soon
+            if name in gone and not status.is_followed:
+                change_overrides(self.config.state, partial(TableOverrides.clear_resync, name=name))
+                self.tables.request_dropped(name, gone[name])
+            elif name in selection.refused or name not in selection.tables:
+                reason = str(selection.refused.get(name) or "the source has no such table")
+                self._announce(f"{name} cannot be resynced: {reason}")
+                self.tables.resync_failed(name, reason)
+            else:
+                self._resync_target(selection.tables[name])
+
+    def _resync_target(self, table: CatalogTable) -> None:
+        """Resync a table; without a target it is copied as a new table. A target that cannot be read does not
+        delay other tables.
+        """
+        name = table.name
+        try:
+            target = self.sink.load_target(name)
+        except Exception as error:
+            if isinstance(error, ConnectionLostError) or decide(error, name).action is Action.STOP:
+                raise
+            hint = unreadable_hint(self.sink.describe(name))
+            unread = TableFailedError(f"table {name} cannot be resynced, because its target cannot be read: {describe(error)}", hint=hint)
+            self._unread[name] = self._unread.get(name, 0) + 1
+            self.retries.note(f"resync of {name}", unread, self._unread[name], _QUERY_SECONDS)
+            return
+        if self._unread.pop(name, None) is not None:
+            self.retries.clear(f"resync of {name}")
+        if target is None:
+            change_overrides(self.config.state, partial(TableOverrides.clear_resync, name=name))
+            self.tables.remove(name)
+            self._queried_at = 0.0
+        else:
+            self._start_resync(table)
+
+    def _start_resync(self, table: CatalogTable) -> None:
+        """Resync a table. It is published first if it is not published, so that no change after the copy is
+        missed.
+        """
+        self.start_resync(table, source_adapter(self.config).provision_resync([source.name for source in table.sources]))
+
+    def _resume(self, name: TableName, status: TableStatus) -> None:
+        """A table that was paused before its snapshot is added as a new one."""
+        if status.applied is not None:
+            self.tables.resume(name)
+        else:
+            self.tables.remove(name)
+            self._queried_at = 0.0
+
+
+def _part(selection: Selection, names: set[TableName]) -> Selection:
+    return Selection(
+        {name: table for name, table in selection.tables.items() if name in names},
+        {name: schema for name, schema in selection.schemas.items() if name in names},
+        {name: error for name, error in selection.refused.items() if name in names},
+        selection.seen_at,
+    )

@@ -1,0 +1,504 @@
+"""Select the tables of a pipeline at start, and determine the state of each one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.capture.provision import blocked, relation_blockers
+from penstock.capture.source_checks import check_continuity
+from penstock.config.model import PipelineConfig
+from penstock.config.policies import ExistingPolicy, SchemaPolicy, SchemaRule
+from penstock.contracts.provisioning import CoverageReport
+from penstock.errors import (
+    ConnectionLostError,
+    MembersDifferError,
+    NoTablesError,
+    PenstockError,
+    PositionGapError,
+    Recovery,
+    SchemaChangedError,
+    SourceError,
+    TableError,
+    TargetForeignError,
+    TargetRewoundError,
+    UnsupportedTableError,
+)
+from penstock.pipeline.epoch_log import Epoch
+from penstock.pipeline.error_policy import Action, decide, final
+from penstock.pipeline.routing import route_tables
+from penstock.pipeline.schema_changes.tracker import find_resync_reason
+from penstock.pipeline.table_overrides import TableOverrides, with_overrides
+from penstock.pipeline.table_states import TableState, TableStatus
+from penstock.position import Position
+from penstock.postgres.catalog import (
+    CatalogTable,
+    KeyFault,
+    check_mirrorable,
+    inspect_key_faults,
+    inspect_misnamed,
+    inspect_schemas,
+    inspect_tables,
+)
+from penstock.postgres.connection import Connection, connect
+from penstock.postgres.consistent_read import shown_position
+from penstock.postgres.publication import inspect_relations
+from penstock.retry import Backoff
+from penstock.schema import TableName, TableSchema
+from penstock.sinks.base import Target, Targets, reserved_schema
+from penstock.sinks.modes import Mode
+from penstock.transforms.transform import is_made_by
+
+if TYPE_CHECKING:
+    from penstock.pipeline.sources.adapter import SourceAdapter
+
+_QUERY_SECONDS = 10.0
+_LOAD_ATTEMPTS = 3
+_LOAD_PAUSE_SECONDS = 0.5
+
+
+@dataclass(slots=True)
+class Tables:
+    """The tables of a pipeline, by name: source, target and the resulting state."""
+
+    sources: dict[TableName, CatalogTable] = field(default_factory=dict)
+    targets: dict[TableName, Target] = field(default_factory=dict)
+    statuses: dict[TableName, TableStatus] = field(default_factory=dict)
+    schemas: dict[TableName, TableSchema] = field(default_factory=dict)
+    foreign: dict[TableName, ExistingPolicy] = field(default_factory=dict)
+    """Tables with an existing target table that the pipeline did not create, and the policy for it."""
+    resyncs: dict[TableName, str] = field(default_factory=dict)
+    """Tables that must be resynced, with the reason."""
+    returned: set[TableName] = field(default_factory=set)
+    """Tables in state `gone` that exist again in the source; their targets have to be resynced."""
+    unreadable: dict[TableName, PenstockError] = field(default_factory=dict)
+    """Tables whose target could not be read, with the error."""
+    unpublished: set[TableName] = field(default_factory=set)
+    """Tables that were not captured until now, so an unfinished snapshot of an earlier run lacks changes."""
+    gone: dict[TableName, str] = field(default_factory=dict)
+    """Tables that the source dropped, with the reason; some of their changes may not be applied yet."""
+    seen_at: Position | None = None
+    """A position at or after everything committed before the catalog was read."""
+
+    @property
+    def live(self) -> list[TableName]:
+        """Tables that exist in the source and have not failed."""
+        return [name for name, status in self.statuses.items() if not status.is_over and name not in self.gone]
+
+    @property
+    def capturable(self) -> list[TableName]:
+        """The source tables to capture."""
+        return [source for name in self.live for source in self.sources_of(name)]
+
+    def sources_of(self, name: TableName) -> tuple[TableName, ...]:
+        """The source tables of a pipeline table: one, or the members of a routed table."""
+        return tuple(source.name for source in self.sources[name].sources) if name in self.sources else (name,)
+
+    @property
+    def owners(self) -> dict[TableName, TableName]:
+        """The pipeline table of each source table."""
+        return {source: name for name in {**self.sources, **self.statuses} for source in self.sources_of(name)}
+
+    @property
+    def pending(self) -> list[CatalogTable]:
+        return [self.sources[name] for name, status in self.statuses.items() if status.state is TableState.PENDING]
+
+    @property
+    def adopted(self) -> list[TableName]:
+        """Adopted tables that a resync is replacing, or will replace."""
+        return [name for name, status in self.statuses.items() if status.state is TableState.SNAPSHOTTING and status.applied is None]
+
+    @property
+    def filled(self) -> dict[TableName, Position]:
+        """The applied position of each table that was copied before and continues from there."""
+        return {
+            name: status.applied
+            for name, status in self.statuses.items()
+            if not status.is_over and status.applied is not None and name not in self.resyncs and name not in self.gone
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The tables that a configuration selects, with their schemas; and the selected tables that cannot be
+    mirrored, with the reason.
+    """
+
+    tables: dict[TableName, CatalogTable]
+    schemas: dict[TableName, TableSchema]
+    refused: dict[TableName, PenstockError]
+    seen_at: Position | None = None
+    """A position at or after everything committed before the catalog was read."""
+
+    @property
+    def sources(self) -> list[CatalogTable]:
+        """The source tables of the selected tables, without refused ones."""
+        return [source for name, table in self.tables.items() if name not in self.refused for source in table.sources]
+
+    def knows(self, name: TableName) -> bool:
+        """Whether the source has the table or, for a routed table, its members, even if these differ."""
+        return name in self.tables or isinstance(self.refused.get(name), MembersDifferError)
+
+    @property
+    def source_schemas(self) -> list[TableSchema]:
+        """The schemas of the source tables."""
+        return [each for schema in self.schemas.values() for each in ((schema,) if schema.members is None else schema.members.schemas)]
+
+
+def select_tables(
+    connection: Connection,
+    config: PipelineConfig,
+    *,
+    asks_spark: bool = True,
+    seen: Callable[[Connection], Position | None] = shown_position,
+) -> Selection:
+    """Read the catalog and select tables. A table that is named and does not exist is refused; a pattern may
+    match no table.
+
+    `seen` is `SourceAdapter.seen` for callers that act on the position of the catalog state.
+
+    Operator overrides count as part of the configuration. Spark is started only if it is needed to check a
+    query of a transform; without `asks_spark` the query is assumed to fit.
+    """
+    config = with_overrides(config)
+    source = _source(config)
+    tables = {table.name: table for table in inspect_tables(connection) if _is_selected(config, source, table)}
+    schemas = inspect_schemas(connection, tables.values(), config.type_policy, config.published_by)
+    selection = Selection(tables, schemas, {}, seen(connection))
+    faults = inspect_key_faults(connection, selection.schemas.values())
+    keyless = [schema.oid for schema in selection.schemas.values() if not schema.key]
+    whole = source.whole_rows(connection, keyless)
+    for name, schema in selection.schemas.items():
+        route = config.route_of(name)
+        mode = config.source_mode(name)
+        needs_key = mode.needs_key(has_old_rows=schema.oid in whole)
+        try:
+            check_mirrorable(schema, faults.get(name, KeyFault.MISSING) if needs_key else None)
+            transform = config.transform_of(name)
+            if route is not None and transform is not None:
+                raise UnsupportedTableError(
+                    f"table {name} is routed into {route.into}, and a rule transforms its columns or rows; these cannot be combined",
+                    hint="remove columns:, where: and sql: from the rules that select it, or remove into:",
+                )
+            if transform is None:
+                check_names(schema, mode)
+            elif asks_spark or not transform.needs_spark(schema):
+                check_names(transform.schema(schema), mode)
+        except TableError as error:
+            selection.refused[name] = error
+    misnamed = {each.name: each.error() for each in inspect_misnamed(connection).values() if each.is_table and config.selects(each.name)}
+    selection.refused.update(misnamed)
+    unknown = [name for name in config.named_tables if name not in tables and name not in misnamed]
+    for blocker in relation_blockers(None, inspect_relations(connection, "", unknown) if unknown else ()):
+        selection.refused.setdefault(blocker.tables[0], blocked([blocker]))
+    if config.is_routing:
+        check = lambda schema: check_names(schema, config.mode_of(schema.name))  # noqa: E731
+        route_tables(selection.tables, selection.schemas, selection.refused, config.route_of, check)
+    if config.sink.postgres is None:
+        selection.refused.update({name: found for name in selection.tables if (found := reserved_schema(name)) is not None})
+    return selection
+
+
+def check_names(schema: TableSchema, mode: Mode) -> None:
+    """Raise an error if a column has the name of a column that the table mode adds. Spark compares names
+    without case.
+    """
+    taken = [name for name in schema.column_names if name.casefold() in mode.added_names]
+    if taken:
+        raise UnsupportedTableError(
+            f"table {schema.name} has a column named {taken[0]!r}, which the mode {mode} adds",
+            hint="rename the column, exclude the table, or choose another mode for it",
+        )
+
+
+def check_selected(selection: Selection, source: str) -> None:
+    """Raise an error if no table can be mirrored. If tables were refused, it is the error of one of them."""
+    if not selection.tables:
+        hint = "check tables: in the configuration (names are case-sensitive); `penstock run` without --once waits until a pattern matches"
+        raise next(iter(selection.refused.values()), NoTablesError(f"no table of {source} matches a pattern of tables:", hint=hint))
+
+
+def await_tables(
+    config_of: Callable[[], PipelineConfig], tell: Callable[[str], None], pause: Callable[[float], bool]
+) -> PipelineConfig | None:
+    """Wait until a pattern matches a table. Returns the configuration with the current tables; None if
+    `pause` returns True.
+
+    The source is queried every ten seconds, and `tell` is called once. Raises an error for a table that is
+    named and does not exist.
+    """
+    is_reported = False
+    while True:
+        config = config_of()
+        with connect(config.source.address()) as connection:
+            if is_any_selected(connection, config):
+                return config
+        if not is_reported:
+            source = config.source.address().describe()
+            tell(f"no table of {source} matches a pattern of tables: yet; looking again every {_QUERY_SECONDS:.0f} s")
+            is_reported = True
+        if pause(_QUERY_SECONDS):
+            return None
+
+
+def is_any_selected(connection: Connection, config: PipelineConfig) -> bool:
+    """Whether a table is named, or an existing table matches a pattern."""
+    config = with_overrides(config)
+    return bool(config.named_tables) or any(_is_selected(config, _source(config), table) for table in inspect_tables(connection))
+
+
+def _is_selected(config: PipelineConfig, source: SourceAdapter, table: CatalogTable) -> bool:
+    return config.selects(table.name) and not source.is_internal(table.name)
+
+
+def _source(config: PipelineConfig) -> SourceAdapter:
+    from penstock.pipeline.sources.adapter import source_adapter  # the adapter module imports this one
+
+    return source_adapter(config)
+
+
+def inspect_pipeline(
+    selection: Selection,
+    sink: Targets,
+    last: Epoch | None,
+    rule_of: Callable[[TableName], SchemaRule] = lambda _: SchemaRule(),
+    existing_of: Callable[[TableName], ExistingPolicy] = lambda _: ExistingPolicy.REFUSE,
+    *,
+    on_none_readable: Callable[[Sequence[PenstockError]], None] = lambda _errors: None,
+) -> Tables:
+    """Determine the state of each table from source, target and the last epoch record. An error of one table
+    fails only that table.
+
+    A target that cannot be read is tried again a few times, then its table fails. If no target can be read,
+    `on_none_readable` is called first with the errors; it raises an error if the cause may be shared.
+    """
+    tables = Tables(dict(selection.tables), schemas=dict(selection.schemas), seen_at=selection.seen_at)
+    refused = {**find_indistinct(selection.tables, sink.are_distinct, sink.describe), **selection.refused}
+    found = {name: _LoadedTarget.of(sink, name) for name in selection.schemas if name not in refused}
+    tables.unreadable = _find_unreadable(found.values(), sink.describe, on_none_readable)
+    refused |= tables.unreadable
+    for name, error in refused.items():
+        tables.statuses[name] = TableStatus.failed(error, None)
+    for name, schema in selection.schemas.items():
+        if name in refused:
+            continue
+        try:
+            target = found[name].get()
+            if target is not None and last is not None and _is_back(name, last, rule_of(name)):
+                tables.returned.add(name)
+                target = None
+            _check_same(schema, target, sink.describe(name), rule_of(name))
+        except TargetForeignError as error:
+            _place_foreign(tables, name, error, existing_of(name))
+            continue
+        except PenstockError as error:
+            if error.recovery is not Recovery.OPERATOR or isinstance(error, SourceError):
+                raise
+            tables.statuses[name] = TableStatus.failed(error, None)
+            continue
+        if target is not None and target.applied is not None:
+            tables.targets[name] = target
+            reason = find_resync_reason(schema, target, rule_of(name).transform) if rule_of(name).auto_resync else None
+            if reason is not None:
+                tables.resyncs[name] = reason
+        tables.statuses[name] = status_of(tables.targets.get(name), name, last)
+    return tables
+
+
+@dataclass(frozen=True, slots=True)
+class _LoadedTarget:
+    """The target of one table at start-up."""
+
+    name: TableName
+    target: Target | None = None
+    refusal: PenstockError | None = None
+    unreadable: PenstockError | None = None
+    """Whether every attempt to read it failed."""
+
+    @classmethod
+    def of(cls, sink: Targets, name: TableName) -> _LoadedTarget:
+        backoff = Backoff(_LOAD_PAUSE_SECONDS)
+        while True:
+            try:
+                return cls(name, sink.load_target(name))
+            except Exception as error:
+                pause = backoff.fail()
+                verdict = decide(error, name, "reading the target of")
+                if verdict.action is Action.STOP or isinstance(error, ConnectionLostError):
+                    raise
+                if verdict.action is Action.FAIL_TABLE:
+                    return cls(name, refusal=verdict.error)
+                if backoff.failures >= _LOAD_ATTEMPTS:
+                    return cls(name, unreadable=verdict.error)
+                time.sleep(pause)
+
+    def get(self) -> Target | None:
+        if self.refusal is not None:
+            raise self.refusal
+        return self.target
+
+
+def _find_unreadable(
+    loaded: Collection[_LoadedTarget], describe: Callable[[TableName], str], on_none_readable: Callable[[Sequence[PenstockError]], None]
+) -> dict[TableName, PenstockError]:
+    """Tables whose target cannot be read, with the error each fails with."""
+    found = {each.name: each.unreadable for each in loaded if each.unreadable is not None}
+    if found and len(found) == len(loaded):
+        on_none_readable(list(found.values()))
+    return {name: final(type(error)(error.message, hint=unreadable_hint(describe(name))), name) for name, error in found.items()}
+
+
+def unreadable_hint(place: str) -> str:
+    """Hint for a target that cannot be read. Only an operator may remove it: it may belong to another
+    program, or be restored.
+    """
+    return f"restore {place}, or remove it, so that the table is copied as a new one"
+
+
+def _place_foreign(tables: Tables, name: TableName, error: TargetForeignError, policy: ExistingPolicy) -> None:
+    if policy is ExistingPolicy.REFUSE:
+        refused = TargetForeignError(error.message, hint=f"{error.hint}; or set existing: adopt, or existing: replace, for {name}")
+        tables.statuses[name] = TableStatus.failed(refused, None)
+    else:
+        tables.foreign[name] = policy
+        tables.statuses[name] = TableStatus(TableState.PENDING)
+
+
+def _is_back(name: TableName, last: Epoch, rule: SchemaRule) -> bool:
+    """Whether a dropped table exists again. Its target then lacks the changes in between."""
+    recorded = last.tables.get(name)
+    if recorded is None or recorded.state is not TableState.GONE:
+        return False
+    if not rule.auto_resync:
+        raise SchemaChangedError(
+            f"table {name} did not exist for a time: {recorded.reason}; a resync would lose the rows that only its target has",
+            hint=f"penstock tables resync {name} copies it with its current schema",
+        )
+    return True
+
+
+def find_indistinct(
+    names: Iterable[TableName], are_distinct: Callable[[TableName, TableName], bool], describe: Callable[[TableName], str]
+) -> dict[TableName, PenstockError]:
+    """Refuse tables whose names differ only in case if the target does not distinguish case: they would
+    overwrite each other.
+    """
+    folded: dict[str, list[TableName]] = {}
+    for name in names:
+        folded.setdefault(str(name).casefold(), []).append(name)
+    refused: dict[TableName, PenstockError] = {}
+    for alike in folded.values():
+        if len(alike) > 1 and not are_distinct(alike[0], alike[1]):
+            listed = ", ".join(map(str, alike))
+            for name in alike:
+                refused[name] = UnsupportedTableError(
+                    f"the names of {listed} differ only in case, and {describe(name)} is the same target for all of them",
+                    hint="rename or exclude all of them but one",
+                )
+    return refused
+
+
+def _check_same(schema: TableSchema, target: Target | None, place: str, rule: SchemaRule) -> None:
+    """Raise an error if a target was filled from another table of the same name, or from another schema.
+
+    Not checked where the table is resynced automatically.
+    """
+    if target is None or target.applied is None or rule.auto_resync:
+        return
+    if not is_made_by(target, rule.transform):
+        raise SchemaChangedError(
+            f"columns:, where: or sql: of table {schema.name} changed since {place} was filled",
+            hint=f"restore them, or run penstock tables resync {schema.name}, or remove {place} and run again to copy the table again",
+        )
+    schema = schema if rule.transform is None else rule.transform.schema(schema)
+    found = pa.schema([pa.field(column.name, column.arrow_type) for column in schema.columns])
+    is_same = schema.key == target.key and found.equals(target.schema)
+    if schema.oid != target.source_oid or (rule.policy is SchemaPolicy.STOP and not is_same):
+        raise SchemaChangedError(
+            f"table {schema.name} was re-created, or changed its columns or its key, since {place} was filled",
+            hint=f"remove {place} and run again to copy the table again",
+        )
+
+
+def fail_blocked(tables: Tables, report: CoverageReport) -> None:
+    """Fail tables whose changes would not arrive, or not completely. If all tables fail, raise an error with
+    all reasons.
+    """
+    reasons = {name: blocker for blocker in reversed(report.blockers) for name in blocker.tables}
+    if reasons.keys() >= set(tables.capturable):
+        raise blocked(report.blockers)
+    owners = tables.owners
+    for source, blocker in reasons.items():
+        name = owners.get(source, source)
+        tables.statuses[name] = TableStatus.failed(blocked([blocker]), tables.statuses[name].applied)
+
+
+def pause_ordered(tables: Tables, orders: TableOverrides) -> None:
+    for name, status in tables.statuses.items():
+        if name in orders.paused and not status.is_over:
+            tables.statuses[name] = replace(status, state=TableState.PAUSED)
+
+
+def fail_unpublished(tables: Tables, added: Iterable[TableName], describe: Callable[[TableName], str]) -> None:
+    """Fail tables that were filled before and were not published since: the changes in between are lost."""
+    owners = tables.owners
+    for source in added:
+        name = owners.get(source, source)
+        tables.unpublished.add(name)
+        if name in tables.filled:
+            error = TargetRewoundError(
+                f"table {source} was removed from the publication, so changes of it are missing",
+                hint=f"remove {describe(name)} and run again to copy the table again",
+            )
+            tables.statuses[name] = TableStatus.failed(error, tables.statuses[name].applied)
+
+
+def status_of(target: Target | None, name: TableName, last: Epoch | None) -> TableStatus:
+    """The state in which a target continues. If the last epoch record shows that the table had no further
+    change, `applied` is the record's position instead of the target's.
+    """
+    recorded = last.tables.get(name) if last is not None else None
+    if target is None or target.applied is None:
+        return TableStatus(TableState.PENDING)
+    if recorded is None or last is None:
+        return TableStatus(TableState.CATCHING_UP, target.applied, target.applied)
+    if recorded.is_over:
+        return recorded
+    if recorded.committed is not None and target.applied < recorded.committed:
+        return TableStatus(TableState.CATCHING_UP, target.applied, target.applied)
+    if recorded.state is not TableState.STREAMING:
+        # The table took no part in that epoch: it was being copied, or paused.
+        return TableStatus(TableState.CATCHING_UP, max(target.applied, recorded.applied or target.applied), target.applied)
+    return TableStatus(TableState.CATCHING_UP, max(target.applied, last.position), target.applied)
+
+
+def fail_over_holes(
+    tables: Tables,
+    ground: tuple[Position, Position] | None,
+    confirmed: Position,
+    slot: str,
+    describe: Callable[[TableName], str],
+    *,
+    is_alone: bool = True,
+) -> None:
+    """Fail tables whose next change is lost. If no table can continue, the slot lost the changes: raise an
+    error.
+    """
+    holes: dict[TableName, PositionGapError] = {}
+    for name, applied in tables.filled.items():
+        try:
+            check_continuity(applied, ground, confirmed, slot)
+        except PositionGapError as error:
+            holes[name] = error
+    if holes and is_alone and len(holes) == len(tables.filled):
+        raise next(iter(holes.values()))
+    for name in holes:
+        rewound_error = TargetRewoundError(
+            f"{describe(name)} holds {name} only up to {tables.statuses[name].applied}, and the changes after that are lost",
+            hint=f"remove {describe(name)} and run again to copy the table again",
+        )
+        tables.statuses[name] = TableStatus.failed(rewound_error, tables.statuses[name].applied)

@@ -1,0 +1,140 @@
+"""States of a table, the events that change them, and the table of transitions.
+
+`TRANSITIONS` is the only definition of what follows what; `TableLifecycle` applies it. An event that the current state has no
+transition for changes nothing: events arrive from several threads, and a table may have failed or been removed first.
+The same table is in docs/explanation/table-states.md, and a test compares both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from penstock.errors import PenstockError
+from penstock.position import Position
+
+
+class TableState(StrEnum):
+    PENDING = "pending"
+    """The target does not have the table yet. Its changes are kept until its snapshot."""
+    SNAPSHOTTING = "snapshotting"
+    """A snapshot or a resync is due or running. The target is incomplete, or holds the rows from before the
+    resync.
+    """
+    CATCHING_UP = "catching_up"
+    """The target is filled up to its applied position; the next epoch applies the changes after it."""
+    STREAMING = "streaming"
+    """The target equals the source at the end of every epoch."""
+    RETRYING = "retrying"
+    """Applying changes failed. They are kept, the other tables continue, and a later epoch tries again after a growing pause."""
+    PAUSED = "paused"
+    """Paused by an operator. The target stays as it is, and the spool keeps the changes after it."""
+    FAILED = "failed"
+    """The table needs an operator. It stays failed across restarts until it is resynced or its target is removed."""
+    GONE = "gone"
+    """The source dropped the table and all its changes are applied. The target stays as it is."""
+
+
+class TableEvent(StrEnum):
+    FOUND = "found"
+    ADOPTED = "adopted"
+    SNAPSHOT_STARTED = "snapshot started"
+    COPIED = "copied"
+    APPLIED = "applied"
+    APPLY_FAILED = "apply failed"
+    RETRY_DUE = "retry due"
+    RESYNC_REQUIRED = "resync required"
+    RESYNCED = "resynced"
+    PAUSED = "paused"
+    RESUMED = "resumed"
+    DROPPED = "dropped"
+    FAILED = "failed"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One row of the table: in any of these states, this event leads to that state. None: not a table of the pipeline."""
+
+    before: frozenset[TableState | None]
+    event: TableEvent
+    after: TableState | None
+    set_by: str
+
+
+_APPLIED = frozenset({TableState.CATCHING_UP, TableState.STREAMING})
+_FOLLOWED = _APPLIED | {TableState.RETRYING}
+_WAITING = frozenset({TableState.PENDING, TableState.SNAPSHOTTING})
+_NOT_OVER = _WAITING | _FOLLOWED | {TableState.PAUSED}
+_ANY = _NOT_OVER | {TableState.FAILED, TableState.GONE}
+_NEW: frozenset[TableState | None] = frozenset({None})
+
+TRANSITIONS = (
+    Transition(_NEW | {TableState.PENDING}, TableEvent.FOUND, TableState.PENDING, "start-up and the table reconciler"),
+    Transition(_NEW | {TableState.SNAPSHOTTING}, TableEvent.ADOPTED, TableState.SNAPSHOTTING, "start-up and the table reconciler"),
+    Transition(_WAITING, TableEvent.SNAPSHOT_STARTED, TableState.SNAPSHOTTING, "the snapshot thread, once the fence is known"),
+    Transition(_WAITING, TableEvent.COPIED, TableState.CATCHING_UP, "the epoch after the last chunk"),
+    Transition(_APPLIED, TableEvent.APPLIED, TableState.STREAMING, "the epoch"),
+    Transition(_APPLIED, TableEvent.APPLY_FAILED, TableState.RETRYING, "the epoch"),
+    Transition(frozenset({TableState.RETRYING}), TableEvent.RETRY_DUE, TableState.CATCHING_UP, "the first epoch after the pause"),
+    Transition(_FOLLOWED, TableEvent.RESYNC_REQUIRED, TableState.SNAPSHOTTING, "the epoch, after a change it cannot follow"),
+    Transition(_ANY, TableEvent.RESYNCED, TableState.CATCHING_UP, "the epoch that swaps the copy in"),
+    Transition(_FOLLOWED | _NEW | {TableState.PAUSED}, TableEvent.PAUSED, TableState.PAUSED, "an operator: `penstock tables pause`"),
+    Transition(frozenset({TableState.PAUSED}), TableEvent.RESUMED, TableState.CATCHING_UP, "an operator: `penstock tables resume`"),
+    Transition(_NOT_OVER, TableEvent.DROPPED, TableState.GONE, "the epoch with the table's last change"),
+    Transition(_ANY | _NEW, TableEvent.FAILED, TableState.FAILED, "start-up, the reconciler, a snapshot, the epoch or maintenance"),
+    Transition(_ANY, TableEvent.REMOVED, None, "the epoch after the table was deselected"),
+)
+
+_AFTER: Mapping[tuple[TableState | None, TableEvent], TableState | None] = {
+    (before, each.event): each.after for each in TRANSITIONS for before in each.before
+}
+
+
+def is_allowed(state: TableState | None, event: TableEvent) -> bool:
+    """Whether the event is allowed for a table in this state."""
+    return (state, event) in _AFTER
+
+
+def next_state(state: TableState | None, event: TableEvent) -> TableState | None:
+    """The state after an allowed event; None if the table leaves the pipeline."""
+    return _AFTER[state, event]
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A state, the applied position, and for a table that failed or is being retried the reason and the remedy."""
+
+    state: TableState
+    applied: Position | None = None
+    """All changes of the table up to here are in its target."""
+    committed: Position | None = None
+    """The position of the target's last commit. Less than `applied` while the table has no changes."""
+    reason: str | None = None
+    remedy: str | None = None
+
+    def streaming(self, applied: Position) -> TableStatus:
+        """Streaming at `applied`. A streaming table keeps its warning; the reason for any other state is dropped."""
+        if self.state is TableState.STREAMING:
+            return replace(self, applied=applied)
+        return TableStatus(TableState.STREAMING, applied, self.committed)
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether the next epoch applies changes to this table."""
+        return self.state in _APPLIED
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether epochs apply changes to this table, now or after a retry."""
+        return self.state in _FOLLOWED
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the table has failed or is gone, so that the target is no longer written."""
+        return self.state in (TableState.FAILED, TableState.GONE)
+
+    @classmethod
+    def failed(cls, error: PenstockError, applied: Position | None) -> TableStatus:
+        return cls(TableState.FAILED, applied, None, f"{error.code}: {error.message}", error.hint)

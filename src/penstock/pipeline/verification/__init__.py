@@ -1,1 +1,0 @@
-"""Source and targets compared, row by row where they differ."""

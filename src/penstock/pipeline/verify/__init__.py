@@ -1,0 +1,1 @@
+"""Verify: compare source and target at one position."""

@@ -1,0 +1,238 @@
+"""The source server: system identity and timeline, WAL positions, limits, sessions that hold back WAL, and
+the role's privileges.
+
+A database system has a permanent identifier. Each promotion of a standby and each point-in-time recovery
+begins a new timeline: it shares the WAL of the previous one up to the switch; after it, the same addresses
+contain different records. A position has the same meaning on both only up to the switch.
+
+No slot can be created past an open transaction, and a slot's restart point and catalog horizon stay behind
+it, so the server keeps WAL and dead rows although everything before it has been confirmed.
+
+Managed services give their administrators special roles instead of superuser; the remedies name those where
+they exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from psycopg import sql
+
+from penstock.errors import PenstockError, SenderLimitError, SlotLimitError
+from penstock.lag import OpenTransaction
+from penstock.position import Lsn, Position
+from penstock.postgres.connection import Connection, SourceAddress, connect_replication, replication_command
+from penstock.postgres.queries import identifier, query
+from penstock.schema import TableName
+
+_HISTORY = re.compile(r"^\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class SystemIdentity:
+    """System identifier and timeline. Positions are comparable while both stay the same."""
+
+    identifier: str
+    timeline: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        identifier, _, timeline = text.partition("/")
+        return cls(identifier, int(timeline))
+
+    def __str__(self) -> str:
+        return f"{self.identifier}/{self.timeline}"
+
+
+def identify_system(address: SourceAddress) -> SystemIdentity:
+    with connect_replication(address) as connection:
+        identifier, timeline, *_ = replication_command(connection, "IDENTIFY_SYSTEM", "identifying the server")
+        return SystemIdentity(identifier, int(timeline))
+
+
+def inspect_switch(address: SourceAddress, timeline: int, before: int) -> Lsn | None:
+    """Where the history of `timeline`, the server's current one, left the timeline `before`; None if `before`
+    is not part of it.
+    """
+    if timeline <= before:
+        return None
+    with connect_replication(address) as connection:
+        command = sql.SQL("TIMELINE_HISTORY {}").format(sql.Literal(timeline))
+        _, content = replication_command(connection, command, f"reading the history of timeline {timeline}")
+    return parse_history(content).get(before)
+
+
+def parse_history(content: str) -> dict[int, Lsn]:
+    """The end of each timeline in a history file."""
+    return {int(timeline): Lsn.parse(switch) for timeline, switch in _HISTORY.findall(content)}
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSample:
+    """One health check of the server. `slot_…` are None when the slot does not exist."""
+
+    taken_at: datetime
+    """By the server's clock."""
+    flushed: Position
+    slot_restart: Lsn | None
+    wal_status: str | None
+    safe_wal_bytes: int | None
+    catalog_xmin_age: int | None
+    """The age of the slot's catalog horizon in transactions: dead catalog rows since then cannot be removed.
+    """
+    oldest_xmin_age: int | None
+    """The age of the oldest snapshot of any session, in transactions."""
+    holders: tuple[OpenTransaction, ...]
+    """Long-running transactions, the oldest first."""
+
+
+def inspect_health(connection: Connection, slot: str, long_seconds: float) -> SourceSample:
+    """Two short queries on system views; user tables are not read."""
+    row: Any = connection.execute(query("replication", "health"), {"slot": slot}).fetchone()
+    taken_at, flushed, restart, wal_status, safe_wal_bytes, catalog_age, oldest_age = row
+    rows: Any = connection.execute(query("replication", "open_transactions"), {"long_seconds": long_seconds}).fetchall()
+    return SourceSample(
+        taken_at,
+        Position.parse(flushed),
+        Lsn.parse(restart) if restart else None,
+        wal_status,
+        safe_wal_bytes,
+        catalog_age,
+        oldest_age,
+        tuple(OpenTransaction(*each) for each in rows),
+    )
+
+
+def inspect_blockers(connection: Connection, pid: int) -> tuple[OpenTransaction, ...]:
+    """The transactions for which server process `pid` waits."""
+    rows: Any = connection.execute(query("replication", "blockers"), {"pid": pid}).fetchall()
+    return tuple(OpenTransaction(*each) for each in rows)
+
+
+def log_wait(blockers: Sequence[OpenTransaction]) -> None:
+    _log.warning("waiting for open transactions", extra={"transactions": [each.describe() for each in blockers]})
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Settings and their usage. None if the server has no such setting, or no limit."""
+
+    version: str
+    version_number: int
+    max_slots: int
+    used_slots: int
+    max_senders: int
+    used_senders: int
+    wal_keep_mb: int | None
+    """How much WAL a slot may retain; -1: unlimited."""
+    sender_timeout_ms: int | None
+    decoding_memory_kb: int | None
+    idle_slot_timeout: int | None
+
+
+def inspect_limits(connection: Connection) -> Limits:
+    row: Any = connection.execute(query("privileges", "limits")).fetchone()
+    return Limits(*row)
+
+
+def limit_faults(limits: Limits, *, has_slot: bool) -> Iterator[PenstockError]:
+    """Exhausted limits. A run needs its own slot, and a second one while it copies tables, each with a WAL
+    sender.
+    """
+    slots, senders = 2 - has_slot, 2
+    if limits.max_slots - limits.used_slots < slots:
+        yield SlotLimitError(
+            f"{limits.used_slots} of {limits.max_slots} replication slots are taken, and {slots} more are needed",
+            hint=f"ALTER SYSTEM SET max_replication_slots = {limits.used_slots + slots}; then restart the server",
+        )
+    if limits.max_senders - limits.used_senders < senders:
+        yield SenderLimitError(
+            f"{limits.used_senders} of {limits.max_senders} WAL senders are taken, and {senders} are needed",
+            hint=f"ALTER SYSTEM SET max_wal_senders = {limits.used_senders + senders}; then restart the server",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """The current user. `services` are the administrator roles of managed services that exist on the server."""
+
+    name: str
+    database: str
+    may_create: bool
+    """Whether it may create objects such as publications in the database."""
+    is_read_only: bool
+    is_on_standby: bool
+    services: tuple[str, ...]
+
+    @property
+    def identifier(self) -> str:
+        return identifier(self.name)
+
+    def replication_grant(self) -> str:
+        """The statement that lets the role open a replication connection, for the managed service that the
+        server seems to be.
+        """
+        if "rds_replication" in self.services:
+            return f"GRANT rds_replication TO {self.identifier};"
+        return f"ALTER ROLE {self.identifier} REPLICATION;"
+
+    def creation_grant(self) -> str:
+        return f"GRANT CREATE ON DATABASE {identifier(self.database)} TO {self.identifier};"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A table that the role cannot read completely, for one reason or several."""
+
+    table: TableName
+    has_usage: bool
+    refused_columns: tuple[str, ...]
+    row_security: bool
+
+
+def inspect_role(connection: Connection) -> Role:
+    row: Any = connection.execute(query("privileges", "role")).fetchone()
+    name, database, may_create, is_read_only, is_on_standby, services = row
+    return Role(name, database, may_create, is_read_only, is_on_standby, tuple(services))
+
+
+def inspect_unreadable(connection: Connection, wanted: Mapping[int, Collection[str]]) -> list[Unreadable]:
+    """The tables, by OID with their required columns, that the role cannot read completely. One statement for
+    all.
+    """
+    rows: list[Any] = connection.execute(query("privileges", "unreadable"), {"oids": list(wanted)}).fetchall()
+    found = []
+    for oid, schema, name, has_usage, columns, row_security in rows:
+        # Grants on single columns do not include ctid, which a snapshot uses: it needs a grant on the table.
+        refused = tuple(column for column in columns if column == "ctid" or column in wanted[oid])
+        if refused or row_security or not has_usage:
+            found.append(Unreadable(TableName(schema, name), has_usage, refused, row_security))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerCode:
+    """Code of other roles that may run as this role when tables are read."""
+
+    owners: Mapping[int, str]
+    """The owner of each table that belongs to a role without superuser rights, if this role is a superuser.
+    """
+    functions: Mapping[int, tuple[str, ...]]
+    """By table, functions of other roles that its indexes and constraints call, each with its owner."""
+
+
+def inspect_owner_code(connection: Connection, oids: Collection[int]) -> OwnerCode:
+    """For these tables, by OID, and their partitions."""
+    owners: list[Any] = connection.execute(query("privileges", "foreign_owners"), {"oids": list(oids)}).fetchall()
+    functions: dict[int, tuple[str, ...]] = {}
+    for oid, function, owner in connection.execute(query("privileges", "foreign_functions"), {"oids": list(oids)}):
+        functions[int(str(oid))] = (*functions.get(int(str(oid)), ()), f"{function} of {owner}")
+    return OwnerCode(dict(owners), functions)

@@ -1,0 +1,1 @@
+"""Postgres as a target: DDL, rows and state."""

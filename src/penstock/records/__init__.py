@@ -1,0 +1,1 @@
+"""Record source: one record at a time from Postgres, for programs that store their own position."""

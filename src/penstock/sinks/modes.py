@@ -1,0 +1,161 @@
+"""Table modes: which rows and columns a target has, and what follows from that for its epochs.
+
+| mode | a row of the target is | added columns |
+|---|---|---|
+| `mirror` | a row of the source | |
+| `soft_delete` | the last state of a row that the source has or had | `_deleted`, `_deleted_at` |
+| `history` | a row of the source as it was from one commit to another; one version for each key and commit | `_valid_from` to `_current` |
+| `append` | a change | the metadata of the change |
+
+Every row also has `_exact`: the exact texts of values that the typed columns cannot hold.
+
+Other modules ask a mode for a property and do not compare modes. The reduction of an epoch for each mode is in `fold.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple, Self
+
+import pyarrow as pa
+
+from penstock.change import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    EXACT,
+    EXACT_TYPE,
+    METADATA_FIELDS,
+    ORDINAL,
+    UNCHANGED,
+    XID,
+    ChangeCounts,
+    ChangeType,
+)
+from penstock.position import Position
+from penstock.schema import TableName
+
+DELETED = "_deleted"
+DELETED_AT = "_deleted_at"
+VALID_FROM = "_valid_from"
+VALID_FROM_TIME = "_valid_from_time"
+VALID_TO = "_valid_to"
+VALID_TO_TIME = "_valid_to_time"
+CURRENT = "_current"
+
+_TIME = pa.timestamp("us", "UTC")
+_EXACT_FIELD = pa.field(EXACT, EXACT_TYPE)
+_ADDED_COLUMNS = {
+    "mirror": (_EXACT_FIELD,),
+    "soft_delete": (pa.field(DELETED, pa.bool_()), pa.field(DELETED_AT, _TIME), _EXACT_FIELD),
+    "history": (
+        pa.field(VALID_FROM, pa.int64()),
+        pa.field(VALID_FROM_TIME, _TIME),
+        pa.field(VALID_TO, pa.int64()),
+        pa.field(VALID_TO_TIME, _TIME),
+        pa.field(CURRENT, pa.bool_()),
+        _EXACT_FIELD,
+    ),
+    "append": tuple(pa.field(field.name, field.type) for field in METADATA_FIELDS),
+}
+
+
+class Flag(NamedTuple):
+    """A boolean column, and its value in the rows in question."""
+
+    column: str
+    value: bool
+
+
+class Mode(StrEnum):
+    MIRROR = "mirror"
+    SOFT_DELETE = "soft_delete"
+    HISTORY = "history"
+    APPEND = "append"
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self:
+        """The mode that a target stores. Targets of versions before modes existed store none, and are mirrors."""
+        return cls("mirror" if text is None else text)
+
+    @property
+    def added_columns(self) -> tuple[pa.Field, ...]:
+        """The columns that follow the source's, `_exact` among them."""
+        return _ADDED_COLUMNS[self.value]
+
+    @property
+    def added_names(self) -> frozenset[str]:
+        return frozenset(field.name for field in self.added_columns)
+
+    @property
+    def adds_columns(self) -> bool:
+        """Whether it adds any column besides `_exact`. A mode that adds none is treated as a mirror where the Postgres sink adopts a table,
+        and where Spark's MERGE writes a Delta table.
+        """
+        return self.added_columns != (_EXACT_FIELD,)
+
+    @property
+    def is_log(self) -> bool:
+        """Whether each change becomes a row. Rows are only added, and neither a key nor anything else identifies them."""
+        return self is Mode.APPEND
+
+    @property
+    def keeps_past_rows(self) -> bool:
+        """Whether rows stay after their delete or update, so that an epoch has to look up the rows that it changes."""
+        return self in (Mode.SOFT_DELETE, Mode.HISTORY)
+
+    @property
+    def can_resync(self) -> bool:
+        """Whether a new copy of the source loses nothing that the target holds."""
+        return self is Mode.MIRROR
+
+    @property
+    def live_flag(self) -> Flag | None:
+        """What marks the rows that the source has now. With None, `verify` compares all rows with the source, except those of a log."""
+        return Flag(DELETED, False) if self is Mode.SOFT_DELETE else self.current_flag
+
+    @property
+    def current_flag(self) -> Flag | None:
+        """What marks the newest version of a row; None if the target has one row for each key."""
+        return Flag(CURRENT, True) if self is Mode.HISTORY else None
+
+    def needs_key(self, *, has_old_rows: bool) -> bool:
+        """Whether a table must have a key. `has_old_rows`: updates and deletes carry the whole old row."""
+        return self.keeps_past_rows or (self is Mode.MIRROR and not has_old_rows)
+
+    def identity(self, key: tuple[str, ...]) -> tuple[str, ...]:
+        """The columns that identify one row of the target; empty if there are none."""
+        if self.is_log:
+            return ()
+        return (*key, VALID_FROM) if self is Mode.HISTORY else key
+
+    def adds_only(self, counts: ChangeCounts) -> bool:
+        """Whether these changes only add rows to the target.
+
+        A mirror has no row that an insert could conflict with: it equals the source just before, where the key is unique.
+        """
+        if self is Mode.MIRROR:
+            return not (counts.updates or counts.deletes or counts.moves or counts.truncates)
+        return self.is_log
+
+    def snapshot_values(self, fence: Position, time: datetime) -> dict[str, object]:
+        """The values of a snapshot's rows in the added columns, except `_exact`; `time` is the time of the fence."""
+        if self is Mode.SOFT_DELETE:
+            return {DELETED: False, DELETED_AT: None}
+        if self is Mode.HISTORY:
+            return {VALID_FROM: fence.value, VALID_FROM_TIME: time, VALID_TO: None, VALID_TO_TIME: None, CURRENT: True}
+        if self is Mode.APPEND:
+            known = {CHANGE_TYPE: ChangeType.SNAPSHOT.value, COMMIT_VERSION: fence.value, COMMIT_TIMESTAMP: time}
+            return {**known, ORDINAL: 0, XID: 0, UNCHANGED: None}
+        return {}
+
+
+ModeOf = Callable[[TableName], Mode]
+"""The configured mode of each table."""
+
+
+def mirrored(_: TableName) -> Mode:
+    """A `ModeOf` for pipelines whose tables are all mirrors."""
+    return Mode.MIRROR

@@ -1,0 +1,1 @@
+"""Programs for contributors; not a part of the package."""
